@@ -1,0 +1,25 @@
+"""Freshet: federated learning over unequal devices, in virtual time and over real networks."""
+
+__version__ = "0.1.0"
+
+from freshet.core.method import LocalRule, Method, Options
+from freshet.errors import ConfigError, DataError, FreshetError, RunError
+from freshet.federation import Federation, Result
+from freshet.runs.writer import Observer
+from freshet.sim.fleet import Fleet, FleetOptions
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Federation",
+    "Fleet",
+    "FleetOptions",
+    "FreshetError",
+    "LocalRule",
+    "Method",
+    "Observer",
+    "Options",
+    "Result",
+    "RunError",
+    "__version__",
+]

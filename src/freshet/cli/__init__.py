@@ -1,0 +1,5 @@
+"""The ``freshet`` command. Thin: parse, call, print."""
+
+from freshet.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,55 @@
+"""The command's entry point: sub-commands put together, and every known error turned into one sentence."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from freshet import __version__
+from freshet.cli import inspect, run
+from freshet.cli.data import data_app
+from freshet.errors import FreshetError
+
+app = typer.Typer(
+    name="freshet",
+    help="Federated learning over unequal devices: twelve methods in virtual time, with every decision on record.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"freshet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("run")(run.run)
+app.command("demo")(run.demo)
+app.command("methods")(inspect.methods)
+app.command("models")(inspect.models)
+app.command("show")(inspect.show)
+app.command("audit")(inspect.audit)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        app()
+    except FreshetError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"freshet: {error}", markup=False)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,105 @@
+"""``freshet methods``, ``models``, ``show`` and ``audit``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from freshet.cli.screen import number, results_table, size
+from freshet.methods import registry
+from freshet.runs.audit import audit as audit_run
+from freshet.runs.reader import Run
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's options with their defaults.")] = None,
+) -> None:
+    """List the methods: kind, citation, variants; with a name, its options and their defaults."""
+    console = Console()
+    if name is not None:
+        _options(console, name)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("method", "kind", "variants", "citation"):
+        table.add_column(heading)
+    for method in registry().values():
+        title = f"{method.name} [R]" if method.reconstructed else method.name
+        kind = "asynchronous" if method.kind == "async" else "synchronous"
+        table.add_row(title.replace("[", "\\["), kind, ", ".join(method.variants) or "–", method.citation)
+    console.print(table)
+    if any(method.reconstructed for method in registry().values()):
+        console.print("\\[R] reconstructed: the original formulas are not accessible", style="dim")
+    console.print("Options and defaults of one: freshet methods NAME", style="dim")
+
+
+def _options(console: Console, name: str) -> None:
+    from freshet.methods import find, options_for
+
+    method, preset = find(name)
+    options = options_for(name, {})
+    mark = " (reconstructed)" if method.reconstructed else ""
+    console.print(f"[bold]{name}[/bold]{mark}: {method.citation}", highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("option", "default", "meaning"):
+        table.add_column(heading)
+    for key, field in type(options).model_fields.items():
+        value = getattr(options, key)
+        table.add_row(key, f"{value}{' *' if key in preset else ''}", field.description or "")
+    console.print(table)
+    if preset:
+        console.print("* set by this variant", style="dim")
+
+
+def models() -> None:
+    """List the networks with their sizes."""
+    from freshet.models.registry import describe
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    rows: list[dict[str, Any]] = [vars(item) if hasattr(item, "__dict__") else item._asdict() for item in describe()]
+    for heading in rows[0]:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*(", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Show what a run was and what came out of it."""
+    run = Run(directory)
+    summary, config = run.summary(), run.config()
+    console = Console()
+    console.print(results_table([summary]))
+    facts = {
+        "status": summary["status"],
+        "virtual time": f"{summary['virtual_time']:g} s in {summary['wall_seconds']:g} s of real time",
+        "trips": f"{summary['trips']} started, {summary['uploads']} uploaded, {summary['lost']} lost, {summary['rejected']} rejected",
+        "fresh models": f"{summary['requests']} requests, {summary['merges']} merges",
+        "aggregations": f"{summary['aggregations']}, mean staleness {number(summary['mean_staleness'], 2)}",
+        "traffic": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
+        "weights": f"sha256 {summary['weights_sha256'][:16]}…",
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in facts.items():
+        table.add_row(f"[dim]{key}", value)
+    console.print(table)
+    for section in ("method", "fleet", "data", "model", "training", "run"):
+        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
+        console.print(f"[dim]{section}:[/dim] {values}", highlight=False, soft_wrap=True)
+
+
+def audit(
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+) -> None:
+    """Replay each run's log against the formulas; name the first line that does not add up (exit code 1)."""
+    failed = False
+    for directory in directories:
+        found = audit_run(Run(directory))
+        failed |= not found.passed
+        if found.passed:
+            typer.echo(f"{directory}: ok ({found.events} events, {found.aggregations} aggregations, {found.merges} merges)")
+        else:
+            typer.echo(f"{directory}: {found.problem}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,206 @@
+"""The configuration of a run: six sections, every value checked, defaults filled in, written back so that it runs again."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from freshet.core.checks import first_problem
+from freshet.core.method import Method, Options
+from freshet.core.trigger import Trigger, TriggerKind
+from freshet.errors import ConfigError
+from freshet.methods import find, options_for
+from freshet.sim.fleet import FleetOptions
+from freshet.training.options import TrainingOptions
+
+#: The name that stands for data or a model brought from Python.
+CUSTOM = "custom"
+DEFAULT_MODELS = {
+    "digits": "digits",
+    "fashion-mnist": "lenet5",
+    "cifar10": "lenet5",
+    "cifar100": "lenet5",
+    "imdb": "textcnn",
+    "tiny-imagenet": "resnet20",
+}
+
+
+class DataOptions(Options):
+    """Which data, and how they are dealt to the devices."""
+
+    name: str = Field("digits", description="data set: see `freshet data list`")
+    dir: str = Field("", description="folder with the data sets (default: FRESHET_DATA, the cache, a download)")
+    partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural"] = Field(
+        "dirichlet", description="how samples are dealt to devices"
+    )
+    concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
+    min_samples: int = Field(5, ge=1, description="every device holds at least so many samples")
+    shards_per_device: int = Field(2, ge=1, description="for partition by_label")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of the training set to test on instead of the test set")
+    train_samples: int = Field(0, ge=0, description="use only so many training samples (0: all)")
+    test_samples: int = Field(0, ge=0, description="use only so many test samples (0: all)")
+    vocabulary: int = Field(20_000, ge=10, description="for texts: number of token ids")
+    length: int = Field(256, ge=8, description="for texts: tokens per sample")
+
+
+class ModelOptions(Options):
+    """Which network."""
+
+    name: str = Field("", description="network: see `freshet models` (default: one that suits the data)")
+    norm: Literal["", "batch", "group", "none"] = Field("", description="normalisation (default: the network's own)")
+    head: bool = Field(False, description="MOON's projection head")
+
+
+class RunOptions(Options):
+    """How long, how often tested, how devices are triggered."""
+
+    seed: int = Field(0, ge=0, description="root of all random streams")
+    until: float = Field(300.0, gt=0, description="end of the run in seconds of virtual time")
+    eval_every: float = Field(10.0, gt=0, description="test the global model every so many seconds of virtual time")
+    target: float = Field(0.8, ge=0, le=1, description="accuracy whose first crossing is reported")
+    trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
+        "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
+    )
+    per_round: int = Field(10, ge=1, description="devices triggered at a time (the paper's m')")
+    period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
+    in_flight: int = Field(30, ge=1, description="at most so many devices train at once (asynchronous methods)")
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "training": TrainingOptions,
+    "fleet": FleetOptions,
+    "data": DataOptions,
+    "model": ModelOptions,
+    "run": RunOptions,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete, consistent configuration."""
+
+    method_name: str
+    method: Any
+    training: TrainingOptions
+    fleet: FleetOptions
+    data: DataOptions
+    model: ModelOptions
+    run: RunOptions
+
+    @property
+    def method_class(self) -> type[Method]:
+        return find(self.method_name)[0]
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Every value used, defaults included, as TOML tables."""
+        tables = {"method": {"name": self.method_name} | self.method.model_dump()}
+        return tables | {name: getattr(self, name).model_dump() for name in SECTIONS}
+
+    def trigger(self) -> Trigger:
+        kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
+        return Trigger(kind, self.run.per_round, self.run.period, self.run.in_flight)
+
+
+def resolve(tables: Mapping[str, Any]) -> Config:
+    """Check tables of settings and fill in every default; raises ``ConfigError`` with one sentence."""
+    for section, value in tables.items():
+        if section != "method" and section not in SECTIONS:
+            raise ConfigError(section, f"is not a known section; known: method, {', '.join(SECTIONS)}")
+        if not isinstance(value, Mapping):
+            raise ConfigError(section, f"must be a table of settings, but {value!r} was given")
+    given = dict(tables.get("method", {}))
+    name = given.pop("name", "fedasmu")
+    if not isinstance(name, str):
+        raise ConfigError("method.name", f"must be a string, but {name!r} was given")
+    method = options_for(name, given)
+    parts: dict[str, Any] = {}
+    for section, model in SECTIONS.items():
+        try:
+            parts[section] = model(**_adapted(section, tables))
+        except ValidationError as error:
+            raise first_problem(section, error, model) from None
+    kind = find(name)[0].kind
+    parts["run"] = _with_trigger(parts["run"], kind)
+    config = Config(name, method, **parts)
+    _check_together(config)
+    return config
+
+
+def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as given, with defaults that follow from other settings where nothing was given."""
+    given = dict(tables.get(section, {}))
+    if section == "run":
+        devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
+        if isinstance(devices, int) and devices >= 1:
+            given.setdefault("per_round", min(10, devices))
+            if isinstance(given["per_round"], int):
+                given.setdefault("in_flight", max(1, min(3 * given["per_round"], devices)))
+    if section == "model" and not given.get("name"):
+        data = tables.get("data", {}).get("name", "digits")
+        given["name"] = DEFAULT_MODELS.get(data, "mlp") if isinstance(data, str) else "mlp"
+    return given
+
+
+def _with_trigger(run: RunOptions, kind: str) -> RunOptions:
+    natural = "rounds" if kind == "sync" else "periodic"
+    if run.trigger == "auto":
+        return run.model_copy(update={"trigger": natural})
+    if (run.trigger == "rounds") != (kind == "sync"):
+        allowed = "rounds" if kind == "sync" else "periodic or concurrency"
+        raise ConfigError("run.trigger", f"this method is {kind}; use {allowed}, but {run.trigger!r} was given")
+    return run
+
+
+def _check_together(config: Config) -> None:
+    """What no section can check alone."""
+    devices, run, epochs = config.fleet.devices, config.run, config.training.epochs
+    for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
+        if value > devices:
+            raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    slot = getattr(config.method, "slot", "rl")
+    if isinstance(slot, int) and not 1 <= slot <= epochs:
+        raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
+
+
+def load_tables(path: Path) -> dict[str, Any]:
+    """Read a TOML file of settings."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError("--config", f"{path} does not exist") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("--config", f"{path} cannot be read as TOML ({error})") from None
+
+
+def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
+    """Apply ``section.key=value`` assignments; a value is read as TOML, else as a plain string."""
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not (equals and dot and section and name):
+            raise ConfigError("--set", f"expects section.key=value, but {assignment!r} was given")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        table = tables.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(section, f"must be a table of settings, but {table!r} was given")
+        table[name.strip()] = value
+
+
+def seconds(text: str) -> float:
+    """``600``, ``600s``, ``10m`` or ``2h`` as seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        raise ConfigError("run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given") from None
+    if not 0 < value < float("inf"):
+        raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
+    return value

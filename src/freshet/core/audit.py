@@ -1,0 +1,13 @@
+"""Comparing a logged number with the one that the formulas give."""
+
+import math
+
+
+class Mismatch(Exception):
+    """A logged number does not follow from the others; the text says which."""
+
+
+def expect(name: str, logged: float, recomputed: float, tolerance: float = 1e-9) -> None:
+    """Raise ``Mismatch`` unless the two agree to rounding."""
+    if not math.isclose(logged, recomputed, rel_tol=tolerance, abs_tol=1e-12):
+        raise Mismatch(f"{name} is logged as {logged!r}, the formula gives {recomputed!r}")

@@ -1,0 +1,71 @@
+"""Where each tensor of a model lives in its one flat float32 vector.
+
+Order: all learnable parameters, then float buffers (BatchNorm statistics), then integer counters. So norms and inner
+products run over ``w[:layout.learnable]`` and everything that may be averaged is ``w[:layout.floats]``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from freshet.core.vectors import Vector
+
+Kind = Literal["learnable", "buffer", "counter"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its name in the module's state, its shape, and its place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    start: int
+    size: int
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The plan of a flat vector. ``groups`` holds, per layer, the spans of its learnable tensors."""
+
+    entries: tuple[Entry, ...]
+    learnable: int
+    floats: int
+    size: int
+    groups: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @staticmethod
+    def build(
+        tensors: Iterable[tuple[str, tuple[int, ...], Kind]], groups: Iterable[Iterable[str]] | None = None
+    ) -> "Layout":
+        """Lay out named tensors; ``groups`` names the learnable tensors of each layer (default: each its own)."""
+        order: dict[Kind, int] = {"learnable": 0, "buffer": 1, "counter": 2}
+        entries: list[Entry] = []
+        start = 0
+        ends: dict[Kind, int] = {"learnable": 0, "buffer": 0, "counter": 0}
+        for name, shape, kind in sorted(tensors, key=lambda tensor: order[tensor[2]]):
+            size = 1
+            for side in shape:
+                size *= side
+            entries.append(Entry(name, tuple(shape), kind, start, size))
+            start += size
+            ends[kind] = start
+        learnable = ends["learnable"]
+        floats = max(learnable, ends["buffer"])
+        spans = {e.name: (e.start, e.start + e.size) for e in entries if e.kind == "learnable"}
+        if groups is None:
+            groups = [[name] for name in spans]
+        return Layout(
+            tuple(entries), learnable, floats, start, tuple(tuple(spans[name] for name in group) for group in groups)
+        )
+
+    def max_counters(self, out: Vector, *models: Vector) -> None:
+        """Integer counters of ``out`` become the largest among ``models``; an average of counters means nothing."""
+        if self.floats < self.size:
+            out[self.floats :] = np.maximum.reduce([model[self.floats :] for model in models])

@@ -1,0 +1,189 @@
+"""What a federated method is: a server rule (``Method``) and a device rule (``LocalRule``).
+
+A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from freshet.core.layout import Layout
+from freshet.core.messages import Assignment, Fresh, Number, Upload
+from freshet.core.trip import DeviceTrip, Slot
+from freshet.core.vectors import Vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from freshet.core.server import Flight, Server
+
+Kind = Literal["async", "sync"]
+#: What a device remembers between its trips: numbers and arrays by name.
+Memory = dict[str, Any]
+
+
+class Options(BaseModel):
+    """Base of a method's hyper-parameters: typed, checked, frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class World:
+    """What a method may know of the federation it runs in."""
+
+    devices: int
+    samples: NDArray[np.int64]
+    epochs: int
+    per_round: int
+    layout: Layout
+    seed: int
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The upload (or the collected uploads) changed the global model; ``record`` holds every number that decided it."""
+
+    weights: Vector
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Discard:
+    """The upload is dropped and changes nothing."""
+
+    reason: str
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The upload is kept for a later aggregation. ``urgent`` names devices that should upload at their next epoch end."""
+
+    urgent: tuple[int, ...] = ()
+
+
+Verdict = Aggregate | Discard | Wait
+
+
+class Local(Protocol):
+    """One local training under way, as a device rule sees it (implemented by ``freshet.training.local``)."""
+
+    model: "nn.Module"
+    weights: "Tensor"
+    gradient: "Tensor"
+    base: "Tensor"
+    layout: Layout
+    learnable: int
+    trip: DeviceTrip
+    memory: Memory
+    instruction: Mapping[str, Number]
+    report: dict[str, Number]
+    scratch: dict[str, Any]
+
+    def loss_at(self, x: "Tensor", y: "Tensor") -> float: ...
+
+    def gradient_at(self, x: "Tensor", y: "Tensor") -> tuple[float, Vector]: ...
+
+    def next_batch(self) -> tuple["Tensor", "Tensor"]: ...
+
+    def frozen(self, weights: Vector) -> "Callable[[Tensor], Tensor]": ...
+
+
+class LocalRule:
+    """Plain local SGD. A method's device rule overrides what it changes; instances are small, immutable, picklable."""
+
+    #: False lets the training loop skip ``adjust`` altogether.
+    adjusts_gradient: ClassVar[bool] = False
+    #: True when a trip changes ``memory``, so that even a trip whose upload is lost has to be computed.
+    remembers: ClassVar[bool] = False
+
+    def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
+        """When to ask for the fresh model in this trip, or None for never."""
+        return None
+
+    def begin(self, local: Local) -> None:
+        """Called once before the first epoch."""
+
+    def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
+        """The mini-batch loss to differentiate."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(local.model(x), y)
+
+    def adjust(self, local: Local) -> None:
+        """Add terms to ``local.gradient`` in place, before weight decay and momentum."""
+
+    def merge(self, local: Local, trip: DeviceTrip, fresh: Fresh) -> None:
+        """Merge the fresh global model into the local one."""
+
+    def finish(self, local: Local) -> None:
+        """Called once after the last epoch; may change ``local.memory`` and ``local.report``."""
+
+
+class Method:
+    """The server's rule of a method, with its hyper-parameters and its state."""
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    title: ClassVar[str]
+    citation: ClassVar[str]
+    #: True when the original formulas are not accessible; shown in every table.
+    reconstructed: ClassVar[bool] = False
+    #: When a finished device is replaced under the constant-concurrency trigger.
+    replaces: ClassVar[Literal["arrival", "aggregation"]] = "arrival"
+    #: Named presets: ``{"fedasmu-da": {"dynamic_server": False}}``.
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, options: Any, world: World) -> None:
+        self.options = options
+        self.world = world
+
+    def rule(self) -> LocalRule:
+        """The device's part."""
+        return LocalRule()
+
+    def epochs(self, server: "Server", device: int) -> int:
+        """Local epochs for the trip that is about to start."""
+        return self.world.epochs
+
+    def instruct(self, server: "Server", device: int) -> dict[str, Number]:
+        """Numbers that go down to the device with the model."""
+        return {}
+
+    def prejudge(self, server: "Server", flight: "Flight") -> Discard | None:
+        """A reason to discard the upload of this flight whatever it contains (it need not even be computed)."""
+        return None
+
+    def receive(self, server: "Server", upload: Upload, flight: "Flight") -> Verdict:
+        """An upload that passed the gates has arrived."""
+        raise NotImplementedError(f"{type(self).__name__} has no receive()")
+
+    def finish_round(self, server: "Server") -> Verdict | None:
+        """Synchronous methods: every selected device has uploaded or is lost."""
+        return None
+
+    def forget(self, server: "Server", device: int) -> Verdict | None:
+        """A device in flight is lost; a buffering method may now have all it waits for."""
+        return None
+
+    def evaluated(self, server: "Server") -> Vector:
+        """The model that is tested and handed to the user (usually what is sent down)."""
+        return server.weights
+
+    def state(self) -> dict[str, Any]:
+        """All mutable state as nested dicts of plain values and arrays."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``."""
+
+    @classmethod
+    def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+        """Check one logged event against the formulas with ``freshet.core.audit.expect``; ``memory`` lives as long as
+        the replay of one log."""

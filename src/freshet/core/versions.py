@@ -1,0 +1,75 @@
+"""The global models that somebody still needs: the current one and those that devices in flight started from."""
+
+from dataclasses import dataclass
+
+from freshet.core.vectors import Vector
+
+
+@dataclass
+class Held:
+    """One stored version and the number of trips that hold it."""
+
+    weights: Vector
+    holders: int = 0
+
+
+class VersionStore:
+    """Models by version number, counted by reference: a past version is dropped when its last holder is done.
+
+    The first model has version 1 and every accepted aggregation adds 1. A stored vector is never changed.
+    """
+
+    def __init__(self, weights: Vector, version: int = 1) -> None:
+        self.current = version
+        self._held = {version: Held(weights)}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, version: int) -> bool:
+        return version in self._held
+
+    @property
+    def weights(self) -> Vector:
+        """The current global model."""
+        return self._held[self.current].weights
+
+    def get(self, version: int) -> Vector:
+        """The weights of a version that is current or held."""
+        return self._held[version].weights
+
+    def hold(self, version: int) -> Vector:
+        """Keep a version until the matching ``release``."""
+        held = self._held[version]
+        held.holders += 1
+        return held.weights
+
+    def release(self, version: int) -> None:
+        """Give one hold back; the model is dropped when nobody needs it any more."""
+        held = self._held[version]
+        if held.holders == 0:
+            raise ValueError(f"version {version} is released more often than it was held")
+        held.holders -= 1
+        if held.holders == 0 and version != self.current:
+            del self._held[version]
+
+    def advance(self, weights: Vector) -> int:
+        """Make ``weights`` the current model; returns its version number."""
+        old = self.current
+        self.current += 1
+        self._held[self.current] = Held(weights)
+        if self._held[old].holders == 0:
+            del self._held[old]
+        return self.current
+
+    def items(self) -> list[tuple[int, Vector, int]]:
+        """(version, weights, holders) of all that is stored, for a checkpoint."""
+        return [(version, held.weights, held.holders) for version, held in sorted(self._held.items())]
+
+    @staticmethod
+    def restore(items: list[tuple[int, Vector, int]], current: int) -> "VersionStore":
+        """The inverse of ``items``."""
+        store = VersionStore.__new__(VersionStore)
+        store.current = current
+        store._held = {version: Held(weights, holders) for version, weights, holders in items}
+        return store

@@ -1,0 +1,26 @@
+"""Data sets in memory, where they come from, and how they are dealt to devices."""
+
+from freshet.data.dataset import DataSet, check, from_arrays
+from freshet.data.partition import SCHEMES, Skew, label_counts, partition, skew
+from freshet.data.sources import Description, Found, available, load, locate, obtain
+from freshet.data.verify import Finding, digest, verify
+
+__all__ = [
+    "SCHEMES",
+    "DataSet",
+    "Description",
+    "Finding",
+    "Found",
+    "Skew",
+    "available",
+    "check",
+    "digest",
+    "from_arrays",
+    "label_counts",
+    "load",
+    "locate",
+    "obtain",
+    "partition",
+    "skew",
+    "verify",
+]

@@ -1,0 +1,142 @@
+"""Reading foreign archives and folders, member by member, in memory: nothing is ever unpacked to disk.
+
+Every name is checked, sizes are bounded before and while reading, links are refused, and whatever a damaged file makes
+the standard library raise comes out as one DataError.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+
+from freshet.errors import DataError, FreshetError
+
+MEMBER_LIMIT = 1 << 28  # bytes; the largest official member is 155 MB
+TOTAL_LIMIT = 1 << 32  # bytes of all members together; the largest official archive unpacks to less than 1 GB
+MEMBER_COUNT = 1_000_000
+
+Wanted = Callable[[str], bool]
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Turn what a broken file makes the decoders raise into one sentence."""
+    try:
+        yield
+    except FreshetError:
+        raise
+    except OSError as error:  # unreadable, bad gzip, or Pillow's UnidentifiedImageError
+        reason = error.strerror or _first_line(error)
+        raise DataError(f"{path} cannot be read ({reason}); get it again or mend its rights") from error
+    except Exception as error:  # decoders raise many types on foreign bytes; all mean the same to the user
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise DataError(f"{path} is damaged, cut short or of another format ({reason}); get it again") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no details"])[0][:160].rstrip(".: ")
+
+
+def members(path: Path, wanted: Wanted, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the wanted members of a folder, a zip or a (compressed) tar, in a stable order."""
+    with damaged(path):
+        if path.is_dir():
+            yield from _folder(path, wanted, limit)
+        elif path.suffix == ".zip":
+            yield from _zip(path, wanted, limit)
+        else:
+            yield from _tar(path, wanted, limit)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Contents of a plain, .gz or .xz file; more than ``limit`` bytes (a decompression bomb) is refused."""
+    with damaged(path):
+        with _open(path) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise DataError(f"{path} holds more than {limit:,} bytes, too large for this format; it is refused")
+        return data
+
+
+def _open(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BufferedReader:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+
+
+def safe_name(archive: Path, name: str) -> str:
+    """The member's name if it stays inside its folder; hostile names are refused."""
+    pure = PurePosixPath(name.replace("\\", "/"))
+    drive = len(name) > 1 and name[1] == ":"
+    if pure.is_absolute() or drive or ".." in pure.parts or "\0" in name:
+        raise DataError(f"{archive} holds the member {name!r}, which leads out of its folder; the archive is refused")
+    return str(pure)
+
+
+def _bounded(archive: Path, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise DataError(f"{archive} holds the member {name!r} of {size:,} bytes; at most {limit:,} are allowed")
+
+
+def _folder(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+    for root, folders, files in os.walk(path):
+        folders.sort()
+        for file in sorted(files):
+            full = Path(root) / file
+            name = full.relative_to(path.parent).as_posix()
+            if wanted(name):
+                _bounded(path, name, full.stat().st_size, limit)
+                yield name, full.read_bytes()
+
+
+def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
+        _totals(path, len(infos), sum(info.file_size for info in infos))
+        for info in infos:
+            safe_name(path, info.filename)
+            if (info.external_attr >> 16) & 0o170000 == 0o120000:
+                raise DataError(f"{path} holds the link {info.filename!r}; an archive with links is refused")
+        for info in infos:
+            name = safe_name(path, info.filename)
+            if info.is_dir() or not wanted(name):
+                continue
+            _bounded(path, name, info.file_size, limit)
+            with archive.open(info) as file:  # never gives more than the declared size, and checks the CRC
+                data = file.read(limit + 1)
+            if len(data) != info.file_size:
+                raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
+            yield name, data
+
+
+def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+    count = total = 0
+    with tarfile.open(path, "r:*") as archive:
+        for info in archive:
+            count, total = count + 1, total + info.size
+            _totals(path, count, total)
+            name = safe_name(path, info.name)
+            if info.isdir():
+                continue
+            if not info.isreg():
+                raise DataError(f"{path} holds {info.name!r}, a link or special file; such an archive is refused")
+            if not wanted(name):
+                continue
+            _bounded(path, name, info.size, limit)
+            file = archive.extractfile(info)
+            data = b"" if file is None else file.read(info.size)
+            if len(data) != info.size:
+                raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
+            yield name, data
+
+
+def _totals(path: Path, count: int, size: int) -> None:
+    if count > MEMBER_COUNT or size > TOTAL_LIMIT:
+        raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, beyond any known set; it is refused")

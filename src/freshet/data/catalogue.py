@@ -1,0 +1,227 @@
+"""The facts about each known data set: sizes, statistics, formats, official addresses and checksums. Data, no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from freshet.data import cifar, idx, imdb, tiny_imagenet
+from freshet.data.dataset import Array
+from freshet.data.download import Remote
+
+
+@dataclass(frozen=True)
+class Options:
+    """What shapes a text data set; zero for images."""
+
+    vocabulary: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way in which a data set is stored."""
+
+    title: str
+    needs: tuple[str, ...]  # files or folders, relative to the data set's folder, that must all exist
+    read: Callable[[tuple[Path, ...], Options], dict[str, Array]]
+    slow: bool = False  # worth keeping decoded
+    checksums: dict[str, str] = field(default_factory=dict)  # of the files named in needs, where they are published
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One data set."""
+
+    name: str
+    title: str
+    kind: str  # "images" or "text"
+    classes: int
+    counts: tuple[tuple[int, int], ...]  # published numbers of (training, test) samples, the full set first
+    folders: tuple[str, ...] = ()  # usual names of its folder inside a data folder
+    formats: tuple[Format, ...] = ()
+    remotes: tuple[Remote, ...] = ()
+    class_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    digest: str = ""  # SHA-256 of the decoded samples and labels (with the default options), see verify.py
+    built_in: bool = False
+
+
+def _first(read: Callable[[Path, int], dict[str, Array]], classes: int) -> Callable[..., dict[str, Array]]:
+    return lambda paths, _: read(paths[0], classes)
+
+
+def _imdb_official(paths: tuple[Path, ...], options: Options) -> dict[str, Array]:
+    return imdb.arrays(imdb.read_official(paths[0]), options.vocabulary, options.length)
+
+
+def _imdb_compact(paths: tuple[Path, ...], options: Options) -> dict[str, Array]:
+    return imdb.arrays(imdb.read_compact(paths), options.vocabulary, options.length)
+
+
+def _tiny_official(paths: tuple[Path, ...], _: Options) -> dict[str, Array]:
+    return tiny_imagenet.read_official(paths[0])
+
+
+_GITHUB_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
+_S3_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_FASHION_MD5 = {
+    "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+}
+_CIFAR_MD5 = {
+    "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a",
+    "cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8",
+    "cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85",
+}
+_IMDB_MD5 = {"aclImdb_v1.tar.gz": "md5:7c2ac02c03563afcf9b574c7e56c153a"}
+_TINY_MD5 = {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"}
+
+
+def _cifar_formats(classes: int) -> tuple[Format, ...]:
+    binary_folder = "cifar-10-batches-bin" if classes == 10 else "cifar-100-binary"
+    python_folder = "cifar-10-batches-py" if classes == 10 else "cifar-100-python"
+    binary, python = f"cifar-{classes}-binary.tar.gz", f"cifar-{classes}-python.tar.gz"
+    strips = (*(f"train_{i}.zip" for i in range(1, 6)), "test.zip")
+    return (
+        Format("official binary folder", (binary_folder,), _first(cifar.read_binary, classes)),
+        Format("official binary archive", (binary,), _first(cifar.read_binary, classes), checksums=_CIFAR_MD5),
+        Format("official python folder", (python_folder,), _first(cifar.read_python, classes)),
+        Format("official python archive", (python,), _first(cifar.read_python, classes), checksums=_CIFAR_MD5),
+        Format("compact WebP strips", strips, lambda paths, _: cifar.read_strips(paths, classes), slow=True),
+    )
+
+
+def _cifar_remote(classes: int) -> tuple[Remote, ...]:
+    file = f"cifar-{classes}-binary.tar.gz"
+    return (Remote(file, _CIFAR_MD5[file], (_TORONTO + file,)),)
+
+
+_CIFAR100_NAMES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle "
+    "caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant "
+    "flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man "
+    "maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree "
+    "plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train "
+    "trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+_SPECS = (
+    Spec(
+        name="digits",
+        title="Handwritten digits (scikit-learn)",
+        kind="images",
+        classes=10,
+        counts=((1438, 359),),
+        class_names=tuple("0123456789"),
+        digest="7b51ba9042d5d15dca3b6e9836299c7f016f7c209340f3869efb1c955109520c",
+        built_in=True,
+    ),
+    Spec(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        kind="images",
+        classes=10,
+        counts=((60_000, 10_000),),
+        folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw", "FashionMNIST"),
+        formats=(Format("official IDX files", tuple(_FASHION_MD5), lambda paths, _: idx.read_fashion(paths)),),
+        remotes=tuple(Remote(f, md5, (_GITHUB_FASHION + f, _S3_FASHION + f)) for f, md5 in _FASHION_MD5.items()),
+        class_names=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+        mean=(0.28604,),
+        std=(0.35302,),
+        digest="ece172613115fb18b120bec8f6c02271af90b8b8f0a5af5c51cbd5ceed68e619",
+    ),
+    Spec(
+        name="cifar10",
+        title="CIFAR-10",
+        kind="images",
+        classes=10,
+        counts=((50_000, 10_000),),
+        folders=("cifar10", "cifar-10"),
+        formats=_cifar_formats(10),
+        remotes=_cifar_remote(10),
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        mean=(0.49140, 0.48216, 0.44653),
+        std=(0.24703, 0.24349, 0.26159),
+        digest="9048fcbac9c08a64d57a7c5a5a66750a974ad4eab380914df129f7e223d823df",
+    ),
+    Spec(
+        name="cifar100",
+        title="CIFAR-100",
+        kind="images",
+        classes=100,
+        counts=((50_000, 10_000),),
+        folders=("cifar100", "cifar-100"),
+        formats=_cifar_formats(100),
+        remotes=_cifar_remote(100),
+        class_names=tuple(_CIFAR100_NAMES.split()),
+        mean=(0.507075, 0.486549, 0.440918),
+        std=(0.267334, 0.256438, 0.276150),
+        digest="283e80e15e3841cce98044da5929d8557a88969bfd2d77d1c1db7bb78ba419f7",
+    ),
+    Spec(
+        name="imdb",
+        title="IMDb movie reviews",
+        kind="text",
+        classes=2,
+        counts=((25_000, 25_000),),
+        folders=("imdb", "IMDb"),
+        formats=(
+            Format("official folder", ("aclImdb",), _imdb_official, slow=True),
+            Format("official archive", tuple(_IMDB_MD5), _imdb_official, slow=True, checksums=_IMDB_MD5),
+            Format(
+                "compact text",
+                ("imdb_reviews.txt.xz", "ratings.npy"),
+                _imdb_compact,
+                slow=True,
+                checksums={
+                    "imdb_reviews.txt.xz": "sha256:05b06023c23fa4253accecc2af752b16851177c2f10f2ffd1223547187916efd",
+                    "ratings.npy": "sha256:538684079561133243c5664a74556326470f2bcdc6ceaae09dd40582390d5394",
+                },
+            ),
+        ),
+        remotes=tuple(
+            Remote(f, md5, ("https://ai.stanford.edu/~amaas/data/sentiment/" + f,)) for f, md5 in _IMDB_MD5.items()
+        ),
+        class_names=("negative", "positive"),
+        digest="be5c28b6521577e1be02bf0fc9d995bf7c7997c8ce68cff5fe9fb4df14cdbb89",
+    ),
+    Spec(
+        name="tiny-imagenet",
+        title="Tiny-ImageNet-200",
+        kind="images",
+        classes=200,
+        counts=((100_000, 10_000), (20_000, 4_000)),  # the second is the compact subset: 100 and 20 per class
+        folders=("tiny_imagenet", "tiny-imagenet"),
+        formats=(
+            Format("official folder", ("tiny-imagenet-200",), _tiny_official, slow=True),
+            Format("official archive", tuple(_TINY_MD5), _tiny_official, slow=True, checksums=_TINY_MD5),
+            Format(
+                "compact subset (100 + 20 per class)",
+                ("train.npz", "val.npz", "classes.txt"),
+                lambda paths, _: tiny_imagenet.read_compact(paths),
+                slow=True,
+                checksums={
+                    "train.npz": "sha256:ff3e8fd1fd962540bafdff58b825d138f6c6ccd97909d3f651c81715f9247d80",
+                    "val.npz": "sha256:d6d4f3a1796013127c24237753f39b95ab2704cfea5747dda565d2c45186128c",
+                    "classes.txt": "sha256:e3af51ed2f535d47af0f393f4a152939fbfcbdf39f8e2c358524ce6c2a480fc6",
+                },
+            ),
+        ),
+        remotes=tuple(Remote(f, md5, ("http://cs231n.stanford.edu/" + f,)) for f, md5 in _TINY_MD5.items()),
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+    ),
+)
+
+CATALOGUE: dict[str, Spec] = {spec.name: spec for spec in _SPECS}

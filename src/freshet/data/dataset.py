@@ -1,0 +1,268 @@
+"""The one shape in which data travel through Freshet: arrays in memory, checked once, shared by all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from freshet.errors import ConfigError, DataError
+
+Array = npt.NDArray[Any]
+
+_SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams: a split never reuses another's draws
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Training and test samples of one task.
+
+    ``x`` is uint8 (N, C, H, W) for images, int32 (N, length) for token ids, float32 of any shape for everything else.
+    """
+
+    name: str
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    classes: int
+    class_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None  # per channel, in units of 0..1, for uint8 images; None: x is used as it is
+    std: tuple[float, ...] | None = None
+    pad_id: int | None = None  # text only: the id that fills short samples
+    vocabulary: int | None = None  # text only: number of token ids
+    groups: Array | None = None  # natural client of each training sample
+
+    def with_validation(self, fraction: float, seed: int) -> DataSet:
+        """Hold out a stratified part of the training samples and put it in the place of the test set.
+
+        Tuning works on the result and so cannot see the real test set. Every class keeps its share; which samples
+        are held out depends on ``seed`` alone.
+        """
+        if not 0.0 < fraction < 1.0:
+            raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
+        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
+        if len(held) in (0, len(self.y_train)):
+            raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
+        keep = np.setdiff1d(np.arange(len(self.y_train)), held, assume_unique=True)
+        return replace(
+            self,
+            x_train=self.x_train[keep],
+            y_train=self.y_train[keep],
+            x_test=self.x_train[held],
+            y_test=self.y_train[held],
+            groups=None if self.groups is None else self.groups[keep],
+        )
+
+    def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
+        """A stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""
+        a = _chosen("data.train_samples", self.y_train, train, seed)
+        b = _chosen("data.test_samples", self.y_test, test, seed + 1)
+        return replace(
+            self,
+            x_train=self.x_train[a],
+            y_train=self.y_train[a],
+            x_test=self.x_test[b],
+            y_test=self.y_test[b],
+            groups=None if self.groups is None else self.groups[a],
+        )
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x_train.shape[1:])
+
+
+def _stream(seed: int, purpose: int) -> np.random.Generator:
+    if seed < 0:
+        raise ConfigError("seed", f"{seed} is negative; allowed: 0 or more")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, purpose])))
+
+
+def _chosen(key: str, labels: Array, count: int | None, seed: int) -> Array | slice:
+    if count is None:
+        return slice(None)
+    if not 1 <= count <= len(labels):
+        raise ConfigError(key, f"{count} samples asked for; allowed: 1 to {len(labels)}")
+    return stratified(labels, count, _stream(seed, _SUBSET_KEY))
+
+
+def stratified(labels: Array, count: int, rng: np.random.Generator) -> Array:
+    """Sorted indices of ``count`` samples in which every class keeps its share (largest remainders rounded up)."""
+    values, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    share = sizes * (count / len(labels))
+    take = np.floor(share).astype(np.int64)
+    by_remainder = np.argsort(take - share, kind="stable")
+    take[by_remainder[: count - int(take.sum())]] += 1
+    picked = [rng.permutation(np.flatnonzero(inverse == k))[: take[k]] for k in range(len(values))]
+    return np.sort(np.concatenate(picked))
+
+
+def check(dataset: DataSet) -> DataSet:
+    """Return the data set if it can be trained on; otherwise raise one sentence that names what is wrong."""
+    name = dataset.name
+    if dataset.classes < 2:
+        raise DataError(f"{name}: {dataset.classes} class(es) leave nothing to learn; at least 2 are needed")
+    for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
+        _check_part(f"{name}: {part}", x, y, dataset)
+    if dataset.x_train.shape[1:] != dataset.x_test.shape[1:] or dataset.x_train.dtype != dataset.x_test.dtype:
+        raise DataError(
+            f"{name}: train samples are {dataset.x_train.dtype} {dataset.x_train.shape[1:]} but test samples are "
+            f"{dataset.x_test.dtype} {dataset.x_test.shape[1:]}; both must agree"
+        )
+    if dataset.class_names and len(dataset.class_names) != dataset.classes:
+        raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
+    if dataset.groups is not None and dataset.groups.shape != dataset.y_train.shape:
+        raise DataError(f"{name}: groups has shape {dataset.groups.shape}; one entry per training sample is needed")
+    _check_statistics(dataset)
+    return dataset
+
+
+def _check_part(where: str, x: Array, y: Array, dataset: DataSet) -> None:
+    if len(y) == 0 or x.size == 0:
+        raise DataError(f"{where} set is empty; at least one sample is needed")
+    if y.ndim != 1 or y.dtype != np.int64:
+        raise DataError(f"{where} labels are {y.dtype} with shape {y.shape}; one int64 label per sample is needed")
+    if len(x) != len(y):
+        raise DataError(f"{where} set has {len(x)} samples but {len(y)} labels; the two must be equally long")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= dataset.classes:
+        bad = low if low < 0 else high
+        raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
+    if x.dtype == np.uint8:
+        _check_images(where, x)
+    elif x.dtype == np.int32:
+        limit = dataset.vocabulary
+        if x.ndim != 2 or limit is None:
+            raise DataError(f"{where} token ids need the shape (samples, length) and a vocabulary size, got {x.shape}")
+        if x.min() < 0 or x.max() >= limit:
+            raise DataError(f"{where} token ids run from {x.min()} to {x.max()}; allowed: 0 to {limit - 1}")
+    elif x.dtype == np.float32:
+        if not np.isfinite(x).all():
+            row = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
+            raise DataError(f"{where} sample {row} holds NaN or infinity; every value must be a finite number")
+    else:
+        raise DataError(f"{where} samples have type {x.dtype}; allowed: uint8 images, int32 token ids, float32")
+
+
+def _check_images(where: str, x: Array) -> None:
+    if x.ndim != 4 or not x.flags.c_contiguous:
+        raise DataError(f"{where} images have shape {x.shape}; uint8 images need contiguous (samples, C, H, W)")
+    if x.shape[1] > 4 and x.shape[3] <= 4:
+        raise DataError(f"{where} images have shape {x.shape}, channels last; use transpose(0, 3, 1, 2)")
+
+
+def _check_statistics(dataset: DataSet) -> None:
+    mean, std = dataset.mean, dataset.std
+    if (mean is None) != (std is None):
+        raise DataError(f"{dataset.name}: mean and std belong together; give both or none")
+    if mean is None or std is None:
+        return
+    channels = dataset.x_train.shape[1]
+    if len(mean) != channels or len(std) != channels or not all(s > 0 for s in std):
+        raise DataError(f"{dataset.name}: mean and std need {channels} finite values, std above 0; got {mean}, {std}")
+
+
+def from_arrays(
+    name: str,
+    train: Any,
+    test: Any,
+    classes: int | None = None,
+    *,
+    class_names: Sequence[str] = (),
+    groups: Any = None,
+    vocabulary: int | None = None,
+    pad_id: int | None = None,
+) -> DataSet:
+    """A checked DataSet from a user's own data.
+
+    ``train`` and ``test`` are each a pair ``(x, y)`` of arrays or tensors, or a torch ``Dataset`` of such pairs, which
+    is read once. Floats become float32, integer (samples, length) arrays become token ids, uint8 stays uint8
+    and gets the channel mean and spread of the training images.
+    """
+    x_train, y_train = _pair(f"{name}: train", train)
+    x_test, y_test = _pair(f"{name}: test", test)
+    if classes is None:
+        classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=1)
+    if vocabulary is None and x_train.dtype == np.int32 and x_train.size and x_test.size:
+        vocabulary = 1 + int(max(x_train.max(), x_test.max()))
+    mean, std = channel_statistics(x_train) if x_train.dtype == np.uint8 and x_train.size else (None, None)
+    column = None if groups is None else np.asarray(groups)
+    return check(
+        DataSet(
+            name, x_train, y_train, x_test, y_test, classes, tuple(class_names), mean, std, pad_id, vocabulary, column
+        )
+    )
+
+
+def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of uint8 (N, C, H, W), in units of 0..1; a flat channel gets std 1."""
+    if images.ndim != 4:
+        raise DataError(f"images have shape {images.shape}; uint8 images need (samples, C, H, W)")
+    levels = np.arange(256) / 255.0
+    means, stds = [], []
+    for c in range(images.shape[1]):
+        weight = np.bincount(images[:, c].ravel(), minlength=256) / images[:, c].size
+        mean = float(weight @ levels)
+        std = float(np.sqrt(weight @ (levels - mean) ** 2))
+        means.append(mean)
+        stds.append(std if std > 1e-6 else 1.0)
+    return tuple(means), tuple(stds)
+
+
+def _pair(where: str, source: Any) -> tuple[Array, Array]:
+    if isinstance(source, (tuple, list)) and len(source) == 2:
+        x, y = source
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        samples = [source[i] for i in range(len(source))]
+        if not samples:
+            raise DataError(f"{where} set is empty; at least one sample is needed")
+        if not all(isinstance(s, (tuple, list)) and len(s) == 2 for s in samples):
+            raise DataError(f"{where} data set does not give (x, y) pairs")
+        x = _stack(where, [s[0] for s in samples])
+        y = [int(s[1]) for s in samples]
+    else:
+        raise DataError(f"{where} data are a {type(source).__name__}; allowed: a pair (x, y) or a torch Dataset")
+    return _samples(where, _array(where, x)), _labels(where, _array(where, y))
+
+
+def _stack(where: str, items: list[Any]) -> Array:
+    arrays = [_array(where, item) for item in items]
+    if hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
+        arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
+    if len({a.shape for a in arrays}) > 1:
+        raise DataError(f"{where} samples differ in shape; all must have the same")
+    return np.stack(arrays)
+
+
+def _array(where: str, value: Any) -> Array:
+    if hasattr(value, "detach"):  # a torch tensor, wherever it lives
+        value = value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{where} samples cannot form one array ({error})") from error
+
+
+def _samples(where: str, x: Array) -> Array:
+    if x.ndim == 0:
+        raise DataError(f"{where} samples are a single number; an array with one row per sample is needed")
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    if x.dtype.kind in "iu" and x.ndim == 2:
+        if x.size and (x.min() < 0 or x.max() > np.iinfo(np.int32).max):
+            raise DataError(f"{where} token ids run from {x.min()} to {x.max()}; allowed: 0 to 2147483647")
+        return np.ascontiguousarray(x, dtype=np.int32)
+    if x.dtype.kind != "f":
+        raise DataError(f"{where} samples have type {x.dtype}; allowed: uint8 images, integer (N, length) ids, floats")
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinity, which check() names
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _labels(where: str, y: Array) -> Array:
+    if y.dtype.kind not in "iu" and y.size:
+        raise DataError(f"{where} labels have type {y.dtype}; allowed: integers from 0")
+    return np.ascontiguousarray(y, dtype=np.int64)

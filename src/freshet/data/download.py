@@ -1,0 +1,124 @@
+"""Fetching an official archive into the user's cache, with a checksum, a progress bar and one-sentence errors."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from freshet.errors import DataError
+
+_ATTEMPTS = 3
+_TIMEOUT = 30.0  # seconds without a byte
+_CHUNK = 1 << 16
+_LARGEST = 1 << 30  # bytes; the largest official archive has 248 MB
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One official file: its name, its checksum as ``algorithm:hex`` and the addresses to try in order."""
+
+    filename: str
+    checksum: str
+    urls: tuple[str, ...]
+
+
+def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS, pause: float = 1.0) -> Path:
+    """Path of the verified file in ``folder``. A broken attempt leaves nothing behind and is tried afresh."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    reason = "no address is known"
+    for attempt in range(attempts):
+        if attempt:
+            time.sleep(pause * 2 ** (attempt - 1))
+        for url in remote.urls:
+            try:
+                # pooch writes to a temporary file and moves it into place only when the checksum is right
+                return Path(pooch.retrieve(url, remote.checksum, remote.filename, folder, downloader=_fetch))
+            except OSError as error:  # requests' errors are OSErrors too
+                reason = f"{url}: {_plain(error)}"
+            except ValueError:
+                reason = f"what {url} sent has a wrong checksum (expected {remote.checksum})"
+    raise DataError(
+        f"{name}: the download of {remote.filename} failed ({reason}); try again with a network connection, or put the "
+        "official file into a folder and name that folder with --data-dir or FRESHET_DATA"
+    )
+
+
+def _fetch(url: str, output_file: str, pooch: object) -> None:
+    """Downloader for pooch that keeps the bytes as they are stored.
+
+    pooch's own undoes a gzip that the server declares as Content-Encoding, and then no archive's checksum fits.
+    """
+    import requests
+    import urllib3
+
+    progress = Progress(Path(output_file).name if url.endswith("/") else url.rsplit("/", 1)[-1])
+    with (
+        requests.get(url, stream=True, timeout=_TIMEOUT, headers={"Accept-Encoding": "identity"}) as response,
+        Path(output_file).open("wb") as file,
+    ):
+        response.raise_for_status()
+        progress.total = int(response.headers.get("content-length", 0))
+        try:
+            for chunk in response.raw.stream(_CHUNK, decode_content=False):
+                file.write(chunk)
+                progress.update(len(chunk))
+                if progress.done > _LARGEST:
+                    raise OSError(f"sends more than {_LARGEST:,} bytes")
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError("the connection broke off") from error
+        finally:
+            progress.close()
+
+
+def verify_file(path: Path, checksum: str) -> bool:
+    """Whether the file has the checksum ``algorithm:hex``."""
+    algorithm, _, expected = checksum.partition(":")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest() == expected
+
+
+def _plain(error: OSError) -> str:
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"the server answered {response.status_code}"
+    kind = type(error).__name__
+    if "Timeout" in kind:
+        return "no answer in time"
+    if isinstance(error, ConnectionError):
+        return str(error)
+    if "Connection" in kind or "SSL" in kind or "Proxy" in kind:
+        return "no connection"
+    return error.strerror or str(error) or kind
+
+
+class Progress:
+    """A progress bar on stderr, drawn only where somebody can see it."""
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self.label, self.stream = label, stream or sys.stderr
+        self.total, self.done, self.drawn = 0, 0, 0.0
+        self.open = False
+
+    def update(self, amount: int) -> None:
+        """Count ``amount`` more bytes."""
+        self.done += amount
+        if self.stream.isatty() and (time.monotonic() - self.drawn > 0.1 or self.done >= self.total):
+            self.drawn, self.open = time.monotonic(), True
+            share = min(self.done / self.total, 1.0) if self.total else 0.0
+            bar = "━" * round(30 * share)
+            self.stream.write(
+                f"\r{self.label}  {bar:<30} {share:4.0%}  {self.done / 1e6:.1f}/{self.total / 1e6:.1f} MB"
+            )
+            self.stream.flush()
+
+    def close(self) -> None:
+        """End the line."""
+        if self.open:
+            self.stream.write("\n")
+            self.open = False

@@ -1,0 +1,207 @@
+"""Where data sets come from: a given folder, the user's cache, a system copy, or a download of the official files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from freshet.data import cache
+from freshet.data.catalogue import CATALOGUE, Format, Options, Spec
+from freshet.data.dataset import Array, DataSet, check, stratified
+from freshet.data.download import download
+from freshet.errors import ConfigError, DataError
+
+SYSTEM_ROOTS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))  # Debian's dataset-* packages
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set on this machine: which format, which files, and which source it came from."""
+
+    format: Format
+    paths: tuple[Path, ...]
+    source: str
+
+    @property
+    def place(self) -> Path:
+        """The folder or archive to show to a user."""
+        return self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
+
+
+@dataclass(frozen=True)
+class Description:
+    """One line of ``freshet data list``."""
+
+    name: str
+    title: str
+    kind: str
+    classes: int
+    train: int
+    test: int
+    found: Found | None  # None: not on this machine, or built in
+
+
+def available(data_dir: str | os.PathLike[str] | None = None) -> list[Description]:
+    """Every data set that ``load`` knows, with where it is found on this machine."""
+    rows = []
+    for spec in CATALOGUE.values():
+        found = None if spec.built_in else locate(spec.name, data_dir, partial_is_error=False)
+        rows.append(Description(spec.name, spec.title, spec.kind, spec.classes, *spec.counts[0], found))
+    return rows
+
+
+def load(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    vocabulary: int = 20_000,
+    length: int = 256,
+    any_size: bool = False,
+    use_cache: bool = True,
+) -> DataSet:
+    """The data set ``name``, from the first source that has it.
+
+    ``vocabulary`` and ``length`` shape texts and mean nothing to images. Unless ``any_size`` is set, a copy with other
+    than the published number of samples is refused: a truncated file is then never trained on unnoticed.
+    """
+    spec = spec_of(name)
+    if spec.built_in:
+        return check(_digits(spec))
+    found = obtain(name, data_dir, download=download)
+    options = Options(vocabulary, length) if spec.kind == "text" else Options()
+    arrays = _decoded(spec, found, options, use_cache)
+    dataset = check(_assemble(spec, arrays, options))
+    counts = (len(dataset.y_train), len(dataset.y_test))
+    if not any_size and counts not in spec.counts:
+        allowed = " or ".join(f"{a} + {b}" for a, b in spec.counts)
+        raise DataError(
+            f"{found.place} holds {counts[0]} + {counts[1]} samples; {spec.title} has {allowed}; get it again"
+        )
+    return dataset
+
+
+def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> Found:
+    """The files of a data set; downloads the official archive to the user's cache if no local source has it."""
+    spec = spec_of(name)
+    found = locate(name, data_dir)
+    if found is None and download:
+        _download(spec)
+        found = locate(name, data_dir)
+    if found is None:
+        looked = ", ".join(dict.fromkeys(str(root) for root, _ in _roots(data_dir)))
+        raise DataError(
+            f"{spec.name} is not on this machine (looked in {looked}); run 'freshet data get {spec.name}', or name the "
+            "folder that has it with --data-dir or FRESHET_DATA"
+        )
+    return found
+
+
+def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial_is_error: bool = True) -> Found | None:
+    """The first local source that has every file of one format, or None; no network is used.
+
+    A given folder with only some of the files is an error, since going on would quietly use another copy.
+    """
+    spec = spec_of(name)
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise DataError(f"the data folder {data_dir} does not exist or is not a folder")
+    for root, source in _roots(data_dir):
+        partial: str | None = None
+        for folder in _candidates(root, spec):
+            for form in spec.formats:
+                paths = tuple(_either(folder / need) for need in form.needs)
+                here = [path for path in paths if path.exists()]
+                if len(here) == len(paths):
+                    return Found(form, paths, source)
+                if here:
+                    lacks = ", ".join(path.name for path in paths if path not in here)
+                    partial = f"{folder} has {here[0].name} but lacks {lacks}, which {spec.title} needs too"
+        if partial and partial_is_error and source in ("--data-dir", "FRESHET_DATA"):
+            raise DataError(partial)
+    return None
+
+
+def spec_of(name: str) -> Spec:
+    """The catalogue's entry; an unknown name is answered with the nearest known one."""
+    key = name.lower().replace("_", "-")
+    if key in CATALOGUE:
+        return CATALOGUE[key]
+    near = get_close_matches(key, CATALOGUE, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError("data.name", f"{name!r} is unknown; allowed: {', '.join(CATALOGUE)}{hint}")
+
+
+def _roots(data_dir: str | os.PathLike[str] | None) -> Iterator[tuple[Path, str]]:
+    if data_dir is not None:
+        yield Path(data_dir).expanduser(), "--data-dir"
+    elif given := os.environ.get("FRESHET_DATA"):
+        yield Path(given).expanduser(), "FRESHET_DATA"
+    yield cache.cache_dir(), "cache"
+    for root in SYSTEM_ROOTS:
+        yield root, "system"
+
+
+def _candidates(root: Path, spec: Spec) -> Iterator[Path]:
+    """The data set's own folder inside the root, the root itself, or its parent if the root is an unpacked release."""
+    folders = [*(root / alias for alias in spec.folders), root]
+    if any(form.needs == (root.name,) for form in spec.formats):
+        folders.append(root.parent)
+    yield from (folder for folder in folders if folder.is_dir())
+
+
+def _either(path: Path) -> Path:
+    """The file, or its unpacked form if only that exists (train-images-idx3-ubyte for ...-ubyte.gz)."""
+    plain = path.with_suffix("") if path.name.endswith("-ubyte.gz") else path
+    return path if path.exists() or not plain.exists() else plain
+
+
+def _download(spec: Spec) -> None:
+    for remote in spec.remotes:
+        download(spec.name, remote, cache.cache_dir() / spec.name)
+
+
+def _decoded(spec: Spec, found: Found, options: Options, use_cache: bool) -> dict[str, Array]:
+    if not (use_cache and found.format.slow):
+        return found.format.read(found.paths, options)
+    key = cache.fingerprint(found.paths, spec.name, found.format.title, options.vocabulary, options.length)
+    arrays = cache.fetch(spec.name, key)
+    if arrays is None:
+        arrays = found.format.read(found.paths, options)
+        cache.store(spec.name, key, arrays)
+    return arrays
+
+
+def _assemble(spec: Spec, arrays: dict[str, Array], options: Options) -> DataSet:
+    names = arrays.get("class_names")
+    class_names = spec.class_names if names is None else tuple(str(n) for n in names)
+    return DataSet(
+        name=spec.name,
+        x_train=arrays["x_train"],
+        y_train=arrays["y_train"],
+        x_test=arrays["x_test"],
+        y_test=arrays["y_test"],
+        classes=spec.classes,
+        class_names=class_names if len(class_names) == spec.classes else (),
+        mean=spec.mean,
+        std=spec.std,
+        pad_id=0 if spec.kind == "text" else None,
+        vocabulary=options.vocabulary if spec.kind == "text" else None,
+    )
+
+
+def _digits(spec: Spec) -> DataSet:
+    """scikit-learn's 1,797 digits as float32 in 0..1, a fixed stratified fifth of them for testing."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)
+    y = bunch.target.astype(np.int64)
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([0])))
+    test = stratified(y, len(y) // 5, rng)
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names)

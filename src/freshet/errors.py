@@ -1,0 +1,21 @@
+"""Errors that a user can cause and mend. The command line prints them as one sentence and exits with code 2."""
+
+
+class FreshetError(Exception):
+    """Base of every error that Freshet raises on purpose; its text is one sentence for the user."""
+
+
+class ConfigError(FreshetError, ValueError):
+    """A setting is unknown, of the wrong type or impossible. The text names the key and what is allowed."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+
+
+class DataError(FreshetError, ValueError):
+    """The training or test data cannot be used (missing, damaged, wrong shape, label out of range, NaN)."""
+
+
+class RunError(FreshetError, RuntimeError):
+    """A run directory or log cannot be used, or a run cannot go on."""

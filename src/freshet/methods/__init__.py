@@ -1,0 +1,70 @@
+"""The methods, one file each. Every ``Method`` subclass in this package is found by its name; so is ``module:Class``."""
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from freshet.core.checks import first_problem
+from freshet.core.method import Method
+from freshet.errors import ConfigError
+
+
+@cache
+def registry() -> dict[str, type[Method]]:
+    """All methods by name: the modules of this package, then entry points of the group ``freshet.methods``."""
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.ispkg:
+            _collect(importlib.import_module(f"{__name__}.{module.name}"), found)
+    for entry in entry_points(group="freshet.methods"):
+        method = entry.load()
+        found[method.name] = method
+    return dict(sorted(found.items()))
+
+
+def _collect(module: Any, found: dict[str, type[Method]]) -> None:
+    for _, value in inspect.getmembers(module, inspect.isclass):
+        if issubclass(value, Method) and value.__module__ == module.__name__ and "name" in vars(value):
+            found[value.name] = value
+
+
+def names() -> list[str]:
+    """Every name that ``--method`` takes: methods and their variants."""
+    return sorted(name for method in registry().values() for name in (method.name, *method.variants))
+
+
+def find(name: str) -> tuple[type[Method], dict[str, Any]]:
+    """The class behind a name and the options that a variant presets."""
+    if ":" in name:
+        return _from_path(name), {}
+    for method in registry().values():
+        if name == method.name:
+            return method, {}
+        if name in method.variants:
+            return method, dict(method.variants[name])
+    raise ConfigError("method.name", f"{name!r} is not known; choose one of {', '.join(names())}, or module:Class")
+
+
+def _from_path(path: str) -> type[Method]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        method = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("method.name", f"{path!r} cannot be imported ({error})") from None
+    if not (inspect.isclass(method) and issubclass(method, Method)):
+        raise ConfigError("method.name", f"{path!r} is not a subclass of freshet.Method")
+    return method
+
+
+def options_for(name: str, given: dict[str, Any]) -> Any:
+    """The checked options of a method: its defaults, then its variant's presets, then what was given."""
+    method, preset = find(name)
+    try:
+        return method.Options(**(preset | given))
+    except ValidationError as error:
+        raise first_problem("method", error, method.Options) from None

@@ -1,0 +1,49 @@
+"""FedSSMU: FedASMU's two ideas inside synchronous rounds.
+
+J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination".
+
+In round g every upload is merged at once into ``w_{g,k}``, k = uploads merged before it in this round; its staleness is
+``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are FedASMU's with ``sqrt(g)`` for
+``sqrt(t)``. The round ends when all selected devices have uploaded or are lost; ``w_{g+1,0} = w_{g,k}``.
+
+With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``, and c = 1 makes the round's
+result the plain mean of the old model and all uploads.
+"""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Kind, Options, Verdict
+from freshet.core.server import Flight, Server
+from freshet.methods.fedasmu import ASMUOptions, FedASMU
+
+
+class SSMUOptions(ASMUOptions):
+    """FedASMU's hyper-parameters with the defaults that suit rounds."""
+
+    lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
+    sigma0: float = Field(1.0, description="initial sigma: how fast the weight falls with the place in the round")
+
+
+class FedSSMU(FedASMU):
+    """FedASMU with rounds for a clock."""
+
+    name: ClassVar[str] = "fedssmu"
+    kind: ClassVar[Kind] = "sync"
+    title: ClassVar[str] = "FedSSMU"
+    citation: ClassVar[str] = "Liu et al., Efficient Federated Learning with Timely Update Dissemination"
+    Options: ClassVar[type[Options]] = SSMUOptions
+    variants: ClassVar = {
+        "fedssmu-da": {"dynamic_server": False},
+        "fedssmu-fa": {"adaptive_device": False},
+        "fedssmu-0": {"dynamic_server": False, "adaptive_device": False},
+    }
+
+    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+        verdict = super().receive(server, upload, flight)
+        if isinstance(verdict, Aggregate):
+            k: dict[str, Any] = {"k": server.version - flight.base}
+            return Aggregate(verdict.weights, verdict.record | k)
+        return verdict

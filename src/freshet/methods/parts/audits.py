@@ -1,0 +1,85 @@
+"""Replaying logged decisions against the formulas, from the log and the configuration alone."""
+
+from typing import Any
+
+from freshet.core.audit import Mismatch, expect
+from freshet.core.method import Kind
+from freshet.methods.parts.staleness import (
+    Control,
+    Past,
+    control_gradients,
+    descend,
+    freshness_weight,
+    merge_gradients,
+    saturate,
+    staleness_weight,
+)
+
+
+def asmu(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
+    """Every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
+    if event["kind"] == "aggregate":
+        _aggregate(options, event, memory, kind)
+    elif event["kind"] == "merge":
+        _merge(options, event, memory, kind)
+    elif event["kind"] == "discard" and event["staleness"] <= options.tau_max:
+        raise Mismatch(f"discarded at staleness {event['staleness']}, within tau_max {options.tau_max}")
+
+
+def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
+    device = ("server", event["device"])
+    known: tuple[Control, Past | None] = memory.get(
+        device, (Control(options.lambda0, options.sigma0, options.iota0), None)
+    )
+    control, past = known
+    age = event["round"] if kind == "sync" else event["version"]
+    if kind == "sync":
+        expect("k", event["k"], event["staleness"] - 1)
+    if event["staleness"] > options.tau_max:
+        raise Mismatch(f"aggregated at staleness {event['staleness']}, beyond tau_max {options.tau_max}")
+    if event["adapted"] != (past is not None):
+        raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
+    if past is not None:
+        logged = (event["p"], event["s_p"], event["xi_p"], event["lambda_p"], event["sigma_p"])
+        kept = (past.p, past.s_p, past.xi_p, past.control.lambda_, past.control.sigma)
+        for name, a, b in zip(("p", "s_p", "xi_p", "lambda_p", "sigma_p"), logged, kept, strict=True):
+            expect(name, a, b)
+        gradients = control_gradients(event["q"], options.mu_alpha, past, options.equations)
+        for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
+            expect(name, event[name], value)
+        control = descend(control, gradients, (options.eta_lambda, options.eta_sigma, options.eta_iota))
+    expect("lambda", event["lambda"], control.lambda_)
+    expect("sigma", event["sigma"], control.sigma)
+    expect("iota", event["iota"], control.iota)
+    xi = staleness_weight(control, age, event["staleness"], options.xi_min)
+    expect("xi", event["xi"], xi)
+    expect("alpha", event["alpha"], saturate(options.mu_alpha, xi))
+    memory[device] = (control, Past(age, event["staleness"], xi, control) if options.dynamic_server else None)
+
+
+def _merge(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
+    device = ("device", event["device"])
+    gamma, upsilon = memory.get(device, (options.gamma0, options.upsilon0))
+    expect("gamma", event["gamma"], gamma)
+    expect("upsilon", event["upsilon"], upsilon)
+    age = event["round"] if kind == "sync" else event["fresh"]
+    s = event["fresh"] - event["base"] + 1
+    if s < 2:
+        raise Mismatch(f"fresh version {event['fresh']} is not newer than base {event['base']}")
+    phi = freshness_weight(gamma, upsilon, age, s)
+    expect("phi", event["phi"], phi)
+    expect("beta", event["beta"], saturate(options.mu_beta, phi))
+    expect("reward", event["reward"], event["loss_before"] - event["loss_after"])
+    grad_gamma, grad_upsilon = merge_gradients(event["q"], options.mu_beta, phi, gamma, upsilon, age, s)
+    expect("gamma_after", event["gamma_after"], gamma - options.eta_gamma * grad_gamma)
+    expect("upsilon_after", event["upsilon_after"], upsilon - options.eta_upsilon * grad_upsilon)
+    memory[device] = (event["gamma_after"], event["upsilon_after"])
+
+
+def sample_weighted(event: dict[str, Any]) -> None:
+    """FedAvg's weights: each device's share of the round's samples."""
+    if event["kind"] != "aggregate":
+        return
+    total = sum(event["samples"])
+    for device, weight, samples in zip(event["devices"], event["weights"], event["samples"], strict=True):
+        expect(f"weight of device {device}", weight, samples / total)

@@ -1,0 +1,86 @@
+"""The formulas of FedASMU and FedSSMU: two weights, each a learned function of staleness, and their derivatives.
+
+Scalars only; no model is touched here. ``age`` is the version t (asynchronous) or the round g (synchronous);
+``s`` is the staleness, 1 for a fresh upload. Every derivative is checked against finite differences of a true loss.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Equations = Literal["corrected", "published"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A device's server-side control parameters."""
+
+    lambda_: float
+    sigma: float
+    iota: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """The device's last accepted aggregation: its age p, staleness s_p, xi_p and the controls used then."""
+
+    p: int
+    s_p: int
+    xi_p: float
+    control: Control
+
+
+def discount(age: int, s: int, sigma: float) -> float:
+    """``1 / (sqrt(age) s^sigma)``; the exponent is bounded so that no control can overflow it."""
+    return math.exp(min(-sigma * math.log(s), 600.0)) / math.sqrt(age)
+
+
+def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
+    """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
+    return max(xi_min, control.lambda_ * discount(age, s, control.sigma) + control.iota)
+
+
+def saturate(mu: float, x: float) -> float:
+    """``mu x / (1 + mu x)``, inside (0, 1) for x > 0: alpha from xi, beta from phi."""
+    return mu * x / (1.0 + mu * x)
+
+
+def saturation_slope(mu: float, x: float) -> float:
+    """``d saturate / dx = mu / (1 + mu x)^2``."""
+    return mu / (1.0 + mu * x) ** 2
+
+
+def control_gradients(q: float, mu_alpha: float, past: Past, equations: Equations) -> tuple[float, float, float]:
+    """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
+
+    ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
+    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is).
+    """
+    c = q * saturation_slope(mu_alpha, past.xi_p)
+    weight = discount(past.p, past.s_p, past.control.sigma)
+    if equations == "corrected":
+        inner = -past.control.lambda_ * math.log(past.s_p)
+    else:
+        inner = -math.log(past.control.sigma) if past.control.sigma > 0 else 0.0
+    return c * weight, c * weight * inner, c
+
+
+def descend(control: Control, gradients: tuple[float, float, float], rates: tuple[float, float, float]) -> Control:
+    """One gradient step on the three control parameters."""
+    (g_lambda, g_sigma, g_iota), (r_lambda, r_sigma, r_iota) = gradients, rates
+    return Control(
+        control.lambda_ - r_lambda * g_lambda, control.sigma - r_sigma * g_sigma, control.iota - r_iota * g_iota
+    )
+
+
+def freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
+    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0."""
+    return max(0.0, gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s)))
+
+
+def merge_gradients(
+    q: float, mu_beta: float, phi: float, gamma: float, upsilon: float, age: int, s: int
+) -> tuple[float, float]:
+    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``."""
+    c = q * saturation_slope(mu_beta, phi)
+    return c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s)

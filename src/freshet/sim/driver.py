@@ -1,0 +1,308 @@
+"""The virtual-time driver: brings events to the core in causal order and writes the log.
+
+A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
+
+    trigger --model down--> train to the slot --request up--> server answers with the model of *that* moment
+        --fresh model down--> merge, train on --model up--> upload
+
+Times never depend on what training computes, so a trip's training is one piece of work that is handed to the executor as
+soon as its inputs are known, and its result is awaited only when the upload arrives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.compute.serial import Executor, Future
+from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Upload
+from freshet.core.server import Event, Server
+from freshet.core.streams import stream
+from freshet.core.trigger import Trigger
+from freshet.core.trip import DeviceTrip
+from freshet.runs.writer import RunWriter
+from freshet.sim.devices import DeviceStore
+from freshet.sim.fleet import Fleet
+from freshet.sim.heap import Entry, EventHeap, Rank
+from freshet.training.local import Outcome, Score, Work
+
+
+@dataclass
+class Journey:
+    """A trip in virtual time: the device's state machine and the training that belongs to it."""
+
+    trip: DeviceTrip
+    assignment: Assignment
+    future: Future[Outcome] | None = None
+    fresh: Fresh | None = None
+    merged: bool = False
+    started: float = 0.0
+
+
+@dataclass
+class Counts:
+    """Running totals for metrics and summary."""
+
+    trips: int = 0
+    requests: int = 0
+    merges: int = 0
+    uploads: int = 0
+    aggregations: int = 0
+    discards: int = 0
+    rejected: int = 0
+    lost: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    staleness_sum: int = 0
+    staleness_count: int = 0
+
+
+class Simulation:
+    """One run in virtual time."""
+
+    def __init__(
+        self,
+        server: Server,
+        trigger: Trigger,
+        fleet: Fleet,
+        executor: Executor,
+        writer: RunWriter,
+        *,
+        eval_every: float,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.server, self.trigger, self.fleet = server, trigger, fleet
+        self.executor, self.writer = executor, writer
+        self.eval_every, self._stop = eval_every, stop
+        self.rule = server.method.rule()
+        self.heap = EventHeap()
+        self.journeys: dict[int, Journey] = {}
+        self.devices = DeviceStore()
+        self.counts = Counts()
+        self.model_bytes = 4 * server.world.layout.size
+        self._triggers: set[float] = set()
+        self._last_test = -1.0
+        self._tested: tuple[int, Future[Score]] | None = None
+        self._handlers: dict[int, Callable[[Entry], None]] = {
+            Rank.UPLOAD: self._on_upload,
+            Rank.LOST: self._on_lost,
+            Rank.REQUEST: self._on_request,
+            Rank.MERGE: self._on_merge,
+            Rank.TRIGGER: self._on_trigger,
+            Rank.EVALUATE: self._on_evaluate,
+        }
+
+    def run(self, until: float) -> bool:
+        """Process all events up to ``until`` (seconds); False when it was asked to stop before."""
+        self._trigger_at(0.0)
+        self.heap.push(Entry(0.0, Rank.EVALUATE))
+        while len(self.heap) and self.heap.peek() <= until:
+            if self._stop():
+                return False
+            entry = self.heap.pop()
+            self._handlers[entry.rank](entry)
+            for observer in self.writer.observers:
+                observer.on_progress(entry.time)
+        self.heap.now = until
+        if self._last_test < until:
+            self._test(until)
+        return True
+
+    # ---- starting trips
+
+    def _on_trigger(self, entry: Entry) -> None:
+        now = entry.time
+        self._triggers.discard(now)
+        wanted = self.trigger.wanted(self.server)
+        chosen = self.server.select(wanted, lambda device: self.fleet.available(device, now)) if wanted else []
+        if chosen:
+            for assignment in self.server.trigger(chosen):
+                self._start(now, assignment)
+        nobody_there = len(chosen) < wanted and not self._triggers
+        if not self.trigger.on_arrival or nobody_there:
+            self._trigger_at(now + self.trigger.period)
+
+    def _trigger_at(self, time: float) -> None:
+        if time not in self._triggers:
+            self._triggers.add(time)
+            self.heap.push(Entry(time, Rank.TRIGGER))
+
+    def _start(self, now: float, assignment: Assignment) -> None:
+        device, number = assignment.device, assignment.trip
+        rng = stream(self.server.world.seed, "slot", device, number)
+        slot = self.rule.plan(self.devices.get(device), assignment, rng)
+        trip = DeviceTrip(device, number, assignment.version, assignment.age, assignment.epochs, assignment.lr, slot)
+        journey = self.journeys[device] = Journey(trip, assignment)
+        record: Event = {"kind": "trigger", "device": device, "trip": number, "version": assignment.version}
+        record |= {"epochs": assignment.epochs, "lr": assignment.lr}
+        if slot is not None:
+            record |= {"slot": slot.epoch, "slot_by": slot.by}
+        if self.server.synchronous:
+            record["round"] = self.server.round
+        self.writer.event(now, record)
+        self.counts.trips += 1
+        self.counts.bytes_down += self.model_bytes
+        start = journey.started = now + self.fleet.down(device, self.model_bytes)
+        if slot is None:
+            self._finish(start, journey, trip.epochs)
+        else:
+            asked = start + trip.epochs_to_slot * self._epoch(device)
+            self.heap.push(Entry(asked + self.fleet.up(device, CONTROL_BYTES), Rank.REQUEST, device, number))
+        leaves = self.fleet.leaves(device, now)
+        if leaves < float("inf"):
+            self.heap.push(Entry(leaves, Rank.LOST, device, number))
+
+    def _epoch(self, device: int) -> float:
+        return self.fleet.epoch(device, self.server.world.epochs)
+
+    def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
+        """Training goes on at ``resume`` for so many epochs, then the model goes up."""
+        trip = journey.trip
+        work = Work(
+            trip,
+            journey.assignment.weights,
+            journey.fresh,
+            self.rule,
+            self.devices.get(trip.device),
+            journey.assignment.instruction,
+        )
+        journey.future = self.executor.train(work)
+        arrival = resume + epochs * self._epoch(trip.device) + self.fleet.up(trip.device, self.model_bytes)
+        rank = Rank.LOST if self.fleet.is_lost(trip.device, trip.trip) else Rank.UPLOAD
+        self.heap.push(Entry(arrival, rank, trip.device, trip.trip))
+
+    # ---- a trip under way
+
+    def _journey(self, entry: Entry) -> Journey | None:
+        """The trip an event belongs to, unless it has ended in the meantime."""
+        journey = self.journeys.get(entry.device)
+        return journey if journey is not None and journey.trip.trip == entry.trip else None
+
+    def _on_request(self, entry: Entry) -> None:
+        journey = self._journey(entry)
+        if journey is None:
+            return
+        trip = journey.trip
+        trip.ask()
+        journey.fresh = fresh = self.server.request(trip.device, trip.trip)
+        trip.answer(*((fresh.version, fresh.age) if fresh else (None, None)))
+        assert trip.slot is not None
+        record: Event = {"kind": "request", "device": trip.device, "trip": trip.trip, "base": trip.base}
+        record |= {"version": self.server.version, "slot": trip.slot.epoch, "fresh": fresh.version if fresh else None}
+        self.writer.event(entry.time, record)
+        size = self.model_bytes if fresh else CONTROL_BYTES
+        self.counts.requests += 1
+        self.counts.bytes_up += CONTROL_BYTES
+        self.counts.bytes_down += size
+        resume = entry.time + self.fleet.down(trip.device, size)
+        if fresh:
+            self.heap.push(Entry(resume, Rank.MERGE, trip.device, trip.trip))
+        self._finish(resume, journey, trip.epochs_after_slot)
+
+    def _on_merge(self, entry: Entry) -> None:
+        journey = self._journey(entry)
+        if journey is None:
+            return
+        journey.merged = True
+        self.counts.merges += 1
+        trip = journey.trip
+        assert trip.slot is not None and trip.fresh is not None
+        record: Event = {"kind": "merge", "device": trip.device, "trip": trip.trip, "base": trip.base}
+        record |= {"fresh": trip.fresh, "slot": trip.slot.epoch, "slot_by": trip.slot.by}
+        if self.server.synchronous:
+            record |= {"round": trip.fresh_age, "k": trip.fresh - trip.base}
+        self.writer.event(entry.time, record, journey.future, _merge_numbers)
+
+    def _hurry(self, now: float, device: int) -> None:
+        """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""
+        journey = self.journeys[device]
+        trip, heard = journey.trip, now + self.fleet.down(device, CONTROL_BYTES)
+        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device))
+        self.counts.bytes_down += CONTROL_BYTES
+        self.writer.event(now, {"kind": "urgent", "device": device, "trip": trip.trip, "epochs": min(epochs, trip.epochs)})
+        if trip.slot is None and epochs < trip.epochs and journey.future is not None:
+            journey.future.cancel()
+            trip.epochs = epochs
+            self._finish(journey.started, journey, epochs)  # arrives before the entry it replaces, which is then void
+
+    def _on_upload(self, entry: Entry) -> None:
+        journey = self._journey(entry)
+        if journey is None:
+            return
+        assert journey.future is not None
+        trip, future = journey.trip, journey.future
+        trip.finish()
+        del self.journeys[trip.device]
+        self.counts.uploads += 1
+        self.counts.bytes_up += self.model_bytes
+        record = {"kind": "upload", "device": trip.device, "trip": trip.trip, "base": trip.base}
+        self.writer.event(entry.time, record | {"version": self.server.version, "bytes": self.model_bytes})
+        events = self.server.discard_unseen(trip.device, trip.trip)
+        if events is None:
+            outcome = future.result()
+            self.devices.put(trip.device, outcome.memory)
+            upload = Upload(trip.device, trip.trip, trip.base, outcome.weights, outcome.steps, outcome.report)
+            events = self.server.upload(upload)
+        else:
+            self._set_aside(journey, finished=True)
+        self._log(entry.time, events)
+
+    def _on_lost(self, entry: Entry) -> None:
+        journey = self._journey(entry)
+        if journey is None:
+            return
+        trip = journey.trip
+        del self.journeys[trip.device]
+        finished = self.fleet.available(trip.device, entry.time)
+        self._set_aside(journey, finished)
+        self._log(entry.time, self.server.lost(trip.device, trip.trip, "upload lost" if finished else "device left"))
+
+    def _set_aside(self, journey: Journey, finished: bool) -> None:
+        """Nobody needs this model; but the device may have learned something on the way."""
+        future = journey.future
+        if future is None:
+            return
+        if self.rule.remembers and (finished or journey.merged):
+            self.devices.defer(journey.trip.device, lambda: future.result().memory)
+        elif not journey.merged:
+            future.cancel()
+
+    def _log(self, time: float, events: list[Event]) -> None:
+        for event in events:
+            self.writer.event(time, event)
+            kind = event["kind"]
+            self.counts.aggregations += kind == "aggregate"
+            self.counts.discards += kind == "discard"
+            self.counts.rejected += kind == "rejected"
+            self.counts.lost += kind == "lost"
+            if kind == "aggregate":
+                stale = event.get("stalenesses", [event["staleness"]] * len(event.get("devices", [0])))
+                self.counts.staleness_sum += sum(stale)
+                self.counts.staleness_count += len(stale)
+        for device in self.server.take_urgent():
+            self._hurry(time, device)
+        if self.trigger.on_arrival:
+            self._trigger_at(time)
+
+    # ---- testing the model
+
+    def _on_evaluate(self, entry: Entry) -> None:
+        self._test(entry.time)
+        self.heap.push(Entry(entry.time + self.eval_every, Rank.EVALUATE))
+
+    def _test(self, time: float) -> None:
+        """Test the newest model; a version that was tested before is not computed again."""
+        self._last_test = time
+        version = self.server.version
+        if self._tested is None or self._tested[0] != version:
+            self._tested = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))
+        row: dict[str, Any] = {name: getattr(self.counts, name) for name in METRICS}
+        record = {"kind": "evaluate", "version": version, "metrics": row}
+        self.writer.event(time, record, self._tested[1], lambda score: {"accuracy": score.accuracy, "loss": score.loss})
+
+
+METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
+
+
+def _merge_numbers(outcome: Outcome) -> dict[str, Any]:
+    numbers = {name: value for name, value in outcome.report.items() if name not in ("slot", "first")}
+    return numbers | ({"diverged": True} if outcome.diverged else {})

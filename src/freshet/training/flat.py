@@ -1,0 +1,74 @@
+"""A module whose parameters, gradients and float buffers are views into flat vectors.
+
+Loading a model is one copy, an SGD step a few operations on one vector, whatever the number of layers.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from freshet.core.layout import Kind, Layout
+from freshet.core.vectors import Vector
+from freshet.errors import ConfigError
+from freshet.models.groups import layer_groups
+
+Factory = Callable[[], nn.Module]
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Plan the flat vector of a module: parameters, float buffers, integer counters."""
+    tensors: list[tuple[str, tuple[int, ...], Kind]] = []
+    for name, parameter in module.named_parameters():
+        tensors.append((name, tuple(parameter.shape), "learnable"))
+    persistent = module.state_dict().keys()
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            tensors.append((name, tuple(buffer.shape), "buffer" if buffer.is_floating_point() else "counter"))
+    if not any(kind == "learnable" for _, _, kind in tensors):
+        raise ConfigError("model", "the module has no parameters to train")
+    return Layout.build(tensors, layer_groups(module))
+
+
+class FlatModel:
+    """Binds a module to one weight vector and one gradient vector."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.float()
+        self.layout = layout_of(module)
+        self.weights = torch.zeros(self.layout.size)
+        self.gradient = torch.zeros(self.layout.learnable)
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        self._counters: list[tuple[slice, Tensor]] = []
+        for entry in self.layout.entries:
+            view = self.weights[entry.span].view(entry.shape)
+            if entry.kind == "learnable":
+                parameter = parameters[entry.name]
+                view.copy_(parameter.data)
+                parameter.data = view
+                parameter.grad = self.gradient[entry.span].view(entry.shape)
+            else:
+                view.copy_(buffers[entry.name])
+                if entry.kind == "buffer":
+                    buffers[entry.name].data = view
+                else:
+                    self._counters.append((entry.span, buffers[entry.name]))
+
+    @property
+    def learnable(self) -> Tensor:
+        """The learnable part of the weights."""
+        return self.weights[: self.layout.learnable]
+
+    def load(self, weights: Vector) -> None:
+        """Take these weights (copied)."""
+        self.weights.copy_(torch.from_numpy(weights))
+        for span, counter in self._counters:
+            counter.copy_(self.weights[span].view(counter.shape))
+
+    def dump(self) -> Vector:
+        """A copy of the weights as they are now."""
+        for span, counter in self._counters:
+            self.weights[span].view(counter.shape).copy_(counter)
+        copy: Vector = self.weights.numpy().copy()
+        return copy

@@ -1,0 +1,190 @@
+"""Local training as a pure function: (weights, shard, rule, random stream) -> (weights, statistics).
+
+One loop serves every method; what a method changes, it changes through its ``LocalRule``.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from freshet.core.messages import Fresh, Number
+from freshet.core.method import LocalRule, Memory
+from freshet.core.streams import stream, torch_seed
+from freshet.core.trip import DeviceTrip
+from freshet.core.vectors import Vector, is_finite
+from freshet.training.batches import FederatedData
+from freshet.training.flat import Factory, FlatModel
+from freshet.training.options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that one local training needs: same work, same bits, wherever it runs."""
+
+    trip: DeviceTrip
+    weights: Vector
+    fresh: Fresh | None
+    rule: LocalRule
+    memory: Memory
+    instruction: Mapping[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The trained model, the SGD steps taken, the rule's report, and what the device now remembers."""
+
+    weights: Vector
+    steps: int
+    report: dict[str, Number]
+    memory: Memory
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model on the test samples."""
+
+    accuracy: float
+    loss: float
+
+
+class LocalTraining:
+    """One trip under way; what a ``LocalRule`` sees (see ``freshet.core.method.Local``)."""
+
+    def __init__(self, flat: FlatModel, data: FederatedData, options: TrainingOptions, seed: int, work: Work) -> None:
+        self.flat, self.data, self.options, self.rule = flat, data, options, work.rule
+        self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
+        self.weights, self.gradient = flat.weights, flat.gradient
+        self.trip, self.instruction = work.trip, work.instruction
+        self.memory: Memory = dict(work.memory)
+        self.report: dict[str, Number] = {}
+        self.scratch: dict[str, Any] = {}
+        flat.load(work.weights)
+        self.base = torch.from_numpy(work.weights)[: self.learnable]
+        self.steps = 0
+        self._shard = torch.from_numpy(data.shards[work.trip.device])
+        self._rng = stream(seed, "batches", work.trip.device, work.trip.trip)
+        self._order: Tensor | None = None
+        self._velocity: Tensor | None = None
+
+    # ---- the loop
+
+    def epoch(self) -> None:
+        """One pass over the device's samples in a new random order."""
+        order, self._order = self._next_order(), None
+        for index in order.split(self.options.batch_size):
+            x, y = self.data.train.take(index)
+            self.gradient.zero_()
+            self.rule.loss(self, x, y).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                if self.rule.adjusts_gradient:
+                    self.rule.adjust(self)
+                self._step()
+        self.steps += math.ceil(len(order) / self.options.batch_size)
+
+    def _step(self) -> None:
+        """SGD as in torch: weight decay, then momentum, then the step; on flat vectors."""
+        w, g, options = self.flat.learnable, self.gradient, self.options
+        if options.weight_decay:
+            g = g.add_(w, alpha=options.weight_decay)
+        if options.momentum:
+            if self._velocity is None:
+                self._velocity = g.clone()
+            else:
+                self._velocity.mul_(options.momentum).add_(g)
+            g = self._velocity
+        w.add_(g, alpha=-self.trip.lr)
+
+    def _next_order(self) -> Tensor:
+        if self._order is None:
+            self._order = self._shard[torch.from_numpy(self._rng.permutation(len(self._shard)))]
+        return self._order
+
+    # ---- for rules
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """The first mini-batch of the coming epoch (it will be trained on as well)."""
+        return self.data.train.take(self._next_order()[: self.options.batch_size])
+
+    def loss_at(self, x: Tensor, y: Tensor) -> float:
+        """Plain loss of the model as it is, without touching its statistics."""
+        self.model.eval()
+        with torch.no_grad():
+            loss = cross_entropy(self.model(x), y).item()
+        self.model.train()
+        return loss
+
+    def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
+        """Plain loss and its gradient at the model as it is, without touching its statistics."""
+        self.model.eval()
+        self.gradient.zero_()
+        loss = cross_entropy(self.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.model.train()
+        gradient: Vector = self.gradient.numpy().copy()
+        return loss.item(), gradient
+
+    def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
+        """``features`` of another model of the same shape, in evaluation mode and without gradient."""
+        tensor = torch.from_numpy(weights)
+        state = {e.name: tensor[e.span].view(e.shape) for e in self.layout.entries if e.kind != "counter"}
+
+        def features(x: Tensor) -> Tensor:
+            self.model.eval()
+            with torch.no_grad():
+                z: Tensor = functional_call(self.scratch["features"], state, (x,))
+            self.model.train()
+            return z
+
+        return features
+
+
+class Trainer:
+    """A model, the data and the settings, built once per process; trains trips and scores models."""
+
+    def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
+        self.flat = FlatModel(factory())
+        self.data, self.options, self.seed = data, options, seed
+
+    def train(self, work: Work) -> Outcome:
+        """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(self.seed, "torch", work.trip.device, work.trip.trip))
+            self.flat.module.train()
+            local = LocalTraining(self.flat, self.data, self.options, self.seed, work)
+            work.rule.begin(local)
+            for epoch in range(1, work.trip.epochs + 1):
+                if work.fresh is not None and work.trip.slot is not None and epoch == work.trip.slot.epoch:
+                    work.rule.merge(local, work.trip, work.fresh)
+                local.epoch()
+            work.rule.finish(local)
+        weights = self.flat.dump()
+        if is_finite(weights) and all(math.isfinite(value) for value in local.report.values()):
+            return Outcome(weights, local.steps, local.report, local.memory)
+        return Outcome(weights, local.steps, local.report, work.memory, diverged=True)  # teaches the device nothing
+
+    def evaluate(self, weights: Vector) -> Score:
+        """Accuracy and mean loss on the test samples."""
+        self.flat.load(weights)
+        self.flat.module.eval()
+        right, total = 0, 0.0
+        with torch.no_grad():
+            for x, y in self.data.test.chunks(500):
+                logits = self.flat.module(x)
+                right += int((logits.argmax(1) == y).sum())
+                total += float(cross_entropy(logits, y, reduction="sum").double())
+        count = len(self.data.test.y)
+        return Score(right / count, total / count)
+
+
+def initial_weights(factory: Factory, seed: int) -> Vector:
+    """The first global model: the factory's own initialisation under a keyed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        return FlatModel(factory()).dump()

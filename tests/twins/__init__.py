@@ -1,0 +1,1 @@
+"""Naive twins: slow, obvious reference implementations written from the specifications alone (test oracles)."""

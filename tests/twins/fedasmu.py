@@ -1,0 +1,389 @@
+"""Naive twins of FedASMU and FedSSMU, from fedasmu.md sections 2 to 6 and 9 (device part and selector too)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .helpers import counter_max, cut, dot, f32, f64
+
+ADAPTATION_KEYS = ("q", "p", "s_p", "xi_p", "lambda_p", "sigma_p", "grad_lambda", "grad_sigma", "grad_iota")
+
+
+class FedASMUServerTwin:
+    """Sections 2, 3 and 9. Every version is kept for ever; versions start at 1."""
+
+    def __init__(
+        self,
+        w0,
+        *,
+        mu_alpha: float,
+        eta_lambda: float,
+        eta_sigma: float,
+        eta_iota: float,
+        lambda0: float,
+        sigma0: float,
+        iota0: float,
+        tau_max: float,
+        xi_min: float,
+        equations: str = "corrected",
+        dynamic_server: bool = True,
+        apply: str = "mix",
+        counters: int = 0,
+        server_counts: bool = False,
+    ) -> None:
+        assert equations in ("corrected", "published")
+        assert apply in ("mix", "progress")
+        self.mu_alpha = mu_alpha
+        self.eta_lambda, self.eta_sigma, self.eta_iota = eta_lambda, eta_sigma, eta_iota
+        self.lambda0, self.sigma0, self.iota0 = lambda0, sigma0, iota0
+        self.tau_max, self.xi_min = tau_max, xi_min
+        self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
+        self.counters, self.server_counts = counters, server_counts
+        self.version = 1
+        self.versions: dict[int, np.ndarray] = {1: f32(w0)}
+        self.controls: dict = {}  # device -> (lambda, sigma, iota)
+        self.last: dict = {}  # device -> what is remembered of its last accepted upload
+        self.base: dict = {}  # device in flight -> version o
+        self.fresh: dict = {}  # device in flight -> version g it was given at its request
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.versions[self.version].copy()
+
+    def trigger(self, device) -> int:
+        if device in self.base:
+            raise RuntimeError(f"device {device} is already in flight")
+        self.base[device] = self.version
+        return self.version
+
+    def request(self, device) -> tuple[int, np.ndarray] | None:
+        if device in self.fresh:
+            raise RuntimeError(f"device {device} has already been given a fresh model on this trip")
+        if self.version <= self.base[device]:
+            return None
+        self.fresh[device] = self.version
+        return self.version, self.w
+
+    def upload(
+        self, device, w_i, *, eta: float, steps: int, epochs: int, beta: float = 0.0, learnable: int | None = None
+    ) -> dict:
+        t = self.version
+        o = self.base.pop(device)
+        g = self.fresh.pop(device, None)
+        if beta != 0.0 and g is None:
+            raise RuntimeError(f"device {device} reports a merge but was never given a fresh model")
+        lam, sigma, iota = self.controls.get(device, (self.lambda0, self.sigma0, self.iota0))
+        result = {"kind": "discard", "version": t, "base": o, "staleness": t - o + 1, "alpha": None, "xi": None}
+        result.update({"lambda": lam, "sigma": sigma, "iota": iota, "adapted": False, "reason": None})
+        result.update(dict.fromkeys(ADAPTATION_KEYS))
+
+        # 1. staleness
+        s = t - o + 1
+        w_i = f32(w_i)
+        if s > self.tau_max:
+            result["reason"] = "stale"
+            return result
+        if not np.all(np.isfinite(w_i)):
+            result["reason"] = "not finite"
+            return result
+
+        L, B = cut(w_i.size, learnable, self.counters)
+        w = f64(self.versions[t])
+        w_o = f64(self.versions[o])
+        w_i = f64(w_i)
+        # the displacement that training itself produced (E6, section 9)
+        d = w_i - w_o
+        if beta != 0.0:
+            d = d - beta * (f64(self.versions[g]) - w_o)
+
+        # 2. adapt the controls
+        if self.dynamic_server and device in self.last:
+            m = self.last[device]
+            p, s_p, xi_p, lambda_p, sigma_p = m["p"], m["s"], m["xi"], m["lambda"], m["sigma"]
+            if self.equations == "corrected":
+                pseudo_gradient = -d[:L] / (eta * steps)
+            else:
+                pseudo_gradient = (w_i - w_o)[:L] / (eta * epochs)
+            q = dot(pseudo_gradient, m["step"][:L])
+            c = self.mu_alpha / (1.0 + self.mu_alpha * xi_p) ** 2
+            grad_lambda = q * c / (math.sqrt(p) * s_p**sigma_p)
+            if self.equations == "corrected":
+                grad_sigma = q * c * (-lambda_p * math.log(s_p)) / (math.sqrt(p) * s_p**sigma_p)
+            elif sigma_p > 0.0:
+                grad_sigma = q * c * (-math.log(sigma_p)) / (math.sqrt(p) * s_p**sigma_p)
+            else:
+                grad_sigma = 0.0
+            grad_iota = q * c
+            lam = lam - self.eta_lambda * grad_lambda
+            sigma = sigma - self.eta_sigma * grad_sigma
+            iota = iota - self.eta_iota * grad_iota
+            result.update(adapted=True, q=q, p=p, s_p=s_p, xi_p=xi_p, lambda_p=lambda_p, sigma_p=sigma_p)
+            result.update(grad_lambda=grad_lambda, grad_sigma=grad_sigma, grad_iota=grad_iota)
+
+        # 3. and 4. the weight
+        xi = max(lam / (math.sqrt(t) * s**sigma) + iota, self.xi_min)
+        alpha = self.mu_alpha * xi / (1.0 + self.mu_alpha * xi)
+
+        # 5. the aggregation
+        new = (1.0 - alpha) * w + alpha * w_i
+        step = w_i - w
+        if self.apply == "progress":
+            new[:L] = w[:L] + alpha * d[:L]
+            step = d
+        if self.counters:
+            new[B:] = counter_max([w, w_i] if self.server_counts else [w_i], B)
+        self.version = t + 1
+        self.versions[t + 1] = f32(new)
+        self.controls[device] = (lam, sigma, iota)
+        self.last[device] = {"step": step, "p": t, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
+        result.update({"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota})
+        return result
+
+
+class FedSSMUServerTwin:
+    """Section 3, last lines: the same inside rounds. g = round (from 1), k = aggregated in this round, s = k + 1."""
+
+    def __init__(
+        self,
+        w0,
+        *,
+        mu_alpha: float,
+        eta_lambda: float,
+        eta_sigma: float,
+        eta_iota: float,
+        lambda0: float,
+        sigma0: float,
+        iota0: float,
+        tau_max: float,
+        xi_min: float,
+        equations: str = "corrected",
+        dynamic_server: bool = True,
+        apply: str = "mix",
+        counters: int = 0,
+        server_counts: bool = False,
+    ) -> None:
+        assert equations in ("corrected", "published")
+        assert apply in ("mix", "progress")
+        self.mu_alpha = mu_alpha
+        self.eta_lambda, self.eta_sigma, self.eta_iota = eta_lambda, eta_sigma, eta_iota
+        self.lambda0, self.sigma0, self.iota0 = lambda0, sigma0, iota0
+        self.tau_max, self.xi_min = tau_max, xi_min
+        self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
+        self.counters, self.server_counts = counters, server_counts
+        self.round = 1  # g of the round that is running or comes next
+        self.k = 0
+        self.running = False
+        self.version = 1
+        self.versions: dict[int, np.ndarray] = {1: f32(w0)}
+        self.round_base = 1  # the version of w_{g,0}
+        self.waiting: set = set()  # selected devices that have not uploaded yet
+        self.fresh: dict = {}
+        self.controls: dict = {}
+        self.last: dict = {}
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.versions[self.version].copy()
+
+    def start_round(self, devices) -> int:
+        if self.running:
+            raise RuntimeError("a round is running")
+        self.running = True
+        self.k = 0
+        self.round_base = self.version
+        self.waiting = set(devices)
+        self.fresh = {}
+        return self.version
+
+    def request(self, device) -> tuple[int, np.ndarray] | None:
+        if device not in self.waiting:
+            raise RuntimeError(f"device {device} is not in flight")
+        if device in self.fresh:
+            raise RuntimeError(f"device {device} has already been given a fresh model on this trip")
+        if self.k == 0:
+            return None
+        self.fresh[device] = self.version
+        return self.version, self.w
+
+    def upload(
+        self, device, w_i, *, eta: float, steps: int, epochs: int, beta: float = 0.0, learnable: int | None = None
+    ) -> dict:
+        self.waiting.remove(device)
+        g_version = self.fresh.pop(device, None)
+        if beta != 0.0 and g_version is None:
+            raise RuntimeError(f"device {device} reports a merge but was never given a fresh model")
+        lam, sigma, iota = self.controls.get(device, (self.lambda0, self.sigma0, self.iota0))
+        k = self.k
+        s = k + 1
+        out = {"kind": "discard", "reason": None, "version": self.version, "base": self.round_base}
+        out |= {"round": self.round, "k": k, "staleness": s, "alpha": None, "xi": None}
+        out |= {"lambda": lam, "sigma": sigma, "iota": iota, "adapted": False}
+        for key in ADAPTATION_KEYS:
+            out[key] = None
+
+        w_i = f32(w_i)
+        if s > self.tau_max:
+            return out | {"reason": "stale"}
+        if not np.isfinite(w_i).all():
+            return out | {"reason": "not finite"}
+
+        L, B = cut(w_i.size, learnable, self.counters)
+        uploaded = f64(w_i)
+        current = f64(self.versions[self.version])
+        started = f64(self.versions[self.round_base])
+        progress = uploaded - started
+        if beta != 0.0:
+            progress = progress - beta * (f64(self.versions[g_version]) - started)
+
+        if self.dynamic_server and device in self.last:
+            then = self.last[device]
+            root = math.sqrt(then["round"])
+            discount = then["s"] ** then["sigma"]
+            c = self.mu_alpha / (1.0 + self.mu_alpha * then["xi"]) ** 2
+            if self.equations == "published":
+                q = dot((uploaded - started)[:L] / (eta * epochs), then["step"][:L])
+                log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
+            else:
+                q = dot(-progress[:L] / (eta * steps), then["step"][:L])
+                log_term = -then["lambda"] * math.log(then["s"])
+            grad_lambda = q * c / (root * discount)
+            grad_sigma = q * c * log_term / (root * discount)
+            grad_iota = q * c
+            lam -= self.eta_lambda * grad_lambda
+            sigma -= self.eta_sigma * grad_sigma
+            iota -= self.eta_iota * grad_iota
+            out |= {"adapted": True, "q": q, "p": then["round"], "s_p": then["s"], "xi_p": then["xi"]}
+            out |= {"lambda_p": then["lambda"], "sigma_p": then["sigma"]}
+            out |= {"grad_lambda": grad_lambda, "grad_sigma": grad_sigma, "grad_iota": grad_iota}
+
+        xi = lam / (math.sqrt(self.round) * s**sigma) + iota
+        if xi < self.xi_min:
+            xi = self.xi_min
+        alpha = self.mu_alpha * xi / (1.0 + self.mu_alpha * xi)
+
+        mixed = (1.0 - alpha) * current + alpha * uploaded
+        if self.apply == "mix":
+            step = uploaded - current
+        else:
+            step = progress
+            mixed[:L] = current[:L] + alpha * progress[:L]
+        if self.counters:
+            mixed[B:] = counter_max([current, uploaded] if self.server_counts else [uploaded], B)
+        self.version += 1
+        self.versions[self.version] = f32(mixed)
+        self.k += 1
+        self.controls[device] = (lam, sigma, iota)
+        self.last[device] = {"step": step, "round": self.round, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
+        return out | {"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota}
+
+    def end_round(self) -> int:
+        """All have uploaded; whoever has not is lost. Returns the round that ended."""
+        if not self.running:
+            raise RuntimeError("no round is running")
+        self.running = False
+        self.waiting = set()
+        self.fresh = {}
+        self.round += 1
+        return self.round - 1
+
+
+def device_merge(
+    w_b,
+    w_g,
+    *,
+    g: int,
+    o: int,
+    gamma: float,
+    upsilon: float,
+    mu_beta: float,
+    eta_gamma: float,
+    eta_upsilon: float,
+    loss,
+    gradient,
+    equations: str = "corrected",
+    age: int | None = None,
+    learnable: int | None = None,
+) -> dict:
+    """Section 4. FedSSMU: g - o is k (versions count every aggregation) and age is the round."""
+    assert equations in ("corrected", "published")
+    root_age = math.sqrt(g if age is None else age)
+    root_s = math.sqrt(g - o + 1)
+    phi = max(gamma / root_age * (1.0 - upsilon / root_s), 0.0)
+    beta = mu_beta * phi / (1.0 + mu_beta * phi)
+    w_b, w_g = f32(w_b), f32(w_g)
+    w_a = f32((1.0 - beta) * f64(w_b) + beta * f64(w_g))
+
+    if equations == "corrected":
+        h = gradient(w_a)
+        difference = f64(w_g) - f64(w_b)
+    else:
+        h = gradient(w_b)
+        difference = f64(w_g) - f64(w_a)
+    L = len(w_a) if learnable is None else learnable
+    q = dot(f64(h)[:L], difference[:L])
+    c = mu_beta / (1.0 + mu_beta * phi) ** 2
+    grad_gamma = q * c * (1.0 - upsilon / root_s) / root_age
+    grad_upsilon = -q * c * gamma / (root_age * root_s)
+
+    loss_before, loss_after = float(loss(w_b)), float(loss(w_a))
+    return {
+        "phi": phi,
+        "beta": beta,
+        "w_a": w_a,
+        "q": q,
+        "grad_gamma": grad_gamma,
+        "grad_upsilon": grad_upsilon,
+        "gamma_after": gamma - eta_gamma * grad_gamma,
+        "upsilon_after": upsilon - eta_upsilon * grad_upsilon,
+        "loss_before": loss_before,
+        "loss_after": loss_after,
+        "reward": loss_before - loss_after,
+    }
+
+
+def baseline_after(b: float, reward: float, rho: float) -> float:
+    """Section 4, last line: the running mean of the reward."""
+    return (1.0 - rho) * b + rho * reward
+
+
+MOVES = {"minus": -1, "stay": 0, "add": 1}
+
+
+class QTableTwin:
+    """Section 5, later trips. Slots 1..epochs; actions by name ("minus", "stay", "add"); zero at the start."""
+
+    def __init__(self, epochs: int, phi_q: float, psi: float) -> None:
+        self.epochs, self.phi_q, self.psi = epochs, phi_q, psi
+        self.H = {(slot, action): 0.0 for slot in range(1, epochs + 1) for action in MOVES}
+
+    def next_slot(self, slot: int, action: str) -> int:
+        return min(max(slot + MOVES[action], 1), self.epochs)
+
+    def best_action(self, slot: int) -> str:
+        best = "stay"
+        for action in ("minus", "add"):
+            if self.H[slot, action] > self.H[slot, best]:
+                best = action
+        return best
+
+    def update(self, slot: int, action: str, slot_after: int, reward: float) -> float:
+        ahead = max(self.H[slot_after, a] for a in MOVES)
+        now = self.H[slot, action]
+        self.H[slot, action] = now + self.phi_q * (reward + self.psi * ahead - now)
+        return self.H[slot, action]
+
+
+def slot_distribution(p: list[float]) -> list[float]:
+    """Section 5: P(ask at k) = p_k prod_{l<k} (1 - p_l), renormalised over 1..L (all zero: uniform, our choice)."""
+    raw = []
+    for k in range(len(p)):
+        not_before = 1.0
+        for earlier in p[:k]:
+            not_before *= 1.0 - earlier
+        raw.append(p[k] * not_before)
+    total = math.fsum(raw)
+    if total == 0.0:
+        return [1.0 / len(p)] * len(p)
+    return [r / total for r in raw]
