@@ -1,4 +1,4 @@
-"""The configuration of a run: six sections, every value checked, defaults filled in, written back so that it runs again."""
+"""A run's configuration: six sections, every value checked, defaults filled in, written back so that it runs again."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,9 @@ class DataOptions(Options):
     concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
     min_samples: int = Field(5, ge=1, description="every device holds at least so many samples")
     shards_per_device: int = Field(2, ge=1, description="for partition by_label")
-    validation: float = Field(0.0, ge=0, lt=1, description="share of the training set to test on instead of the test set")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of the training set to test on instead of the test set"
+    )
     train_samples: int = Field(0, ge=0, description="use only so many training samples (0: all)")
     test_samples: int = Field(0, ge=0, description="use only so many test samples (0: all)")
     vocabulary: int = Field(20_000, ge=10, description="for texts: number of token ids")
@@ -200,7 +202,9 @@ def seconds(text: str) -> float:
     try:
         value = float(number) * units[unit]
     except ValueError:
-        raise ConfigError("run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given") from None
+        raise ConfigError(
+            "run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given"
+        ) from None
     if not 0 < value < float("inf"):
         raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
     return value

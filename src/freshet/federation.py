@@ -1,6 +1,5 @@
 """What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
 
-import hashlib
 import signal
 import threading
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -42,13 +40,15 @@ Floats = NDArray[np.float64]
 class Result:
     """What a run leaves behind: metrics, the final model, and the run directory."""
 
-    def __init__(self, directory: Path, summary: dict[str, Any], rows: list[dict[str, Any]], weights: Vector, factory: Factory) -> None:
+    def __init__(
+        self, directory: Path, summary: dict[str, Any], rows: list[dict[str, Any]], weights: Vector, factory: Factory
+    ) -> None:
         self.directory, self.summary, self.rows, self.weights = directory, summary, rows, weights
         self._factory = factory
 
     def __repr__(self) -> str:
-        accuracy = self.summary["final_accuracy"]
-        return f"Result({self.summary['method']}: accuracy {accuracy:.3f} at {self.summary['virtual_time']:g} s, {self.directory})"
+        facts = "method", "final_accuracy", "virtual_time", "status"
+        return f"Result({', '.join(f'{fact}={self.summary[fact]}' for fact in facts)}, directory={self.directory})"
 
     @property
     def time(self) -> Floats:
@@ -158,7 +158,9 @@ class Federation:
         self.factory = _factory(config, self.dataset) if factory is None else factory
         self.fleet = fleet if isinstance(fleet, Fleet) else config.fleet.draw(seed)
         if len(self.fleet) != config.fleet.devices:
-            raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(self.fleet)} devices")
+            raise ConfigError(
+                "fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(self.fleet)} devices"
+            )
         self.shards = _deal(config, self.dataset) if shards is None else list(shards)
         _check_shards(self.shards, config.fleet.devices, len(self.dataset.y_train))
 
@@ -186,14 +188,16 @@ class Federation:
             layout_of(self.factory()),
             config.run.seed,
         )
-        server = Server(config.method_class(config.method, world), world, weights, config.training.lr, config.training.lr_decay)
+        server = Server(
+            config.method_class(config.method, world), world, weights, config.training.lr, config.training.lr_decay
+        )
         executor = SerialExecutor(trainer)
         writer = RunWriter(Path(out) if out else default_directory(config), config.tables(), list(observers))
         with _interruptible() as stop:
             simulation = Simulation(
                 server, config.trigger(), self.fleet, executor, writer, eval_every=config.run.eval_every, stop=stop
             )
-            status, error = "failed", None
+            status = "failed"
             try:
                 status = "finished" if simulation.run(config.run.until) else "interrupted"
             except KeyboardInterrupt:
@@ -213,7 +217,9 @@ class Federation:
 def _load(config: Config) -> DataSet:
     options = config.data
     if options.name == CUSTOM:
-        raise ConfigError("data.name", "'custom' stands for data given from Python; name a data set (`freshet data list`)")
+        raise ConfigError(
+            "data.name", "'custom' stands for data given from Python; name a data set (`freshet data list`)"
+        )
     dataset = load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
     if options.train_samples or options.test_samples:
         dataset = dataset.subset(options.train_samples or None, options.test_samples or None, config.run.seed)
@@ -223,7 +229,9 @@ def _load(config: Config) -> DataSet:
 def _factory(config: Config, dataset: DataSet) -> Factory:
     options = config.model
     if options.name == CUSTOM:
-        raise ConfigError("model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)")
+        raise ConfigError(
+            "model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)"
+        )
 
     def factory() -> nn.Module:
         return build(

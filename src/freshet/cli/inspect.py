@@ -1,7 +1,7 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -57,11 +57,10 @@ def models() -> None:
     from freshet.models.registry import describe
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    rows: list[dict[str, Any]] = [vars(item) if hasattr(item, "__dict__") else item._asdict() for item in describe()]
-    for heading in rows[0]:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*(", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in row.values()))
+    for heading in ("network", "parameters", "normalisation", "what it is"):
+        table.add_column(heading, justify="right" if heading == "parameters" else "left")
+    for item in describe():
+        table.add_row(item.name, f"{item.parameters:,}", ", ".join(item.norms), item.summary)
     Console().print(table)
 
 
@@ -74,7 +73,7 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
     facts = {
         "status": summary["status"],
         "virtual time": f"{summary['virtual_time']:g} s in {summary['wall_seconds']:g} s of real time",
-        "trips": f"{summary['trips']} started, {summary['uploads']} uploaded, {summary['lost']} lost, {summary['rejected']} rejected",
+        "trips": ", ".join(f"{summary[key]} {key}" for key in ("trips", "uploads", "discards", "lost", "rejected")),
         "fresh models": f"{summary['requests']} requests, {summary['merges']} merges",
         "aggregations": f"{summary['aggregations']}, mean staleness {number(summary['mean_staleness'], 2)}",
         "traffic": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
@@ -98,7 +97,9 @@ def audit(
         found = audit_run(Run(directory))
         failed |= not found.passed
         if found.passed:
-            typer.echo(f"{directory}: ok ({found.events} events, {found.aggregations} aggregations, {found.merges} merges)")
+            typer.echo(
+                f"{directory}: ok ({found.events} events, {found.aggregations} aggregations, {found.merges} merges)"
+            )
         else:
             typer.echo(f"{directory}: {found.problem}")
     if failed:

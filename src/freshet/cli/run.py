@@ -17,12 +17,17 @@ DEMO_METHODS = ("fedasmu", "fedasmu-0", "fedssmu", "fedavg")
 
 def run(
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]; or module:Class.")
+        str | None,
+        typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]; or module:Class."),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")
+    ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Virtual time to simulate: 600, 600s, 10m, 2h.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write (default: under runs/).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run directory to write (default: under runs/).")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override one setting: section.key=value. Repeatable.")
     ] = None,
@@ -67,7 +72,9 @@ def _finish(result: Result, quiet: bool) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run directories and the picture.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run directories and the picture.")] = Path(
+        "runs/demo"
+    ),
     until: Annotated[str, typer.Option("--until", help="Virtual time to simulate for each method.")] = "600s",
     seed: Annotated[int, typer.Option("--seed", help="Root of all random streams.")] = 0,
 ) -> None:

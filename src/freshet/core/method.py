@@ -62,7 +62,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Wait:
-    """The upload is kept for a later aggregation. ``urgent`` names devices that should upload at their next epoch end."""
+    """The upload is kept for a later aggregation; ``urgent`` devices should upload at their next epoch end."""
 
     urgent: tuple[int, ...] = ()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from freshet.core.messages import Assignment, Fresh, Upload
-from freshet.core.method import Aggregate, Discard, Method, Verdict, Wait, World
+from freshet.core.method import Discard, Method, Verdict, Wait, World
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, is_finite
 from freshet.core.versions import VersionStore
@@ -142,7 +142,9 @@ class Server:
         """A trained model arrives: gates first, then the method's rule."""
         flight = self.flights.get(upload.device)
         if flight is None or flight.trip != upload.trip:
-            return [{"kind": "rejected", "device": upload.device, "reason": "no such trip in flight", "trip": upload.trip}]
+            return [
+                {"kind": "rejected", "device": upload.device, "reason": "no such trip in flight", "trip": upload.trip}
+            ]
         discarded = self.discard_unseen(upload.device, upload.trip)
         if discarded is not None:
             return discarded

@@ -1,4 +1,4 @@
-"""The methods, one file each. Every ``Method`` subclass in this package is found by its name; so is ``module:Class``."""
+"""The methods, one file each. Every ``Method`` subclass in this package is found by name; so is ``module:Class``."""
 
 import importlib
 import inspect

@@ -16,8 +16,8 @@ Device, at the start of epoch l* with fresh version g > o and ``w_b`` the local 
     phi = gamma / sqrt(g) (1 - upsilon / sqrt(g - o + 1))    beta = mu_beta phi / (1 + mu_beta phi)
     w_a = (1 - beta) w_b + beta w_g
 
-gamma and upsilon descend the mini-batch loss at ``w_a``; the reward ``loss(w_b) - loss(w_a)`` teaches the slot selector.
-``equations = "published"`` keeps the paper's printed forms where they differ from the derivatives (errata E1, E2, E4-E6).
+gamma and upsilon descend the mini-batch loss at ``w_a``; the reward ``loss(w_b) - loss(w_a)`` teaches the selector of
+l*. ``equations = "published"`` keeps the paper's printed forms where they are not the derivatives (errata E1, E2, E4-E6).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from freshet.core.audit import expect
 from freshet.core.messages import Assignment, Fresh, Number, Upload
 from freshet.core.method import Aggregate, Discard, Kind, Local, LocalRule, Memory, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
@@ -124,7 +123,13 @@ class FedASMU(Method):
         n, w, o = self.world.layout.learnable, server.weights, self.options
         progress = self._progress(server, upload, flight)
         known = self.devices.setdefault(upload.device, DeviceControl(Control(o.lambda0, o.sigma0, o.iota0)))
-        record: dict[str, Any] = {"base": flight.base, "staleness": s, "adapted": False, "lr": flight.lr, "steps": upload.steps}
+        record: dict[str, Any] = {
+            "base": flight.base,
+            "staleness": s,
+            "adapted": False,
+            "lr": flight.lr,
+            "steps": upload.steps,
+        }
         if known.past is not None and known.step is not None:
             published = [(1.0, upload.weights), (-1.0, server.store.get(flight.base))]
             terms = progress if o.equations == "corrected" else published

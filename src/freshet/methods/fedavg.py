@@ -1,10 +1,10 @@
 """FedAvg: the mean of the selected devices' models, weighted by their numbers of samples.
 
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017.
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017.
 
-``w^{t+1} = sum_{k in S_t} (n_k / m_t) u_k`` with ``m_t = sum_{k in S_t} n_k``: normalised over the selected devices only,
-evaluated in ascending order of device. An empty round leaves the model and still counts.
+``w^{t+1} = sum_{k in S_t} (n_k / m_t) u_k`` with ``m_t = sum_{k in S_t} n_k``: normalised over the selected
+devices only, evaluated in ascending order of device. An empty round leaves the model and still counts.
 """
 
 from typing import Any, ClassVar

@@ -6,8 +6,8 @@ In round g every upload is merged at once into ``w_{g,k}``, k = uploads merged b
 ``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are FedASMU's with ``sqrt(g)`` for
 ``sqrt(t)``. The round ends when all selected devices have uploaded or are lost; ``w_{g+1,0} = w_{g,k}``.
 
-With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``, and c = 1 makes the round's
-result the plain mean of the old model and all uploads.
+With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``, and c = 1 makes the
+round's result the plain mean of the old model and all uploads.
 """
 
 from typing import Any, ClassVar

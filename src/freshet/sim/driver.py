@@ -5,8 +5,8 @@ A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
     trigger --model down--> train to the slot --request up--> server answers with the model of *that* moment
         --fresh model down--> merge, train on --model up--> upload
 
-Times never depend on what training computes, so a trip's training is one piece of work that is handed to the executor as
-soon as its inputs are known, and its result is awaited only when the upload arrives.
+Times never depend on what training computes, so a trip's training is one piece of work that is handed to the executor
+as soon as its inputs are known, and its result is awaited only when the upload arrives.
 """
 
 from collections.abc import Callable
@@ -218,7 +218,8 @@ class Simulation:
         trip, heard = journey.trip, now + self.fleet.down(device, CONTROL_BYTES)
         epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device))
         self.counts.bytes_down += CONTROL_BYTES
-        self.writer.event(now, {"kind": "urgent", "device": device, "trip": trip.trip, "epochs": min(epochs, trip.epochs)})
+        record = {"kind": "urgent", "device": device, "trip": trip.trip, "epochs": min(epochs, trip.epochs)}
+        self.writer.event(now, record)
         if trip.slot is None and epochs < trip.epochs and journey.future is not None:
             journey.future.cancel()
             trip.epochs = epochs

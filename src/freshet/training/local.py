@@ -78,7 +78,7 @@ class LocalTraining:
     def epoch(self) -> None:
         """One pass over the device's samples in a new random order."""
         order, self._order = self._next_order(), None
-        for index in order.split(self.options.batch_size):
+        for index in torch.split(order, self.options.batch_size):
             x, y = self.data.train.take(index)
             self.gradient.zero_()
             self.rule.loss(self, x, y).backward()  # type: ignore[no-untyped-call]

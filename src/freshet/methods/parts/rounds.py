@@ -54,9 +54,7 @@ class RoundMethod(Method):
         """The weight of each member's model; they sum to 1."""
         return sample_shares(members)
 
-    def aggregate(
-        self, server: Server, members: list[Member], shares: list[float]
-    ) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
         """The next global model, and further numbers for the log."""
         return combine([(share, member.weights) for share, member in zip(shares, members, strict=True)]), {}
 

@@ -87,7 +87,7 @@ def _prior_logits(epochs: int) -> Tensor:
     Without it the first slot would win, where nothing newer is there yet and so nothing can ever be learned.
     """
     middle = epochs // 2
-    triangle = np.array([epochs - abs(l - middle) for l in range(epochs)], dtype=np.float64)
+    triangle = np.array([epochs - abs(epoch - middle) for epoch in range(epochs)], dtype=np.float64)
     share = triangle / (triangle.sum() + 1.0)
     hazard = share / (1.0 - np.concatenate([[0.0], np.cumsum(share)[:-1]]))
     return torch.from_numpy(np.log(hazard / (1.0 - hazard)))
@@ -101,7 +101,7 @@ class MetaSelector:
             torch.manual_seed(torch_seed(seed, "meta"))
             self.network = _Network(hidden).double()
         # Input of step l: the decision before it (always "not asked") and how far the trip is.
-        self._steps = torch.tensor([[0.0, (l + 1) / epochs] for l in range(epochs)], dtype=torch.float64)
+        self._steps = torch.tensor([[0.0, epoch / epochs] for epoch in range(1, epochs + 1)], dtype=torch.float64)
         self._prior = _prior_logits(epochs)
         self.eta_rl, self.rho = eta_rl, rho
         self.baseline = 0.0
@@ -136,12 +136,12 @@ class MetaSelector:
 
     def reinforce(self, slot: int, reward: float) -> None:
         """``theta <- theta + eta_rl grad log P(decisions) (R - b)``."""
-        self.network.zero_grad()
+        parameters = list(self.network.parameters())
         with torch.enable_grad():
-            self.log_probability(slot).backward()  # type: ignore[no-untyped-call]
+            gradients = torch.autograd.grad(self.log_probability(slot), parameters)
         with torch.no_grad():
-            for parameter in self.network.parameters():
-                parameter += self.eta_rl * (reward - self.baseline) * parameter.grad
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.add_(gradient, alpha=self.eta_rl * (reward - self.baseline))
         self._best = None
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+# Everything runs inside .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## four methods on handwritten digits, with a table and a picture (about a minute)
+	@$(BIN)/freshet demo $(ARGS)
+
+test: $(VENV)/.dev ## run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
+
+check: $(VENV)/.dev ## lint, types, import contract
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: $(VENV)/.dev ## put the code in shape
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+clean: ## remove the environment and caches (run directories stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Freshet needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 2; }
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Freshet into $(VENV) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Freshet and its test tools into $(VENV) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
