@@ -88,7 +88,9 @@ def python2_batch(x: np.ndarray, y: np.ndarray, key: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
 
     raw = x.tobytes()
-    reconstruct = b"cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85q\x04U\x01bq\x05\x87q\x06Rq\x07"
+    reconstruct = (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85q\x04U\x01bq\x05\x87q\x06Rq\x07"
+    )
     dtype = (
         b"cnumpy\ndtype\nq\x08U\x02u1q\x09K\x00K\x01\x87q\x0aRq\x0b"
         b"(K\x03U\x01|q\x0cNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x0db"

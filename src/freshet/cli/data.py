@@ -54,7 +54,7 @@ def get_command(name: Name, data_dir: DataDir = None) -> None:
     """Find the data set, or download the official archive to the user's cache, and read it once."""
     with sentences():
         dataset = data.load(name, data_dir)
-        found = None if name == "digits" else data.locate(name, data_dir)
+        found = data.locate(name, data_dir)
         place = "built in" if found is None else f"{found.place} ({found.format.title})"
         typer.echo(
             f"{dataset.name}: {len(dataset.y_train):,} training and {len(dataset.y_test):,} test samples, {place}"

@@ -82,6 +82,8 @@ class Local(Protocol):
     trip: DeviceTrip
     memory: Memory
     instruction: Mapping[str, Number]
+    #: Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first.
+    seconds: float | None
     report: dict[str, Number]
     scratch: dict[str, Any]
 
@@ -91,7 +93,8 @@ class Local(Protocol):
 
     def next_batch(self) -> tuple["Tensor", "Tensor"]: ...
 
-    def frozen(self, weights: Vector) -> "Callable[[Tensor], Tensor]": ...
+    def frozen(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
+        """``features`` of another model of the same shape, in evaluation mode and without gradient."""
 
 
 class LocalRule:
@@ -101,6 +104,9 @@ class LocalRule:
     adjusts_gradient: ClassVar[bool] = False
     #: True when a trip changes ``memory``, so that even a trip whose upload is lost has to be computed.
     remembers: ClassVar[bool] = False
+
+    def check(self, module: "nn.Module") -> None:
+        """Raise a ``ConfigError`` if this rule cannot train such a module."""
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
         """When to ask for the fresh model in this trip, or None for never."""
@@ -158,6 +164,10 @@ class Method:
 
     def prejudge(self, server: "Server", flight: "Flight") -> Discard | None:
         """A reason to discard the upload of this flight whatever it contains (it need not even be computed)."""
+        return None
+
+    def objection(self, upload: Upload, flight: "Flight") -> str | None:
+        """A reason to reject what the device reports, or None; the report comes from outside and is not trusted."""
         return None
 
     def receive(self, server: "Server", upload: Upload, flight: "Flight") -> Verdict:

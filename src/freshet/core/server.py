@@ -200,7 +200,7 @@ class Server:
             return "no training step was taken"
         if not all(np.isfinite(value) for value in upload.report.values()):
             return "report has a number that is not finite"
-        return None
+        return self.method.objection(upload, flight)
 
     def _apply(self, verdict: Verdict, device: int | None, trip: int | None) -> list[Event]:
         who: Event = {} if device is None else {"device": device, "trip": trip}

@@ -59,7 +59,7 @@ def load_plain(data: bytes) -> Any:
         return _resolve(_Machine(len(data)).run(data))
     except DataError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, UnicodeError) as error:
+    except Exception as error:  # foreign bytes can break the parser in many ways; all mean the same to the user
         raise DataError(f"the pickle is damaged or not plain data ({type(error).__name__}: {error})") from error
 
 
@@ -199,7 +199,7 @@ def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[Any, A
 
 
 def _resolve(value: Any) -> Any:
-    """Replace the stand-ins by arrays: at the top, in a dict's values and in a list's items."""
+    """Replace the stand-ins by arrays, at the top and in a dict's values: no batch nests them deeper."""
     if isinstance(value, _Array):
         if value.value is None:
             raise DataError("the pickle holds an array without contents")

@@ -23,12 +23,14 @@ _VAL = re.compile(r"(?:.*/)?val/images/(val_(\d+)\.JPEG)")
 _FILE_LIMIT = 1 << 24
 _NPZ_LIMIT = 1 << 30  # bytes of one array; all 100,000 payloads would be 140 MB
 
+_Row = tuple[str, int, bytes]  # class or file name, number, JPEG: decoded only at the end, straight into one array
+
 
 def read_official(path: Path) -> dict[str, Array]:
     """tiny-imagenet-200 as zip or folder: train/<wnid>/images, val/images with val_annotations.txt, words.txt."""
     texts: dict[str, str] = {}
-    train: list[tuple[str, int, Array]] = []
-    val: list[tuple[str, int, Array]] = []
+    train: list[_Row] = []
+    val: list[_Row] = []
 
     def wanted(name: str) -> bool:
         plain = name.endswith(("words.txt", "val_annotations.txt"))
@@ -36,9 +38,9 @@ def read_official(path: Path) -> dict[str, Array]:
 
     for name, data in members(path, wanted, _FILE_LIMIT):
         if match := _TRAIN.fullmatch(name):
-            train.append((match[1], int(match[2]), decode(path, name, data)))
+            train.append((match[1], int(match[2]), data))
         elif match := _VAL.fullmatch(name):
-            val.append((match[1], int(match[2]), decode(path, name, data)))
+            val.append((match[1], int(match[2]), data))
         else:
             with damaged(path):
                 texts[name.rsplit("/", 1)[-1]] = data.decode("utf-8")
@@ -47,12 +49,10 @@ def read_official(path: Path) -> dict[str, Array]:
     if not train or not val or unlabelled:
         lack = f"the label of {unlabelled[0]}" if unlabelled else "images under train/ or val/"
         raise DataError(f"{path} lacks {lack}; the official tiny-imagenet-200 is needed")
-    return _assemble(path, train, [(answers[name], number, image) for name, number, image in val], texts)
+    return _assemble(path, train, [(answers[name], number, data) for name, number, data in val], texts)
 
 
-def _assemble(
-    path: Path, train: list[tuple[str, int, Array]], val: list[tuple[str, int, Array]], texts: dict[str, str]
-) -> dict[str, Array]:
+def _assemble(path: Path, train: list[_Row], val: list[_Row], texts: dict[str, str]) -> dict[str, Array]:
     index = {wnid: i for i, wnid in enumerate(sorted({wnid for wnid, _, _ in train}))}
     if unknown := {wnid for wnid, _, _ in val} - set(index):
         raise DataError(f"{path}: validation images of class {min(unknown)}, which has no training images")
@@ -60,7 +60,8 @@ def _assemble(
     result = {"class_names": np.array([words.get(wnid, wnid) for wnid in index])}
     for part, rows in (("train", train), ("test", val)):
         rows.sort(key=lambda row: (index[row[0]], row[1]))
-        result[f"x_{part}"] = np.stack([image for _, _, image in rows])
+        files = ((f"{wnid} {part} image {number}", data) for wnid, number, data in rows)
+        result[f"x_{part}"] = _decode_all(path, files, len(rows))
         result[f"y_{part}"] = np.array([index[wnid] for wnid, _, _ in rows], np.int64)
     return result
 

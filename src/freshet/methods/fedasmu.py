@@ -17,7 +17,7 @@ Device, at the start of epoch l* with fresh version g > o and ``w_b`` the local 
     w_a = (1 - beta) w_b + beta w_g
 
 gamma and upsilon descend the mini-batch loss at ``w_a``; the reward ``loss(w_b) - loss(w_a)`` teaches the selector of
-l*. ``equations = "published"`` keeps the paper's printed forms where they are not the derivatives (errata E1, E2, E4-E6).
+l*. ``equations = "published"`` keeps the printed forms where they are not the derivatives (errata E1, E2, E4-E6).
 """
 
 from dataclasses import dataclass
@@ -116,6 +116,12 @@ class FedASMU(Method):
             return None
         return Discard("too stale", {"version": server.version, "base": flight.base, "staleness": s})
 
+    def objection(self, upload: Upload, flight: Flight) -> str | None:
+        beta, slot = upload.report.get("beta", 0.0), upload.report.get("slot", 1)
+        if not 0.0 <= beta < 1.0 or (beta and flight.fresh is None):
+            return f"reports a merge with weight {beta}, which is impossible"
+        return None if 1 <= slot <= flight.epochs else f"reports slot {slot}, outside 1..{flight.epochs}"
+
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         s = server.staleness(flight)
         if "reward" in upload.report:
@@ -151,8 +157,7 @@ class FedASMU(Method):
 
     def _progress(self, server: Server, upload: Upload, flight: Flight) -> list[tuple[float, Vector]]:
         """``d = w_i - w_o - beta (w_g - w_o)`` as a sum of models (E6): what training itself produced."""
-        base = server.store.get(flight.base)
-        beta = float(upload.report.get("beta", 0.0)) if flight.fresh is not None else 0.0
+        base, beta = server.store.get(flight.base), float(upload.report.get("beta", 0.0))
         if flight.fresh is None or beta == 0.0:
             return [(1.0, upload.weights), (-1.0, base)]
         return [(1.0, upload.weights), (beta - 1.0, base), (-beta, server.store.get(flight.fresh))]

@@ -1,39 +1,146 @@
 """What each device remembers between its trips. It belongs to the device: the server never reads it."""
 
+import json
+import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from freshet.core.method import Memory
 
+#: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
+DEFAULT_LIMIT = 512 * 2**20
+
 
 class DeviceStore:
-    """Memory by device; a trip's effect on it may still be under way when the device is next asked."""
+    """Memory by device; a trip's effect on it may still be under way when the device is next asked.
 
-    def __init__(self) -> None:
-        self._memory: dict[int, Memory] = {}
+    At most ``limit_bytes`` of arrays stay in main memory. Beyond that the devices that were not asked for longest go to
+    ``folder``, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit for bit
+    when they are needed. Without a folder, a temporary one is made at the first need. Numbers alone are never spilled.
+    What is handed out (a trip in flight) counts no more.
+    """
+
+    def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT) -> None:
+        self.limit_bytes = limit_bytes
+        self._folder = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
         self._pending: dict[int, Callable[[], Memory]] = {}
+        self._spilled: set[int] = set()
+        self._bytes = 0
+        self._trips: dict[int, tuple[int, float]] = {}
+
+    # ---- memories
 
     def get(self, device: int) -> Memory:
-        """What the device remembers now (waits for its last trip if need be)."""
+        """What the device remembers now (waits for its last trip if need be). Not to be changed in place."""
         pending = self._pending.pop(device, None)
         if pending is not None:
             self.put(device, pending())
-        return self._memory.get(device, {})
+        if device in self._spilled:
+            self.put(device, self._load(device))
+        elif device in self._memory:
+            self._memory.move_to_end(device)
+        return self._memory.get(device, {}) if device not in self._spilled else self._load(device)
 
     def put(self, device: int, memory: Memory) -> None:
         """The device's memory after a trip."""
-        if memory:
-            self._memory[device] = memory
+        if not memory:
+            return
+        self._bytes += size_of(memory) - size_of(self._memory.get(device, {}))
+        self._memory[device] = memory
+        self._memory.move_to_end(device)
+        if device in self._spilled:
+            self._spilled.discard(device)
+            self._path(device).unlink(missing_ok=True)
+        self._spill()
 
     def defer(self, device: int, memory: Callable[[], Memory]) -> None:
         """The device's memory will be this; it is computed when somebody needs it."""
         self._pending[device] = memory
 
-    def settle(self) -> dict[int, Memory]:
-        """Everything, with nothing left under way."""
-        for device in sorted(self._pending):
-            self.get(device)
-        return self._memory
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of arrays that are held in main memory."""
+        return self._bytes
+
+    @property
+    def spilled(self) -> int:
+        """Devices whose memory is in a file."""
+        return len(self._spilled)
+
+    # ---- how long trips take
+
+    def completed(self, device: int, seconds: float) -> None:
+        """A trip of the device has ended with an upload, so long after it was triggered."""
+        count, total = self._trips.get(device, (0, 0.0))
+        self._trips[device] = (count + 1, total + seconds)
+
+    def mean_seconds(self, device: int) -> float | None:
+        """Mean duration of the device's completed trips; None before the first."""
+        count, total = self._trips.get(device, (0, 0.0))
+        return total / count if count else None
+
+    # ---- checkpoint
 
     def state(self) -> dict[str, Any]:
-        return {str(device): memory for device, memory in self.settle().items()}
+        """Everything, with nothing left under way, as nested dicts of plain values and arrays."""
+        for device in sorted(self._pending):
+            self.get(device)
+        memories = {d: self._load(d) if d in self._spilled else self._memory[d] for d in (*self._spilled, *self._memory)}
+        return {
+            "memory": {str(device): memories[device] for device in sorted(memories)},
+            "trips": {str(device): list(trips) for device, trips in sorted(self._trips.items())},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``, into an empty store."""
+        for device, memory in state["memory"].items():
+            self.put(int(device), memory)
+        self._trips = {int(device): (int(count), float(total)) for device, (count, total) in state["trips"].items()}
+
+    # ---- files
+
+    def _spill(self) -> None:
+        """Move the longest unused memories to files until the rest fits."""
+        if self._bytes <= self.limit_bytes:
+            return
+        for device in list(self._memory):
+            size = size_of(self._memory[device])
+            if size == 0:
+                continue
+            self._save(device, self._memory.pop(device))
+            self._spilled.add(device)
+            self._bytes -= size
+            if self._bytes <= self.limit_bytes:
+                return
+
+    def _save(self, device: int, memory: Memory) -> None:
+        arrays = {name: np.ascontiguousarray(v) for name, v in memory.items() if isinstance(v, np.ndarray)}
+        rest = {name: value for name, value in memory.items() if name not in arrays}
+        header = {"order": json.dumps(list(memory)), "rest": json.dumps(rest)}
+        save_file(arrays, self._path(device), metadata=header)
+
+    def _load(self, device: int) -> Memory:
+        with safe_open(self._path(device), framework="numpy") as file:
+            header = file.metadata()
+            rest = json.loads(header["rest"])
+            return {name: rest[name] if name in rest else file.get_tensor(name) for name in json.loads(header["order"])}
+
+    def _path(self, device: int) -> Path:
+        if self._folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="freshet-devices-")
+            self._folder = Path(self._temporary.name)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"device-{device}.safetensors"
+
+
+def size_of(memory: Memory) -> int:
+    """Bytes of the arrays in a memory."""
+    return sum(value.nbytes for value in memory.values() if isinstance(value, np.ndarray))

@@ -35,6 +35,7 @@ class Journey:
     future: Future[Outcome] | None = None
     fresh: Fresh | None = None
     merged: bool = False
+    triggered: float = 0.0
     started: float = 0.0
 
 
@@ -131,7 +132,7 @@ class Simulation:
         rng = stream(self.server.world.seed, "slot", device, number)
         slot = self.rule.plan(self.devices.get(device), assignment, rng)
         trip = DeviceTrip(device, number, assignment.version, assignment.age, assignment.epochs, assignment.lr, slot)
-        journey = self.journeys[device] = Journey(trip, assignment)
+        journey = self.journeys[device] = Journey(trip, assignment, triggered=now)
         record: Event = {"kind": "trigger", "device": device, "trip": number, "version": assignment.version}
         record |= {"epochs": assignment.epochs, "lr": assignment.lr}
         if slot is not None:
@@ -164,6 +165,7 @@ class Simulation:
             self.rule,
             self.devices.get(trip.device),
             journey.assignment.instruction,
+            self.devices.mean_seconds(trip.device),
         )
         journey.future = self.executor.train(work)
         arrival = resume + epochs * self._epoch(trip.device) + self.fleet.up(trip.device, self.model_bytes)
@@ -233,6 +235,7 @@ class Simulation:
         trip, future = journey.trip, journey.future
         trip.finish()
         del self.journeys[trip.device]
+        self.devices.completed(trip.device, entry.time - journey.triggered)
         self.counts.uploads += 1
         self.counts.bytes_up += self.model_bytes
         record = {"kind": "upload", "device": trip.device, "trip": trip.trip, "base": trip.base}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -33,6 +33,7 @@ class Work:
     rule: LocalRule
     memory: Memory
     instruction: Mapping[str, Number] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,18 @@ class Score:
     loss: float
 
 
+class _Features(nn.Module):
+    """Calls a network's ``features`` where ``functional_call`` would call its ``forward``."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.network.features(x)  # type: ignore[operator]
+        return z
+
+
 class LocalTraining:
     """One trip under way; what a ``LocalRule`` sees (see ``freshet.core.method.Local``)."""
 
@@ -61,7 +74,7 @@ class LocalTraining:
         self.flat, self.data, self.options, self.rule = flat, data, options, work.rule
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
-        self.trip, self.instruction = work.trip, work.instruction
+        self.trip, self.instruction, self.seconds = work.trip, work.instruction, work.seconds
         self.memory: Memory = dict(work.memory)
         self.report: dict[str, Number] = {}
         self.scratch: dict[str, Any] = {}
@@ -132,13 +145,14 @@ class LocalTraining:
 
     def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
-        tensor = torch.from_numpy(weights)
-        state = {e.name: tensor[e.span].view(e.shape) for e in self.layout.entries if e.kind != "counter"}
+        tensor, network = torch.from_numpy(weights), _Features(self.model)
+        entries = (entry for entry in self.layout.entries if entry.kind != "counter")
+        state = {f"network.{entry.name}": tensor[entry.span].view(entry.shape) for entry in entries}
 
         def features(x: Tensor) -> Tensor:
             self.model.eval()
             with torch.no_grad():
-                z: Tensor = functional_call(self.scratch["features"], state, (x,))
+                z: Tensor = functional_call(network, state, (x,))
             self.model.train()
             return z
 
@@ -156,6 +170,7 @@ class Trainer:
         """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.seed, "torch", work.trip.device, work.trip.trip))
+            work.rule.check(self.flat.module)
             self.flat.module.train()
             local = LocalTraining(self.flat, self.data, self.options, self.seed, work)
             work.rule.begin(local)

@@ -1,0 +1,66 @@
+"""``freshet data`` as a user types it."""
+
+from pathlib import Path
+
+import data_builders as build
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from freshet.cli.data import data_app
+
+pytestmark = pytest.mark.usefixtures("nowhere")
+run = CliRunner().invoke
+
+
+def test_list_shows_every_set() -> None:
+    result = run(data_app, ["list"])
+    assert result.exit_code == 0
+    for name in ("digits", "fashion-mnist", "cifar10", "cifar100", "imdb", "tiny-imagenet"):
+        assert name in result.stdout
+
+
+def test_get_and_check_digits() -> None:
+    assert "1,438 training" in run(data_app, ["get", "digits"]).stdout
+    result = run(data_app, ["check", "digits"])
+    assert result.exit_code == 0
+    assert "1,438" in result.stdout
+
+
+def test_check_of_another_copy_fails(tmp_path: Path) -> None:
+    build.write_fashion(tmp_path)
+    result = run(data_app, ["check", "fashion-mnist", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "differs" in result.stdout
+    assert "not the published data set" in result.stderr
+
+
+@pytest.mark.parametrize("devices", [1, 7, 100, 300])
+def test_partition_draws_and_prints(tmp_path: Path, devices: int) -> None:
+    picture = tmp_path / "p.png"
+    result = run(data_app, ["partition", "digits", "--devices", str(devices), "--out", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert "Gini" in result.stdout
+    with Image.open(picture) as image:
+        assert image.width >= 1200
+        assert len(image.convert("RGB").getcolors(1 << 24) or []) > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["get", "mnist"], "data.name"),
+        (["check", "cifar10"], "not on this machine"),
+        (["get", "cifar10", "--data-dir", "/no/such/folder"], "does not exist"),
+        (["partition", "digits", "--devices", "0"], "fleet.devices"),
+        (["partition", "digits", "--concentration", "0"], "data.concentration"),
+        (["partition", "digits", "--scheme", "banana"], "data.partition"),
+        (["partition", "digits", "--out", "p.exe"], "--out"),
+        (["partition", "digits", "--out", "/no/such/folder/p.png"], "--out"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_code_2(arguments: list[str], says: str) -> None:
+    result = run(data_app, arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

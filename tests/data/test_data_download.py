@@ -1,0 +1,177 @@
+"""Downloads against a server on this machine; the cache of decoded arrays."""
+
+import gzip
+import hashlib
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import data_builders as build
+import numpy as np
+import pytest
+
+from freshet.data import cache, load
+from freshet.data.catalogue import CATALOGUE
+from freshet.data.download import Progress, Remote, download
+from freshet.errors import DataError
+
+
+class Site:
+    """A small web site whose answers can go wrong."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.files: dict[str, bytes] = {}
+        self.faults: list[str] = []  # consumed one per request: "error", "cut", "wrong"
+        self.requests = 0
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            here.requests += 1
+            data = here.files.get(self.path.lstrip("/"))
+            fault = here.faults.pop(0) if here.faults else ""
+            if data is None or fault == "error":
+                self.send_error(404 if data is None else 503)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Encoding", "x-gzip")  # as Apache says of .gz files: they must stay as they are
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if fault == "cut" else data[::-1] if fault == "wrong" else data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    here = Site(f"http://127.0.0.1:{server.server_port}/")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield here
+    server.shutdown()
+    server.server_close()
+
+
+def remote(site: Site, data: bytes) -> Remote:
+    site.files["file.gz"] = data
+    digest = hashlib.sha256(data).hexdigest()
+    return Remote("file.gz", f"sha256:{digest}", (site.url + "missing.gz", site.url + "file.gz"))
+
+
+DATA = gzip.compress(b"some data" * 1000)
+
+
+def test_the_first_address_that_works_is_used(site: Site, tmp_path: Path) -> None:
+    path = download("toy", remote(site, DATA), tmp_path / "new")
+    assert path.read_bytes() == DATA
+    requests = site.requests
+    assert download("toy", remote(site, DATA), tmp_path / "new") == path
+    assert site.requests == requests  # it is there already
+
+
+@pytest.mark.parametrize("fault", ["error", "cut", "wrong"])
+def test_a_broken_attempt_is_tried_afresh(site: Site, tmp_path: Path, fault: str) -> None:
+    site.faults = ["", fault]
+    assert download("toy", remote(site, DATA), tmp_path, pause=0.01).read_bytes() == DATA
+    assert [p.name for p in tmp_path.iterdir()] == ["file.gz"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("wrong", "wrong checksum"), ("error", "answered 503"), ("cut", "broke off")]
+)
+def test_a_lasting_fault_is_one_sentence_and_leaves_nothing(site: Site, tmp_path: Path, fault: str, says: str) -> None:
+    site.faults = ["", fault] * 3
+    with pytest.raises(DataError) as caught:
+        download("toy", remote(site, DATA), tmp_path, pause=0.01)
+    message = str(caught.value)
+    assert says in message
+    assert "--data-dir" in message and "\n" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_network_is_one_sentence(tmp_path: Path) -> None:
+    gone = Remote("file.gz", "md5:00", ("http://127.0.0.1:9/file.gz",))
+    with pytest.raises(DataError, match="no connection"):
+        download("toy", gone, tmp_path, attempts=1)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_load_downloads_into_the_cache(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = build.write_fashion(tmp_path / "made")
+    remotes = []
+    for path in sorted((tmp_path / "made").iterdir()):
+        site.files[path.name] = path.read_bytes()
+        remotes.append(Remote(path.name, "md5:" + hashlib.md5(path.read_bytes()).hexdigest(), (site.url + path.name,)))
+    spec = CATALOGUE["fashion-mnist"]
+    monkeypatch.setitem(CATALOGUE, "fashion-mnist", type(spec)(**{**vars(spec), "remotes": tuple(remotes)}))
+    data = load("fashion-mnist", any_size=True)
+    assert np.array_equal(data.x_train, expected["x_train"])
+    requests = site.requests
+    load("fashion-mnist", any_size=True)
+    assert site.requests == requests == 4
+
+
+def test_every_official_address_has_a_checksum() -> None:
+    for spec in CATALOGUE.values():
+        assert spec.built_in or spec.remotes
+        for item in spec.remotes:
+            algorithm, _, digest = item.checksum.partition(":")
+            assert len(digest) == {"md5": 32, "sha256": 64}[algorithm]
+            assert all(url.startswith("http") and url.endswith(item.filename) for url in item.urls)
+
+
+def test_progress_draws_only_on_a_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, drawn in ((io.StringIO(), False), (Terminal(), True)):
+        bar = Progress("file", stream)
+        bar.total = 2_000_000
+        bar.update(2_000_000)
+        bar.close()
+        assert ("100%" in stream.getvalue()) is drawn
+
+
+ARRAYS = {"x": np.arange(6, dtype=np.uint8).reshape(2, 3), "names": np.array(["a", "bc"])}
+
+
+def test_cache_round_trip_and_damage(tmp_path: Path) -> None:
+    assert cache.fetch("toy", "k" * 32) is None
+    cache.store("toy", "k" * 32, ARRAYS)
+    found = cache.fetch("toy", "k" * 32)
+    assert found is not None and all(np.array_equal(found[k], v) for k, v in ARRAYS.items())
+    file = tmp_path / "cache" / "decoded" / ("toy-" + "k" * 32) / "x.npy"
+    good = file.read_bytes()
+    for bad in (good[:-1] + b"\xff", good[:20], b""):
+        file.write_bytes(bad)
+        assert cache.fetch("toy", "k" * 32) is None
+    cache.store("toy", "k" * 32, ARRAYS)  # a damaged entry is replaced
+    assert cache.fetch("toy", "k" * 32) is not None
+    (file.parent / "index.json").write_text("[]")
+    assert cache.fetch("toy", "k" * 32) is None
+
+
+def test_cache_keeps_few_entries_and_never_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(8):
+        cache.store("toy", f"{i:032d}", ARRAYS)
+    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 4
+    assert cache.fetch("toy", f"{7:032d}") is not None
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FRESHET_CACHE", str(tmp_path / "file" / "below"))
+    cache.store("toy", "0" * 32, ARRAYS)
+    assert cache.fetch("toy", "0" * 32) is None
+
+
+def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("one")
+    first = cache.fingerprint((file,), "x")
+    assert first == cache.fingerprint((file,), "x") != cache.fingerprint((file,), "y")
+    file.write_text("other")
+    assert cache.fingerprint((file,), "x") != first
+    assert cache.fingerprint((tmp_path,), "x") != first

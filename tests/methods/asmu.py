@@ -1,0 +1,72 @@
+"""Scaffolding for the tests of FedASMU and FedSSMU: a small smooth network, its loss in float64, a scripted server."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import Method, World
+from freshet.core.server import Server
+from freshet.methods import find, options_for
+from freshet.training.flat import FlatModel
+
+FEATURES, CLASSES, SAMPLES = 5, 3, 24
+
+
+def network() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def samples(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+    return x, (np.abs(x[:, 0]) + x[:, 1] > 0.8).astype(np.int64) + (x[:, 2] > 0).astype(np.int64)
+
+
+class SmoothLoss:
+    """The true loss of the network on all samples, in float64, as a function of the flat weights."""
+
+    def __init__(self) -> None:
+        self.flat = FlatModel(network())
+        self.module = network().double()
+        x, y = samples()
+        self.x, self.y = torch.from_numpy(x).double(), torch.from_numpy(y)
+
+    def __call__(self, w: np.ndarray) -> float:
+        return float(self._loss(torch.from_numpy(np.asarray(w, np.float64))))
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        vector = torch.from_numpy(np.asarray(w, np.float64)).requires_grad_()
+        (gradient,) = torch.autograd.grad(self._loss(vector), vector)
+        return gradient.numpy()
+
+    def _loss(self, vector: torch.Tensor) -> torch.Tensor:
+        state = {e.name: vector[e.span].view(e.shape) for e in self.flat.layout.entries}
+        return nn.functional.cross_entropy(functional_call(self.module, state, (self.x,)), self.y)
+
+
+def central(function: Any, at: float, h: float = 1e-4) -> float:
+    """Central finite difference."""
+    return (function(at + h) - function(at - h)) / (2 * h)
+
+
+def plain_layout(size: int, buffers: int = 0) -> Layout:
+    return Layout.build([("w", (size,), "learnable"), *([("b", (buffers,), "buffer")] if buffers else [])])
+
+
+def server_of(name: str, w0: np.ndarray, layout: Layout, devices: int = 8, epochs: int = 1, **options: Any) -> Server:
+    """A server with learning rate ``lr`` = 0.1 and no decay."""
+    method, _ = find(name)
+    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3)
+    rule: Method = method(options_for(name, options), world)
+    return Server(rule, world, w0.astype(np.float32), 0.1, 1.0)
+
+
+def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **report: float) -> list[dict[str, Any]]:
+    flight = server.flights[device]
+    return server.upload(Upload(device, flight.trip, flight.base, weights.astype(np.float32), steps, report))

@@ -1,0 +1,153 @@
+"""Errata E1, E2, E4, E5, E6: the corrected formulas are the true derivatives of the loss, the printed ones are not."""
+
+import numpy as np
+import pytest
+
+from freshet.core.messages import Fresh
+from freshet.core.trip import DeviceTrip, Slot
+from freshet.data.dataset import from_arrays
+from freshet.methods import options_for
+from freshet.methods.fedasmu import FreshModelRule
+from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
+from freshet.training.batches import FederatedData
+from freshet.training.local import Outcome, Trainer, Work
+from freshet.training.options import TrainingOptions
+from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, samples, send, server_of
+
+CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}
+
+
+@pytest.fixture
+def loss() -> SmoothLoss:
+    return SmoothLoss()
+
+
+def scripted_adaptation(loss: SmoothLoss, equations: str, *, steps: int = 1, beta: float = 0.0) -> dict[str, object]:
+    """Device 0 is aggregated at staleness 3, then trains again from the model it produced; what the server derives."""
+    rng = np.random.default_rng(1)
+    w0 = loss.flat.dump()
+    server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, apply="mix", **CONTROLS)
+    server.trigger([0, 1, 2])
+    for device in (1, 2):
+        send(server, device, w0 + 0.3 * rng.normal(size=w0.size))
+    before, uploaded = server.weights.copy(), w0 + 0.3 * rng.normal(size=w0.size).astype(np.float32)
+    past = send(server, 0, uploaded)[0]
+    produced = server.weights.copy()
+    server.trigger([0])
+    w = produced.astype(np.float64)
+    if beta:  # the merge comes first (slot 1), then training
+        server.trigger([3])
+        send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
+        fresh = server.request(0, server.flights[0].trip)
+        w = (1 - beta) * w + beta * fresh.weights
+    for _ in range(steps):
+        w = w - 0.1 / steps * loss.gradient(produced)  # the gradient at the model it started from, spread over steps
+    server.flights[0].lr = 0.1 / steps
+    report = {"beta": beta} if beta else {}
+    adapted = send(server, 0, w, steps=steps, **report)[0]
+    return {"before": before, "step": uploaded - before, "past": past, "adapted": adapted}
+
+
+def true_derivatives(loss: SmoothLoss, script: dict) -> tuple[float, float, float]:
+    """Finite differences of the loss of the aggregated model in lambda, sigma and iota."""
+    past, before, step = script["past"], script["before"].astype(np.float64), script["step"].astype(np.float64)
+
+    def aggregated(lambda_: float, sigma: float, iota: float) -> float:
+        xi = staleness_weight(Control(lambda_, sigma, iota), past["version"], past["staleness"], 1e-3)
+        return loss(before + saturate(CONTROLS["mu_alpha"], xi) * step)
+
+    at = (past["lambda"], past["sigma"], past["iota"])
+    return tuple(central(lambda v, i=i: aggregated(*at[:i], v, *at[i + 1 :]), at[i]) for i in range(3))
+
+
+def logged(script: dict) -> tuple[float, float, float]:
+    return tuple(script["adapted"][key] for key in ("grad_lambda", "grad_sigma", "grad_iota"))
+
+
+def test_the_scripted_upload_was_really_stale_so_that_every_derivative_is_alive(loss: SmoothLoss) -> None:
+    script = scripted_adaptation(loss, "corrected")
+    assert script["past"]["staleness"] == 3
+    assert script["adapted"]["adapted"] and all(abs(value) > 1e-4 for value in true_derivatives(loss, script))
+
+
+def test_corrected_control_gradients_are_the_derivatives_of_the_aggregated_models_loss(loss: SmoothLoss) -> None:
+    script = scripted_adaptation(loss, "corrected")
+    assert logged(script) == pytest.approx(true_derivatives(loss, script), rel=1e-3)
+
+
+def test_e1_the_printed_gradients_climb_the_loss(loss: SmoothLoss) -> None:
+    script = scripted_adaptation(loss, "published")
+    true, printed = true_derivatives(loss, script), logged(script)
+    assert printed[0] == pytest.approx(-true[0], rel=1e-3)
+    assert printed[2] == pytest.approx(-true[2], rel=1e-3)
+
+
+def test_e2_the_printed_sigma_gradient_has_the_wrong_inner_derivative(loss: SmoothLoss) -> None:
+    script = scripted_adaptation(loss, "published")
+    true, printed = true_derivatives(loss, script), logged(script)
+    assert abs(printed[1]) != pytest.approx(abs(true[1]), rel=0.05)
+    assert printed[1] == pytest.approx(printed[0] * -np.log(script["past"]["sigma"]), rel=1e-9)
+
+
+def test_e5_the_displacement_sums_all_steps_and_not_epochs(loss: SmoothLoss) -> None:
+    corrected, printed = (scripted_adaptation(loss, equations, steps=4) for equations in ("corrected", "published"))
+    true = true_derivatives(loss, corrected)
+    assert logged(corrected) == pytest.approx(true, rel=1e-3)
+    assert printed["adapted"]["grad_lambda"] == pytest.approx(-4 * true[0], rel=1e-3)  # one epoch of four steps
+
+
+def test_e6_a_merge_is_no_gradient(loss: SmoothLoss) -> None:
+    corrected, printed = (scripted_adaptation(loss, equations, beta=0.4) for equations in ("corrected", "published"))
+    true = true_derivatives(loss, corrected)
+    assert logged(corrected) == pytest.approx(true, rel=1e-3)
+    assert abs(printed["adapted"]["grad_lambda"]) != pytest.approx(abs(true[0]), rel=0.2)
+
+
+# ---- the device's side
+
+
+def merged_trip(equations: str, lr: float = 1e-6) -> tuple[Outcome, np.ndarray, np.ndarray]:
+    """A trip that asks before its first step, so that w_b is the base; returns the outcome, w_b and w_g."""
+    x, y = samples()
+    data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
+    trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=lr), seed=0)
+    w_b = trainer.flat.dump()
+    w_g = w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
+    options = options_for("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
+    trip = DeviceTrip(0, 1, base=4, age=4, epochs=1, lr=lr, slot=Slot(1, "fixed"))
+    work = Work(trip, w_b, Fresh(9, 9, w_g), FreshModelRule(options), {"gamma": 1.2, "upsilon": 0.7})
+    return trainer.train(work), w_b, w_g
+
+
+def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -> tuple[float, float]:
+    def merged(gamma: float, upsilon: float) -> float:
+        beta = saturate(1.5, freshness_weight(gamma, upsilon, 9, 9 - 4 + 1))
+        return loss((1 - beta) * w_b.astype(np.float64) + beta * w_g.astype(np.float64))
+
+    return central(lambda v: merged(v, 0.7), 1.2), central(lambda v: merged(1.2, v), 0.7)
+
+
+def moved(outcome: Outcome) -> tuple[float, float]:
+    """The gradients that moved gamma and upsilon (their rates are 1)."""
+    report = outcome.report
+    return report["gamma"] - report["gamma_after"], report["upsilon"] - report["upsilon_after"]
+
+
+def test_corrected_merge_gradients_are_the_derivatives_of_the_merged_models_loss(loss: SmoothLoss) -> None:
+    outcome, w_b, w_g = merged_trip("corrected")
+    assert moved(outcome) == pytest.approx(true_merge_derivatives(loss, w_b, w_g), rel=1e-3)
+
+
+def test_e4_with_the_two_models_swapped_they_are_not(loss: SmoothLoss) -> None:
+    outcome, w_b, w_g = merged_trip("published")
+    true = true_merge_derivatives(loss, w_b, w_g)
+    assert moved(outcome)[0] != pytest.approx(true[0], rel=0.05)
+    assert moved(outcome)[1] != pytest.approx(true[1], rel=0.05)
+
+
+def test_the_reward_is_the_fall_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:
+    outcome, w_b, w_g = merged_trip("corrected")
+    beta = outcome.report["beta"]
+    after = (1 - beta) * w_b.astype(np.float64) + beta * w_g
+    assert outcome.report["reward"] == pytest.approx(loss(w_b) - loss(after), rel=1e-4)
+    assert outcome.weights == pytest.approx(after.astype(np.float32), abs=1e-5)

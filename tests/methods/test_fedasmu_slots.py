@@ -1,0 +1,135 @@
+"""When to ask: fixed policies, the Q-table, the meta model."""
+
+import numpy as np
+import pytest
+import torch
+
+from freshet.methods.parts import slots
+from tests.twins.fedasmu import QTableTwin, baseline_after, slot_distribution
+
+NAMES = {-1: "minus", 0: "stay", 1: "add"}
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "epochs", "expected"),
+    [("h1", 5, 2), ("h2", 5, 3), ("h3", 5, 4), ("h2", 10, 6), ("h3", 10, 9), ("h1", 1, 1), ("h3", 1, 1), (4, 5, 4)],
+)
+def test_fixed_policies_ask_where_the_paper_says(policy: str | int, epochs: int, expected: int) -> None:
+    slot = slots.fixed_slot(policy, epochs, rng())
+    assert slot is not None and (slot.epoch, slot.by) == (expected, "fixed")
+
+
+def test_never_never_asks_and_random_reaches_every_epoch() -> None:
+    generator = rng()
+    assert slots.fixed_slot("never", 5, generator) is None
+    drawn = {slots.fixed_slot("random", 5, generator).epoch for _ in range(200)}  # type: ignore[union-attr]
+    assert drawn == {1, 2, 3, 4, 5}
+
+
+def test_the_q_table_learns_as_the_twin_does() -> None:
+    generator, table, twin = rng(), slots.empty_table(5), QTableTwin(5, phi_q=0.3, psi=0.8)
+    last = 3
+    for _ in range(300):
+        slot = slots.next_slot(table, last, epsilon=0.3, rng=generator)
+        assert slot.epoch == twin.next_slot(last, NAMES[slot.action])
+        if slot.by == "q":
+            assert NAMES[slot.action] == twin.best_action(last)
+        reward = float(generator.normal())
+        slots.learn(table, last, slot.action, slot.epoch, reward, 0.3, 0.8)
+        value = twin.update(last, NAMES[slot.action], slot.epoch, reward)
+        assert table[last - 1, slots.ACTIONS.index(slot.action)] == pytest.approx(value, rel=1e-12)
+        last = slot.epoch
+
+
+def test_e3_stay_adds_nothing_and_slots_stay_inside_the_training() -> None:
+    table = slots.empty_table(4)
+    assert slots.next_slot(table, 2, 0.0, rng()) == (2, "q", 0)
+    table[0] = [1.0, 0.0, 0.0]
+    table[3] = [0.0, 0.0, 1.0]
+    assert slots.next_slot(table, 1, 0.0, rng()).epoch == 1
+    assert slots.next_slot(table, 4, 0.0, rng()).epoch == 4
+
+
+def test_exploration_happens_with_probability_epsilon_and_is_named() -> None:
+    generator, table = rng(), slots.empty_table(5)
+    explored = sum(slots.next_slot(table, 3, 0.25, generator).by == "explore" for _ in range(4000))
+    assert explored == pytest.approx(1000, abs=120)
+    first = [slots.first_slot(2, 5, 0.25, generator) for _ in range(4000)]
+    assert sum(slot.by == "explore" for slot in first) == pytest.approx(1000, abs=120)
+    assert all(slot.epoch == 2 for slot in first if slot.by == "meta")
+
+
+def test_slot_probabilities_are_those_of_asking_for_the_first_time() -> None:
+    p = rng().random(6)
+    assert slots.slot_distribution(p) == pytest.approx(slot_distribution(list(p)))
+    assert slots.slot_distribution(np.array([0.0, 1.0, 0.5])) == pytest.approx([0, 1, 0])
+
+
+def meta(**options: float) -> slots.MetaSelector:
+    return slots.MetaSelector(5, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
+
+
+def test_the_untrained_meta_model_prefers_the_middle_and_leaves_every_slot_possible() -> None:
+    for seed in range(5):
+        distribution = meta(seed=seed).distribution()
+        assert distribution.sum() == pytest.approx(1) and distribution.min() > 0.02
+        assert meta(seed=seed).best() in (2, 3, 4)
+
+
+def test_the_meta_models_step_is_the_gradient_of_the_log_probability_times_the_advantage() -> None:
+    selector = meta()
+    selector.baseline = 0.3
+    before = [p.detach().clone() for p in selector.network.parameters()]
+    h, slot, reward = 1e-6, 4, 1.1
+    expected = []
+    for parameter in selector.network.parameters():
+        gradient = torch.zeros_like(parameter)
+        for index in np.ndindex(*parameter.shape):
+            with torch.no_grad():
+                values = []
+                for sign in (1, -1):
+                    parameter[index] += sign * h
+                    values.append(float(selector.log_probability(slot)))
+                    parameter[index] -= sign * h
+            gradient[index] = (values[0] - values[1]) / (2 * h)
+        expected.append(gradient)
+    selector.reinforce(slot, reward)
+    for parameter, old, gradient in zip(selector.network.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(parameter.detach() - old, 0.1 * (reward - 0.3) * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_log_probability_is_that_of_the_decisions_up_to_the_request() -> None:
+    selector = meta()
+    p = torch.sigmoid(selector.logits()).detach().numpy()
+    assert selector.log_probability(3).item() == pytest.approx(np.log((1 - p[0]) * (1 - p[1]) * p[2]))
+
+
+def test_the_running_mean_of_rewards_follows_rho() -> None:
+    selector = meta()
+    selector.note(2.0)
+    assert selector.baseline == pytest.approx(baseline_after(0.0, 2.0, 0.2))
+    selector.note(-1.0)
+    assert selector.baseline == pytest.approx(baseline_after(0.4, -1.0, 0.2))
+
+
+def test_the_meta_model_finds_the_slot_that_pays() -> None:
+    selector, generator = meta(eta_rl=0.3), rng()
+    for _ in range(400):
+        slot = int(generator.choice(5, p=selector.distribution())) + 1
+        reward = 1.0 if slot == 5 else 0.0
+        selector.note(reward)
+        selector.reinforce(slot, reward)
+    assert selector.best() == 5 and selector.distribution()[4] > 0.8
+
+
+def test_the_meta_models_state_survives_a_round_trip() -> None:
+    selector, other = meta(), meta(seed=9)
+    selector.note(1.0)
+    selector.reinforce(2, 1.5)
+    other.restore(selector.state())
+    assert other.baseline == selector.baseline
+    np.testing.assert_array_equal(other.distribution(), selector.distribution())
