@@ -1,10 +1,10 @@
 """Freshet: federated learning over unequal devices, in virtual time and over real networks."""
 
-__version__ = "0.1.0"
-
+from freshet._version import __version__
 from freshet.core.method import LocalRule, Method, Options
 from freshet.errors import ConfigError, DataError, FreshetError, RunError
-from freshet.federation import Federation, Result
+from freshet.federation import Federation
+from freshet.result import Result
 from freshet.runs.writer import Observer
 from freshet.sim.fleet import Fleet, FleetOptions
 

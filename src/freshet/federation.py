@@ -1,91 +1,36 @@
 """What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
 
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from freshet import __version__
+from freshet.compute.base import Executor, Setup
+from freshet.compute.processes import ProcessExecutor, WorkerPool, available_cores
 from freshet.compute.serial import SerialExecutor
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.method import World
 from freshet.core.server import Server
-from freshet.core.vectors import Vector
 from freshet.data.dataset import DataSet, from_arrays
 from freshet.data.partition import partition
 from freshet.data.sources import load
-from freshet.errors import ConfigError, DataError
+from freshet.errors import ConfigError, DataError, RunError
 from freshet.models.registry import build
-from freshet.runs.writer import Observer, RunWriter, weights_sha256
+from freshet.result import Result, summarise
+from freshet.runs import checkpoint
+from freshet.runs.reader import Run
+from freshet.runs.writer import Observer, RunWriter
+from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
+from freshet.sim.snapshot import Tree, reinstate
 from freshet.training.batches import FederatedData
-from freshet.training.flat import Factory, FlatModel, layout_of
-from freshet.training.local import Trainer, initial_weights
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-Floats = NDArray[np.float64]
-
-
-class Result:
-    """What a run leaves behind: metrics, the final model, and the run directory."""
-
-    def __init__(
-        self, directory: Path, summary: dict[str, Any], rows: list[dict[str, Any]], weights: Vector, factory: Factory
-    ) -> None:
-        self.directory, self.summary, self.rows, self.weights = directory, summary, rows, weights
-        self._factory = factory
-
-    def __repr__(self) -> str:
-        facts = "method", "final_accuracy", "virtual_time", "status"
-        return f"Result({', '.join(f'{fact}={self.summary[fact]}' for fact in facts)}, directory={self.directory})"
-
-    @property
-    def time(self) -> Floats:
-        """Seconds of virtual time at which the model was tested."""
-        return self._column("time")
-
-    @property
-    def accuracy(self) -> Floats:
-        return self._column("accuracy")
-
-    @property
-    def loss(self) -> Floats:
-        return self._column("loss")
-
-    def _column(self, name: str) -> Floats:
-        return np.array([np.nan if row[name] is None else row[name] for row in self.rows], dtype=np.float64)
-
-    def frame(self) -> "pd.DataFrame":
-        """All metrics as a pandas DataFrame, one row per test of the model."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
-
-    def time_to(self, target: float) -> float | None:
-        """First tested time with at least this accuracy, or None."""
-        return first_crossing(self.rows, target)
-
-    def module(self) -> nn.Module:
-        """The final model as a module, ready for prediction."""
-        flat = FlatModel(self._factory())
-        flat.load(self.weights)
-        return flat.module.eval()
-
-
-def first_crossing(rows: Sequence[Mapping[str, Any]], target: float) -> float | None:
-    """First time on the test grid at which the accuracy reaches the target."""
-    return next((row["time"] for row in rows if row["accuracy"] >= target), None)
+from freshet.training.flat import Factory, layout_of
+from freshet.training.local import initial_weights
 
 
 class Federation:
@@ -170,16 +115,38 @@ class Federation:
         *,
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
+        pool: WorkerPool | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` seconds and write a run directory."""
+        """Run in virtual time up to ``until`` seconds and write a run directory.
+
+        ``pool`` lets several runs share their worker processes; without it the run starts its own.
+        """
         config = self.config
         if until is not None:
             tables = config.tables()
             config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
-        started = time.perf_counter()
-        weights = initial_weights(self.factory, config.run.seed)
-        data = FederatedData.of(self.dataset, self.shards)
-        trainer = Trainer(self.factory, data, config.training, config.run.seed)
+        directory = Path(out) if out else default_directory(config)
+        return self._drive(config, RunWriter.create(directory, config.tables(), observers), None, pool)
+
+    def resume(
+        self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: WorkerPool | None = None
+    ) -> Result:
+        """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+        run = Run(directory)
+        config = resolve(run.config())
+        if _essence(config) != _essence(self.config):
+            raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
+        if run.finished():
+            raise RunError(f"{directory} is already finished")
+        tree, problems = checkpoint.read(Path(directory))
+        writer = RunWriter(Path(directory), observers, resume=tree["log"])
+        for message in [*problems, *writer.cuts]:
+            writer.say(message)
+        return self._drive(config, writer, tree, pool)
+
+    def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: WorkerPool | None) -> Result:
+        """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
+        clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
         world = World(
             config.fleet.devices,
             np.array([len(shard) for shard in self.shards], np.int64),
@@ -188,30 +155,58 @@ class Federation:
             layout_of(self.factory()),
             config.run.seed,
         )
-        server = Server(
-            config.method_class(config.method, world), world, weights, config.training.lr, config.training.lr_decay
-        )
-        executor = SerialExecutor(trainer)
-        writer = RunWriter(Path(out) if out else default_directory(config), config.tables(), list(observers))
-        with _interruptible() as stop:
+        method = config.method_class(config.method, world)
+        weights = initial_weights(self.factory, config.run.seed)
+        server = Server(method, world, weights, config.training.lr, config.training.lr_decay)
+        data = FederatedData.of(self.dataset, self.shards)
+        executor = _executor(config, Setup(self.factory, data, config.training, config.run.seed), pool)
+        keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
+        status = "failed"
+        with interruptible() as stop:
             simulation = Simulation(
-                server, config.trigger(), self.fleet, executor, writer, eval_every=config.run.eval_every, stop=stop
+                server,
+                config.trigger(),
+                self.fleet,
+                executor,
+                writer,
+                eval_every=config.run.eval_every,
+                device_memory=config.run.device_memory_mb * 2**20,
+                stop=stop,
+                pause=keeper.consider,
             )
-            status = "failed"
             try:
+                if tree is not None:
+                    reinstate(simulation, tree, config.run.until)
                 status = "finished" if simulation.run(config.run.until) else "interrupted"
-            except KeyboardInterrupt:
+                if status == "interrupted":
+                    keeper.write(simulation)
+                writer.drain(wait=True)
+            except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
                 status = "interrupted"
             finally:
-                if status == "finished":
-                    writer.drain(wait=True)
-                else:
+                if status != "finished":
                     writer.abandon()
-                final = server.method.evaluated(server)
-                summary = _summary(config, simulation, writer, final, status, time.perf_counter() - started)
+                final = method.evaluated(server)
+                summary = summarise(config, simulation, writer.metrics, final, status, clock.seconds())
                 writer.close(summary, world.layout, final)
                 executor.close()
+        if status == "finished":
+            keeper.clear()
         return Result(writer.directory, summary, writer.metrics, final, self.factory)
+
+
+def _essence(config: Config) -> dict[str, Any]:
+    """What decides a run's bits: not where it trains, nor how often it is saved."""
+    tables = config.tables()
+    elsewhere = ("executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "until")
+    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in elsewhere}}
+
+
+def _executor(config: Config, setup: Setup, pool: WorkerPool | None) -> Executor:
+    workers = config.run.workers or available_cores()
+    if pool is None and (config.run.executor == "serial" or (config.run.executor == "auto" and workers == 1)):
+        return SerialExecutor(setup)
+    return ProcessExecutor(setup, pool or WorkerPool(workers), owns_pool=pool is None)
 
 
 def _load(config: Config) -> DataSet:
@@ -277,57 +272,3 @@ def default_directory(config: Config) -> Path:
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{config.method_name.replace(':', '.')}-seed{config.run.seed}"
     candidates = (Path("runs") / (stem if n == 0 else f"{stem}-{n}") for n in range(10_000))
     return next(path for path in candidates if not path.exists())
-
-
-def _summary(
-    config: Config, simulation: Simulation, writer: RunWriter, weights: Vector, status: str, wall: float
-) -> dict[str, Any]:
-    counts, rows = simulation.counts, writer.metrics
-    stale = counts.staleness_sum / counts.staleness_count if counts.staleness_count else None
-    accuracies = [row["accuracy"] for row in rows]
-    return {
-        "method": config.method_name,
-        "seed": config.run.seed,
-        "status": status,
-        "final_accuracy": accuracies[-1] if rows else None,
-        "best_accuracy": max(accuracies) if rows else None,
-        "final_loss": rows[-1]["loss"] if rows else None,
-        "target": config.run.target,
-        "time_to_target": first_crossing(rows, config.run.target),
-        "virtual_time": simulation.heap.now,
-        "versions": simulation.server.version,
-        "trips": counts.trips,
-        "requests": counts.requests,
-        "merges": counts.merges,
-        "aggregations": counts.aggregations,
-        "uploads": counts.uploads,
-        "discards": counts.discards,
-        "rejected": counts.rejected,
-        "lost": counts.lost,
-        "mean_staleness": stale,
-        "bytes_up": counts.bytes_up,
-        "bytes_down": counts.bytes_down,
-        "weights_sha256": weights_sha256(weights),
-        "wall_seconds": round(wall, 3),
-        "freshet": __version__,
-    }
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def handler(*_: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -36,6 +36,7 @@ def _root(
 
 
 app.command("run")(run.run)
+app.command("resume")(run.resume)
 app.command("demo")(run.demo)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)

@@ -1,5 +1,6 @@
 """``freshet run`` and ``freshet demo``."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,9 +8,12 @@ import typer
 from rich.console import Console
 
 from freshet.cli.screen import LiveProgress, results_table
+from freshet.compute.processes import WorkerPool
 from freshet.config import load_tables, override, resolve, seconds
 from freshet.errors import ConfigError
-from freshet.federation import Federation, Result
+from freshet.federation import Federation
+from freshet.result import Result
+from freshet.runs.reader import Run
 
 #: The demo: FedASMU, the same without its two ideas, FedSSMU, and the plain reference.
 DEMO_METHODS = ("fedasmu", "fedasmu-0", "fedssmu", "fedavg")
@@ -62,12 +66,30 @@ def run(
     _finish(result, quiet)
 
 
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory that is not finished.")],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
+) -> None:
+    """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+    config = resolve(Run(directory).config())
+    federation = Federation.from_config(config)
+    if quiet:
+        result = federation.resume(directory)
+    else:
+        with LiveProgress(Console(stderr=True)) as progress:
+            progress.begin(config.method_name, config.run.until)
+            result = federation.resume(directory, observers=[progress])
+    _finish(result, quiet)
+
+
 def _finish(result: Result, quiet: bool) -> None:
     if not quiet:
         Console().print(results_table([result.summary]))
     typer.echo(str(result.directory))
     if result.summary["status"] == "interrupted":
-        typer.echo("interrupted: the run directory holds everything up to this moment", err=True)
+        typer.echo(
+            f"interrupted; everything up to now is saved. Go on with: freshet resume {result.directory}", err=True
+        )
         raise typer.Exit(130)
 
 
@@ -81,16 +103,15 @@ def demo(
     """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
-    from freshet.runs.reader import Run
 
     out = _fresh(out)
     results: list[Result] = []
-    console = Console(stderr=True)
-    with LiveProgress(console) as progress:
+    pool = WorkerPool()
+    with LiveProgress(Console(stderr=True)) as progress, closing(pool):
         for method in DEMO_METHODS:
             config = resolve({"method": {"name": method}, "run": {"seed": seed, "until": seconds(until)}})
             progress.begin(method, config.run.until)
-            results.append(Federation.from_config(config).run(out=out / method, observers=[progress]))
+            results.append(Federation.from_config(config).run(out=out / method, observers=[progress], pool=pool))
             if results[-1].summary["status"] == "interrupted":
                 break
     screen = Console()

@@ -46,6 +46,9 @@ class LiveProgress(Observer):
         if self._task is not None:
             self.bar.update(self._task, accuracy=f"{row['accuracy']:.3f}", uploads=row["uploads"])
 
+    def on_message(self, message: str) -> None:
+        self.bar.console.print(f"[yellow]{message}", highlight=False, soft_wrap=True)
+
     def on_end(self, summary: dict[str, Any]) -> None:
         if self._task is not None:
             self.bar.update(self._task, completed=summary["virtual_time"], now=f"{summary['virtual_time']:.0f}")

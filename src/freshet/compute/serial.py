@@ -1,35 +1,16 @@
 """Training in this process, when a result is first asked for (so work that nobody needs is never done)."""
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
+from freshet.compute.base import Setup
+from freshet.compute.memory import keep_freed_memory
 from freshet.core.vectors import Vector
-from freshet.training.local import Outcome, Score, Trainer, Work
+from freshet.training.local import Outcome, Score, Work
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Future(Protocol[T_co]):
-    """A result that may still be on its way."""
-
-    def result(self) -> T_co: ...
-
-    def done(self) -> bool: ...
-
-    def cancel(self) -> object: ...
-
-
-class Executor(Protocol):
-    """Trains trips and scores models somewhere."""
-
-    def train(self, work: Work) -> Future[Outcome]: ...
-
-    def evaluate(self, weights: Vector) -> Future[Score]: ...
-
-    def close(self) -> None: ...
 
 
 class Lazy(Generic[T]):
@@ -56,16 +37,19 @@ class Lazy(Generic[T]):
 class SerialExecutor:
     """One trip at a time, with one torch thread (as every executor uses, so that all give the same bits)."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, setup: Setup) -> None:
+        keep_freed_memory()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        self._trainer = setup.trainer()
 
-    def train(self, work: Work) -> Lazy[Outcome]:
+    def train(self, work: Work, due: float) -> Lazy[Outcome]:
         return Lazy(lambda: self._trainer.train(work))
 
     def evaluate(self, weights: Vector) -> Lazy[Score]:
-        return Lazy(lambda: self._trainer.evaluate(weights))
+        score = Lazy(lambda: self._trainer.evaluate(weights))
+        score.result()  # a test is always needed, and the log should not wait for it
+        return score
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

@@ -29,6 +29,8 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Fi
     rows: list[Finding] = []
     if not spec.built_in:
         found = sources.obtain(name, data_dir, download=False)
+        full = f"{spec.counts[0][0]:,} + {spec.counts[0][1]:,} samples"  # beside a subset's title this shows the gap
+        rows.append(Finding("copy", full, found.format.title, True))
         for path in found.paths:
             if checksum := found.format.checksums.get(path.name):
                 ok = verify_file(path, checksum)

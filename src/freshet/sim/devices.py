@@ -1,7 +1,9 @@
 """What each device remembers between its trips. It belongs to the device: the server never reads it."""
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,6 @@ class DeviceStore:
     def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT) -> None:
         self.limit_bytes = limit_bytes
         self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
         self._pending: dict[int, Callable[[], Memory]] = {}
         self._spilled: set[int] = set()
@@ -44,10 +45,12 @@ class DeviceStore:
         if pending is not None:
             self.put(device, pending())
         if device in self._spilled:
-            self.put(device, self._load(device))
-        elif device in self._memory:
+            memory = self._load(device)
+            self.put(device, memory)
+            return memory
+        if device in self._memory:
             self._memory.move_to_end(device)
-        return self._memory.get(device, {}) if device not in self._spilled else self._load(device)
+        return self._memory.get(device, {})
 
     def put(self, device: int, memory: Memory) -> None:
         """The device's memory after a trip."""
@@ -93,7 +96,7 @@ class DeviceStore:
         """Everything, with nothing left under way, as nested dicts of plain values and arrays."""
         for device in sorted(self._pending):
             self.get(device)
-        memories = {d: self._load(d) if d in self._spilled else self._memory[d] for d in (*self._spilled, *self._memory)}
+        memories = self._memory | {device: self._load(device) for device in self._spilled}
         return {
             "memory": {str(device): memories[device] for device in sorted(memories)},
             "trips": {str(device): list(trips) for device, trips in sorted(self._trips.items())},
@@ -122,9 +125,9 @@ class DeviceStore:
                 return
 
     def _save(self, device: int, memory: Memory) -> None:
-        arrays = {name: np.ascontiguousarray(v) for name, v in memory.items() if isinstance(v, np.ndarray)}
+        arrays = {name: np.asarray(v, order="C") for name, v in memory.items() if isinstance(v, np.ndarray)}
         rest = {name: value for name, value in memory.items() if name not in arrays}
-        header = {"order": json.dumps(list(memory)), "rest": json.dumps(rest)}
+        header = {"order": json.dumps(list(memory)), "rest": json.dumps(rest, default=lambda scalar: scalar.item())}
         save_file(arrays, self._path(device), metadata=header)
 
     def _load(self, device: int) -> Memory:
@@ -135,8 +138,8 @@ class DeviceStore:
 
     def _path(self, device: int) -> Path:
         if self._folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="freshet-devices-")
-            self._folder = Path(self._temporary.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="freshet-devices-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"device-{device}.safetensors"
 

@@ -10,17 +10,18 @@ as soon as its inputs are known, and its result is awaited only when the upload 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from freshet.compute.serial import Executor, Future
+from freshet.compute.base import Executor, Future
+from freshet.compute.serial import Lazy
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Upload
 from freshet.core.server import Event, Server
 from freshet.core.streams import stream
 from freshet.core.trigger import Trigger
 from freshet.core.trip import DeviceTrip
 from freshet.runs.writer import RunWriter
-from freshet.sim.devices import DeviceStore
+from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import Entry, EventHeap, Rank
 from freshet.training.local import Outcome, Score, Work
@@ -35,8 +36,8 @@ class Journey:
     future: Future[Outcome] | None = None
     fresh: Fresh | None = None
     merged: bool = False
-    triggered: float = 0.0
     started: float = 0.0
+    due: float | None = None
 
 
 @dataclass
@@ -69,19 +70,23 @@ class Simulation:
         writer: RunWriter,
         *,
         eval_every: float,
+        device_memory: int = DEFAULT_LIMIT,
         stop: Callable[[], bool] = lambda: False,
+        pause: "Callable[[Simulation], None]" = lambda _: None,
     ) -> None:
         self.server, self.trigger, self.fleet = server, trigger, fleet
         self.executor, self.writer = executor, writer
-        self.eval_every, self._stop = eval_every, stop
+        self.eval_every, self._stop, self._pause = eval_every, stop, pause
         self.rule = server.method.rule()
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
-        self.devices = DeviceStore()
+        self.devices = DeviceStore(limit_bytes=device_memory)
         self.counts = Counts()
         self.model_bytes = 4 * server.world.layout.size
-        self._triggers: set[float] = set()
-        self._last_test = -1.0
+        self.triggers: set[float] = set()
+        self.last_test = -1.0
+        self.until = 0.0
+        self.started = False
         self._tested: tuple[int, Future[Score]] | None = None
         self._handlers: dict[int, Callable[[Entry], None]] = {
             Rank.UPLOAD: self._on_upload,
@@ -94,17 +99,21 @@ class Simulation:
 
     def run(self, until: float) -> bool:
         """Process all events up to ``until`` (seconds); False when it was asked to stop before."""
-        self._trigger_at(0.0)
-        self.heap.push(Entry(0.0, Rank.EVALUATE))
+        self.until = until
+        if not self.started:
+            self.started = True
+            self._trigger_at(0.0)
+            self.heap.push(Entry(0.0, Rank.EVALUATE))
         while len(self.heap) and self.heap.peek() <= until:
             if self._stop():
                 return False
+            self._pause(self)
             entry = self.heap.pop()
             self._handlers[entry.rank](entry)
             for observer in self.writer.observers:
                 observer.on_progress(entry.time)
         self.heap.now = until
-        if self._last_test < until:
+        if self.last_test < until:
             self._test(until)
         return True
 
@@ -112,19 +121,19 @@ class Simulation:
 
     def _on_trigger(self, entry: Entry) -> None:
         now = entry.time
-        self._triggers.discard(now)
+        self.triggers.discard(now)
         wanted = self.trigger.wanted(self.server)
         chosen = self.server.select(wanted, lambda device: self.fleet.available(device, now)) if wanted else []
         if chosen:
             for assignment in self.server.trigger(chosen):
                 self._start(now, assignment)
-        nobody_there = len(chosen) < wanted and not self._triggers
+        nobody_there = len(chosen) < wanted and not self.triggers
         if not self.trigger.on_arrival or nobody_there:
             self._trigger_at(now + self.trigger.period)
 
     def _trigger_at(self, time: float) -> None:
-        if time not in self._triggers:
-            self._triggers.add(time)
+        if time not in self.triggers:
+            self.triggers.add(time)
             self.heap.push(Entry(time, Rank.TRIGGER))
 
     def _start(self, now: float, assignment: Assignment) -> None:
@@ -132,7 +141,7 @@ class Simulation:
         rng = stream(self.server.world.seed, "slot", device, number)
         slot = self.rule.plan(self.devices.get(device), assignment, rng)
         trip = DeviceTrip(device, number, assignment.version, assignment.age, assignment.epochs, assignment.lr, slot)
-        journey = self.journeys[device] = Journey(trip, assignment, triggered=now)
+        journey = self.journeys[device] = Journey(trip, assignment)
         record: Event = {"kind": "trigger", "device": device, "trip": number, "version": assignment.version}
         record |= {"epochs": assignment.epochs, "lr": assignment.lr}
         if slot is not None:
@@ -158,19 +167,27 @@ class Simulation:
     def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
         trip = journey.trip
+        arrival = resume + epochs * self._epoch(trip.device) + self.fleet.up(trip.device, self.model_bytes)
+        self.hand_out(journey, arrival)
+        rank = Rank.LOST if self.fleet.is_lost(trip.device, trip.trip) else Rank.UPLOAD
+        self.heap.push(Entry(arrival, rank, trip.device, trip.trip))
+
+    def hand_out(self, journey: Journey, due: float) -> None:
+        """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
         work = Work(
-            trip,
+            replace(journey.trip),
             journey.assignment.weights,
             journey.fresh,
             self.rule,
-            self.devices.get(trip.device),
+            self.devices.get(journey.trip.device),
             journey.assignment.instruction,
-            self.devices.mean_seconds(trip.device),
+            self.devices.mean_seconds(journey.trip.device),
         )
-        journey.future = self.executor.train(work)
-        arrival = resume + epochs * self._epoch(trip.device) + self.fleet.up(trip.device, self.model_bytes)
-        rank = Rank.LOST if self.fleet.is_lost(trip.device, trip.trip) else Rank.UPLOAD
-        self.heap.push(Entry(arrival, rank, trip.device, trip.trip))
+        journey.due = due
+        if due <= self.until:
+            journey.future = self.executor.train(work, due)
+        else:
+            journey.future = Lazy(lambda: self.executor.train(work, due).result())
 
     # ---- a trip under way
 
@@ -235,7 +252,8 @@ class Simulation:
         trip, future = journey.trip, journey.future
         trip.finish()
         del self.journeys[trip.device]
-        self.devices.completed(trip.device, entry.time - journey.triggered)
+        download = self.fleet.down(trip.device, self.model_bytes)
+        self.devices.completed(trip.device, download + (entry.time - journey.started))
         self.counts.uploads += 1
         self.counts.bytes_up += self.model_bytes
         record = {"kind": "upload", "device": trip.device, "trip": trip.trip, "base": trip.base}
@@ -295,7 +313,7 @@ class Simulation:
 
     def _test(self, time: float) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
-        self._last_test = time
+        self.last_test = time
         version = self.server.version
         if self._tested is None or self._tested[0] != version:
             self._tested = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))

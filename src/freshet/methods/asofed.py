@@ -1,0 +1,169 @@
+"""ASO-Fed: devices correct their gradients with past ones; the server adds each device's progress by its share of the
+data.
+
+Y. Chen, Y. Ning, M. Slawski, H. Rangwala, "Asynchronous Online Federated Learning for Edge Devices with Non-IID
+Data", IEEE Big Data 2020.
+
+Device, from base ``w^b``, with g the gradient of ``s_k(u) = f_k(u) + lambda / 2 |u - w^b|^2`` and H_k, V_k kept
+between trips (zero at first)::
+
+    z = g - V_k + H_k      u <- u - r_k eta z      H_k <- beta H_k + (1 - beta) V_k,  then V_k <- g
+    r_k = max(1, ln d_k),  d_k = mean seconds of the device's completed trips (r_k = 1 before the first)
+
+Server, N the samples of *all* devices: ``w <- w + n_k / N (u_k - w^b)``.
+
+Decisions of ours [D], where the paper leaves several readings: ``variant = "S"`` runs the recursion at every
+mini-batch, "R" trains on s_k first and applies it once to ``g = w^b - u`` with eta = 1; z uses the old H_k (its
+Algorithm 2); natural logarithm, seconds (trigger to upload); weight decay and momentum of local training act on
+``r_k z``; n_k does not grow. Buffers mix with n_k / N. ``feature_step`` is the paper's Eqs. 5-6 on the first layer,
+rows scaled by their softmax of |A|: off by default, as taken literally it destroys a convolution within three
+arrivals (a check, not a setting to use).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from freshet.core.audit import expect
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Kind, Local, LocalRule, Method, Options, Verdict
+from freshet.core.server import Flight, Server
+from freshet.core.vectors import Vector, combine, distance, mix
+from freshet.methods.parts.terms import Proximal, drift
+
+
+class ASOFedOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    beta: float = Field(0.001, ge=0, le=1, description="how much of H is kept at each step")
+    lambda_: float = Field(0.5, ge=0, description="lambda: proximal term of the local loss")
+    variant: Literal["S", "R"] = Field("S", description="recursion at every step (S) or once per trip (R)")
+    feature_step: bool = Field(False, description="rescale the first layer at every arrival (destroys a CNN)")
+
+
+class ASOFed(Method):
+    """The server's part."""
+
+    name: ClassVar[str] = "asofed"
+    kind: ClassVar[Kind] = "async"
+    title: ClassVar[str] = "ASO-Fed"
+    citation: ClassVar[str] = "Chen et al., Asynchronous Online Federated Learning, IEEE Big Data 2020"
+    Options: ClassVar[type[Options]] = ASOFedOptions
+    options: ASOFedOptions
+
+    def rule(self) -> LocalRule:
+        o = self.options
+        return StepRule(o.beta, o.lambda_) if o.variant == "S" else TripRule(o.lambda_, o.beta)
+
+    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+        samples, total = int(self.world.samples[upload.device]), int(self.world.samples.sum())
+        layout, w, u, base = self.world.layout, server.weights, upload.weights, server.store.get(flight.base)
+        n, share = layout.learnable, samples / total
+        new = mix(w, u, share)
+        combine([(1.0, w[:n]), (share, u[:n]), (-share, base[:n])], out=new[:n])
+        layout.max_counters(new, w, u)
+        if self.options.feature_step:
+            scale_first_layer(layout, new)
+        record = {"base": flight.base, "staleness": server.staleness(flight), "alpha": share}
+        record |= {"samples": samples, "total": total, **upload.report}
+        return Aggregate(new, record | {"update_norm": distance(new[:n], w[:n])})
+
+    @classmethod
+    def audit(cls, options: ASOFedOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+        """alpha, and r from the times of the device's earlier trips."""
+        device, kind = event.get("device"), event["kind"]
+        if kind == "trigger":
+            count, total = memory.get(("trips", device), (0, 0.0))
+            memory["trip", device] = (event["time"], total / count if count else None)
+        elif kind == "upload":
+            count, total = memory.get(("trips", device), (0, 0.0))
+            memory["trips", device] = (count + 1, total + (event["time"] - memory["trip", device][0]))
+        elif kind == "aggregate":
+            expect("alpha", event["alpha"], event["samples"] / event["total"])
+            expect("total", event["total"], memory.setdefault("total", event["total"]))
+            expect("samples", event["samples"], memory.setdefault(("samples", device), event["samples"]))
+            seconds = memory["trip", device][1]
+            expect("seconds", event["seconds"], seconds or 0.0)
+            expect("r", event["r"], rate(seconds))
+
+
+def rate(seconds: float | None) -> float:
+    """``r_k``."""
+    return max(1.0, math.log(seconds)) if seconds else 1.0
+
+
+def feature_step(A: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``a_ij = exp|A_ij| / sum_j exp|A_ij|``, ``A_ij <- a_ij A_ij``."""
+    size = np.abs(A)
+    a = np.exp(size - size.max(axis=1, keepdims=True))
+    scaled: NDArray[np.float64] = a / a.sum(axis=1, keepdims=True) * A
+    return scaled
+
+
+def scale_first_layer(layout: Layout, w: Vector) -> None:
+    """The feature step on the first weight matrix (rows: output units), in place."""
+    entry = next(e for e in layout.entries if e.kind == "learnable" and len(e.shape) >= 2)
+    matrix = w[entry.span].astype(np.float64).reshape(entry.shape[0], -1)
+    w[entry.span] = feature_step(matrix).ravel()
+
+
+def _remembered(local: Local, name: str) -> Vector:
+    """H or V of the device as it was before this trip."""
+    stored: Vector | None = local.memory.get(name)
+    return np.zeros(local.learnable, np.float32) if stored is None else stored
+
+
+def _begin(local: Local) -> None:
+    r = local.scratch["r"] = rate(local.seconds)
+    local.report |= {"r": r, "seconds": local.seconds or 0.0}
+
+
+@dataclass(frozen=True)
+class StepRule(LocalRule):
+    """The device's part, variant S: the recursion at every mini-batch."""
+
+    adjusts_gradient: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+    beta: float
+    lambda_: float
+
+    def begin(self, local: Local) -> None:
+        _begin(local)
+        local.scratch |= {name: torch.from_numpy(_remembered(local, name).copy()) for name in ("H", "V")}
+
+    def adjust(self, local: Local) -> None:
+        H, V, g = local.scratch["H"], local.scratch["V"], local.gradient
+        if self.lambda_:
+            g.add_(drift(local), alpha=self.lambda_)
+        z = (g - V).add_(H)
+        H.mul_(self.beta).add_(V, alpha=1.0 - self.beta)
+        V.copy_(g)
+        torch.mul(z, local.scratch["r"], out=g)
+
+    def finish(self, local: Local) -> None:
+        local.memory |= {name: local.scratch[name].numpy() for name in ("H", "V")}
+
+
+@dataclass(frozen=True)
+class TripRule(Proximal):
+    """The device's part, variant R: train on s_k, then the recursion once with the whole trip as its gradient."""
+
+    remembers: ClassVar[bool] = True
+    beta: float
+
+    def begin(self, local: Local) -> None:
+        _begin(local)
+
+    def finish(self, local: Local) -> None:
+        r, H, V = local.scratch["r"], _remembered(local, "H"), _remembered(local, "V")
+        u: Vector = local.weights.numpy()[: local.learnable]
+        base: Vector = local.base.numpy()
+        G = combine([(1.0, base), (-1.0, u)])
+        combine([(1.0 - r, base), (r, u), (r, V), (-r, H)], out=u)  # w^b - r (G - V + H)
+        local.memory |= {"H": combine([(self.beta, H), (1.0 - self.beta, V)]), "V": G}

@@ -1,0 +1,50 @@
+"""FedProx: FedAvg whose devices are held back to the global model by a proximal term.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous
+Networks", MLSys 2020.
+
+Device: minimise ``f_k(u) + mu / 2 |u - w^t|^2``, per mini-batch ``u <- u - eta (grad f_k(u; B) + mu (u - w^t))``,
+with the term on the raw gradient, before weight decay and momentum. Server: FedAvg.
+
+Partial work (``drop``, from the original evaluation): that share of each round's devices is slow, trains only ``E'
+~ U{1, ..., E - 1}`` epochs and is aggregated all the same, with its full n_k. Decisions of ours [D]: E' = 1 when E
+= 1; mu = 0.01 (the authors tune it in 0.001 ... 1 and offer no universal value).
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from freshet.core.method import LocalRule, Options
+from freshet.core.server import Server
+from freshet.core.streams import stream
+from freshet.methods.fedavg import FedAvg
+from freshet.methods.parts.terms import proximal
+
+
+class FedProxOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    mu: float = Field(0.01, ge=0, description="proximal term of the local loss (0: FedAvg)")
+    drop: float = Field(0.0, ge=0, le=1, description="share of each round's devices that do only part of the epochs")
+
+
+class FedProx(FedAvg):
+    """FedAvg's server; the device's rule differs."""
+
+    name: ClassVar[str] = "fedprox"
+    title: ClassVar[str] = "FedProx"
+    citation: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    Options: ClassVar[type[Options]] = FedProxOptions
+    options: FedProxOptions
+
+    def rule(self) -> LocalRule:
+        return proximal(self.options.mu)
+
+    def epochs(self, server: Server, device: int) -> int:
+        """All epochs, or fewer for the slow places of the round (drawn per round; devices take places in turn)."""
+        seed, places, place, E = self.world.seed, self.world.per_round, len(server.flights), self.world.epochs
+        slow = round(self.options.drop * places)
+        if slow == 0 or E == 1 or place not in stream(seed, "slow", server.round).permutation(places)[:slow]:
+            return E
+        return int(stream(seed, "partial", server.round, device).integers(1, E))

@@ -1,0 +1,85 @@
+"""MOON: FedAvg whose devices learn representations close to the global model's and far from their own last ones.
+
+Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
+
+Device, with z(.; x) the network's ``features`` (the projection with a head, the last hidden vector without)::
+
+    l_con = -log( e^(cos(z, z_g) / T) / (e^(cos(z, z_g) / T) + e^(cos(z, z_p) / T)) )      loss = CE + mu l_con
+
+z of the model in training, z_g of the global model w^t, z_p of the model that this device last trained (one previous
+model, the authors' default); the latter two in evaluation mode and without gradient. Server: FedAvg.
+
+The authors' first round has no previous model and so l_con = 0. Decisions of ours [D]: l_con = 0 until *this
+device* has a previous model (their code compares with its untrained initialisation); mu = 1. Head or no head is a
+property of the model (``model.head``), the same for every method of a comparison.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from freshet.core.method import Local, LocalRule, Options
+from freshet.errors import ConfigError
+from freshet.methods.fedavg import FedAvg
+from freshet.models import has_features
+
+
+class MOONOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    mu: float = Field(1.0, ge=0, description="weight of the contrastive loss (0: FedAvg)")
+    T: float = Field(0.5, gt=0, description="temperature of the contrastive loss")
+
+
+class MOON(FedAvg):
+    """FedAvg's server; the device's rule differs."""
+
+    name: ClassVar[str] = "moon"
+    title: ClassVar[str] = "MOON"
+    citation: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
+    Options: ClassVar[type[Options]] = MOONOptions
+    options: MOONOptions
+
+    def rule(self) -> LocalRule:
+        return Contrast(self.options.mu, self.options.T) if self.options.mu else LocalRule()
+
+
+def contrastive(z: Tensor, z_g: Tensor, z_p: Tensor, T: float) -> Tensor:
+    """``l_con``, mean over the batch: softmax cross-entropy on two logits, of which the first is right."""
+    logits = torch.stack([cosine_similarity(z, z_g), cosine_similarity(z, z_p)], dim=1) / T
+    return cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
+
+
+@dataclass(frozen=True)
+class Contrast(LocalRule):
+    """The device's part: the contrastive loss, and its own last model in memory."""
+
+    remembers: ClassVar[bool] = True
+    mu: float
+    T: float
+
+    def check(self, module: nn.Module) -> None:
+        if not has_features(module):
+            problem = f"MOON needs a module with features(x) and classify(z), which {type(module).__name__} has not"
+            raise ConfigError("model.name", problem)
+
+    def begin(self, local: Local) -> None:
+        if "previous" in local.memory:
+            local.scratch["global"] = local.frozen(local.weights.numpy().copy())
+            local.scratch["previous"] = local.frozen(local.memory["previous"])
+
+    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        if "previous" not in local.scratch:
+            return super().loss(local, x, y)
+        z_g, z_p = local.scratch["global"](x), local.scratch["previous"](x)
+        network = local.model
+        assert has_features(network)
+        z = network.features(x)
+        return cross_entropy(network.classify(z), y) + self.mu * contrastive(z, z_g, z_p, self.T)
+
+    def finish(self, local: Local) -> None:
+        local.memory["previous"] = local.weights.numpy().copy()

@@ -1,0 +1,30 @@
+"""What the asynchronous baselines share: discounts of staleness, mixing one upload in, and the numbers to log.
+
+Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with our ``s = t - o + 1``.
+"""
+
+from typing import Any
+
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate
+from freshet.core.server import Flight, Server
+from freshet.core.vectors import distance, mix
+
+
+def polynomial(tau: int, a: float) -> float:
+    """``(tau + 1)^-a``; 1 for a fresh upload."""
+    return float((tau + 1.0) ** -a)
+
+
+def hinge(tau: int, a: float, b: float) -> float:
+    """1 up to ``tau = b``, then ``1 / (a (tau - b) + 1)``."""
+    return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
+
+
+def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate:
+    """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
+    w, n = server.weights, server.world.layout.learnable
+    new = mix(w, upload.weights, alpha)
+    server.world.layout.max_counters(new, w, upload.weights)
+    record = {"base": flight.base, "staleness": server.staleness(flight), "alpha": alpha, **numbers}
+    return Aggregate(new, record | {"update_norm": distance(new[:n], w[:n])})

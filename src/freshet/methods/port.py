@@ -1,0 +1,184 @@
+"""PORT: average K reported models by freshness and by agreement with the last global step; hurry whoever is overdue.
+
+N. Su, B. Li, "How Asynchronous can Federated Learning Be?", IEEE/ACM IWQoS 2022.
+
+R the models reported since the last aggregation, tau_k = s_k - 1 their staleness, Omega its bound (Eqs. 1-4)::
+
+    s_k  = alpha Omega / (tau_k + Omega)          c_k = beta (cos(u_k - w^v, w^v - w^{v-1}) + 1) / 2
+    p~_k = n_k / sum_R n (s_k + c_k)              w^{v+1} = sum_R p_k u_k,   p_k = p~_k / sum_R p~
+
+Aggregates when K models are there and no device in flight has tau > Omega (``wait = "ge"``: tau >= Omega, the
+paper's Definition 1; "gt", the authors' code, is our default [D]). With ``urgent``, a device in flight with tau >
+Omega is asked, at the next arrival, to upload at the end of its current epoch; its model counts with its full n_k.
+Nothing is dropped. Devices are replaced only at an aggregation.
+
+Decisions of ours [D]: the update compared is u_k minus the *current* model, as in the authors' code (the paper just
+says "update"); cos = 1 at the first aggregation, where there is no last step, and 0 if either vector is zero; Omega
+= 0 gives s_k = alpha; all p~ = 0 gives n_k weights; ``gate`` (cos = 1 unless tau > 1, authors' code only) is off.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from freshet.core.audit import Mismatch, expect
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Kind, Method, Options, Verdict, Wait, World
+from freshet.core.server import Flight, Server
+from freshet.core.vectors import BLOCK, Vector, combine, distance
+from freshet.errors import ConfigError
+
+
+class PORTOptions(Options):
+    """Hyper-parameters with the paper's symbols and values."""
+
+    K: int = Field(5, ge=1, description="models to wait for")
+    omega: int = Field(10, ge=0, description="Omega: bound of the staleness tau")
+    alpha: float = Field(3.0, ge=0, description="weight of freshness")
+    beta: float = Field(1.0, ge=0, description="weight of agreement with the last global step")
+    wait: Literal["gt", "ge"] = Field("gt", description="wait for devices with tau > omega (gt) or tau >= omega (ge)")
+    urgent: bool = Field(True, description="ask overdue devices to upload at the end of their epoch")
+    gate: bool = Field(False, description="look at the agreement only for tau > 1")
+
+    def overdue(self, tau: int) -> bool:
+        return tau > self.omega if self.wait == "gt" else tau >= self.omega
+
+    def freshness(self, tau: int) -> float:
+        """``s_k``."""
+        return self.alpha * self.omega / (tau + self.omega) if self.omega else self.alpha
+
+    def agreement(self, cos: float) -> float:
+        """``c_k``."""
+        return self.beta * (cos + 1.0) / 2.0
+
+
+def normalised(samples: Sequence[int], s: Sequence[float], c: Sequence[float]) -> list[float]:
+    """``p_k``."""
+    total = sum(samples)
+    raw = [n / total * (s_k + c_k) for n, s_k, c_k in zip(samples, s, c, strict=True)]
+    return [p / sum(raw) for p in raw] if sum(raw) > 0.0 else [n / total for n in samples]
+
+
+def cosine(u: Vector, w: Vector, previous: Vector) -> float:
+    """``cos(u - w, w - previous)`` in float64, block by block; 0 if either is zero."""
+    inner = 0.0
+    for start in range(0, len(w), BLOCK):
+        block = slice(start, start + BLOCK)
+        here = w[block].astype(np.float64)
+        inner += float(np.dot(u[block] - here, here - previous[block]))
+    lengths = distance(u, w) * distance(w, previous)
+    return inner / lengths if lengths > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A model that waits for its aggregation."""
+
+    device: int
+    base: int
+    samples: int
+    weights: Vector
+
+
+class PORT(Method):
+    """The server's part; devices do plain SGD."""
+
+    name: ClassVar[str] = "port"
+    kind: ClassVar[Kind] = "async"
+    title: ClassVar[str] = "PORT"
+    citation: ClassVar[str] = "Su, Li, How Asynchronous can Federated Learning Be?, IWQoS 2022"
+    replaces: ClassVar[Literal["arrival", "aggregation"]] = "aggregation"
+    Options: ClassVar[type[Options]] = PORTOptions
+    options: PORTOptions
+
+    def __init__(self, options: PORTOptions, world: World) -> None:
+        super().__init__(options, world)
+        if world.devices < options.K:
+            raise ConfigError("method.K", f"must be at most fleet.devices = {world.devices}, but {options.K} was given")
+        self.reported: list[Reported] = []  # in order of arrival
+        self.previous: Vector | None = None  # w^{v-1}
+        self.asked: dict[int, int] = {}  # device -> the trip that was asked to hurry
+
+    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+        samples = int(self.world.samples[upload.device])
+        self.reported.append(Reported(upload.device, flight.base, samples, upload.weights))
+        return self._decide(server, landed=upload.device)
+
+    def forget(self, server: Server, device: int) -> Verdict | None:
+        return self._decide(server, landed=device)
+
+    def _decide(self, server: Server, landed: int) -> Verdict:
+        o = self.options
+        flying = {device: flight for device, flight in server.flights.items() if device != landed}
+        overdue = [d for d, flight in flying.items() if o.overdue(server.staleness(flight) - 1)]
+        if len(self.reported) >= o.K and not overdue:
+            return self._aggregate(server)
+        hurry = [d for d in overdue if self.asked.get(d) != flying[d].trip] if o.urgent else []
+        self.asked = {d: flying[d].trip for d in overdue} if o.urgent else {}
+        return Wait(urgent=tuple(hurry))
+
+    def _aggregate(self, server: Server) -> Aggregate:
+        o, n, w, R = self.options, self.world.layout.learnable, server.weights, self.reported
+        stalenesses = [server.version - r.base + 1 for r in R]
+        cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
+        s_k = [o.freshness(s - 1) for s in stalenesses]
+        c_k = [o.agreement(cos) for cos in cosines]
+        samples = [r.samples for r in R]
+        p = normalised(samples, s_k, c_k)
+        new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
+        self.world.layout.max_counters(new, *(r.weights for r in R))
+        bases = [r.base for r in R]
+        record = {"base": min(bases), "staleness": max(stalenesses), "alpha": 1.0, "devices": [r.device for r in R]}
+        record |= {"bases": bases, "stalenesses": stalenesses, "weights": p, "samples": samples}
+        record |= {"s": s_k, "c": c_k, "cos": cosines, "update_norm": distance(new[:n], w[:n])}
+        self.reported, self.previous = [], w
+        return Aggregate(new, record)
+
+    def _cosine(self, reported: Reported, tau: int, w: Vector) -> float:
+        if self.previous is None or (self.options.gate and tau <= 1):
+            return 1.0
+        return cosine(reported.weights[: len(w)], w, self.previous[: len(w)])
+
+    def state(self) -> dict[str, Any]:
+        reported = [vars(r) for r in self.reported]
+        asked = {str(device): trip for device, trip in self.asked.items()}
+        previous = {} if self.previous is None else {"previous": self.previous}
+        return {"reported": reported, "asked": asked, **previous}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.reported = [Reported(**r) for r in state["reported"]]
+        self.asked = {int(device): int(trip) for device, trip in state["asked"].items()}
+        self.previous = state.get("previous")
+
+    @classmethod
+    def audit(cls, options: PORTOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+        """Every s_k, c_k and p_k; that nobody overdue was left out; that only overdue devices were hurried."""
+        flying, kind = memory.setdefault("flying", {}), event["kind"]
+        if kind == "trigger":
+            flying[event["device"]] = event["version"]
+        elif kind in ("upload", "lost"):
+            flying.pop(event["device"], None)
+        elif kind == "urgent" and not options.overdue(memory["version"] - flying[event["device"]]):
+            raise Mismatch(f"device {event['device']} was hurried without being overdue")
+        elif kind == "aggregate":
+            _audit_weights(options, event)
+            late = [device for device, base in flying.items() if options.overdue(event["version"] - base)]
+            if late or len(event["devices"]) < options.K:
+                raise Mismatch(f"aggregated {len(event['devices'])} models while devices {late} were overdue")
+            memory["version"] = event["version"] + 1
+
+
+def _audit_weights(options: PORTOptions, event: dict[str, Any]) -> None:
+    columns = zip(event["devices"], event["stalenesses"], event["cos"], event["s"], event["c"], strict=True)
+    for device, staleness, cos, s_k, c_k in columns:
+        expect(f"s of device {device}", s_k, options.freshness(staleness - 1))
+        expect(f"c of device {device}", c_k, options.agreement(cos))
+        if cos != 1.0 and (event["version"] == 1 or (options.gate and staleness <= 2)):
+            raise Mismatch(f"cos of device {device} must be 1")
+    for device, logged, p in zip(
+        event["devices"], event["weights"], normalised(event["samples"], event["s"], event["c"]), strict=True
+    ):
+        expect(f"weight of device {device}", logged, p)

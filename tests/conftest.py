@@ -1,0 +1,53 @@
+"""Shared by all tests: one torch thread, a small federation that trains in a blink, and one finished run per method."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from freshet import Federation, Result
+
+torch.set_num_threads(1)
+
+
+def linear() -> nn.Module:
+    """The smallest model that learns the digits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def small(method: str | dict[str, Any] = "fedasmu", **given: Any) -> Federation:
+    """Eight devices, a linear model, 240 digits; every section may be overridden by a dict."""
+    sections: dict[str, dict[str, Any]] = {
+        "fleet": {"devices": 8, "fastest": 4.0, "ratio": 5.0},
+        "training": {"epochs": 4, "lr": 0.05},
+        "data": {"train_samples": 240, "test_samples": 120},
+        "run": {"per_round": 3, "period": 4.0, "in_flight": 6, "eval_every": 20.0, "executor": "serial"},
+    }
+    for name, values in sections.items():
+        override = given.pop(name, {})
+        sections[name] = values | override if isinstance(override, dict) else override
+    given.setdefault("model", linear)
+    return Federation(method=method, **sections, **given)
+
+
+@pytest.fixture(scope="session")
+def federate() -> Callable[..., Federation]:
+    """Builds small federations: ``federate("fedavg", fleet={"loss": 0.2})``."""
+    return small
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """``finished("fedasmu")``: a short finished run, computed once per session. Copy it before you change it."""
+    folder: Path = tmp_path_factory.mktemp("finished")
+    results: dict[str, Result] = {}
+
+    def get(method: str) -> Result:
+        if method not in results:
+            results[method] = small(method).run(60, out=folder / method)
+        return results[method]
+
+    return get

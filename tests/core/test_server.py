@@ -1,0 +1,329 @@
+"""The server: gates, versions, holds, learning rate, selection. No clock, no training."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Wait, World
+from freshet.core.server import Refused, Server
+from freshet.core.trigger import Trigger
+from freshet.methods import find, options_for
+
+SIZE = 4
+
+
+def world(devices: int = 6, **changes: Any) -> World:
+    layout = Layout.build([("w", (SIZE,), "learnable")])
+    values = {"devices": devices, "samples": np.arange(1, devices + 1), "epochs": 5, "per_round": 3, "seed": 0}
+    return World(layout=layout, **(values | changes))
+
+
+def server(method: str = "fedasmu", options: dict[str, Any] | None = None, **changes: Any) -> Server:
+    w = world(**changes)
+    rule = find(method)[0](options_for(method, options or {}), w)
+    return Server(rule, w, np.zeros(SIZE, np.float32), lr=0.1, lr_decay=0.5)
+
+
+def upload(device: int = 0, trip: int = 1, base: int = 1, **changes: Any) -> Upload:
+    values = {"weights": np.ones(SIZE, np.float32), "steps": 5, "report": {}}
+    return Upload(device, trip, base, **(values | changes))
+
+
+def bad_weights(value: float) -> np.ndarray:
+    weights = np.ones(SIZE, np.float32)
+    weights[2] = value
+    return weights
+
+
+BAD = {
+    "wrong size": upload(weights=np.ones(SIZE + 1, np.float32)),
+    "two dimensions": upload(weights=np.ones((1, SIZE), np.float32)),
+    "float64": upload(weights=np.ones(SIZE)),
+    "NaN": upload(weights=bad_weights(np.nan)),
+    "infinity": upload(weights=bad_weights(np.inf)),
+    "a base that was not given": upload(base=2),
+    "an unknown device": upload(device=5),
+    "a device outside the fleet": upload(device=77),
+    "a trip to come": upload(trip=2),
+    "no step taken": upload(steps=0),
+    "NaN in the report": upload(report={"beta": float("nan")}),
+}
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_upload_is_an_event_with_a_reason_and_leaves_the_model_bit_for_bit(case, method):
+    s = server(method)
+    s.trigger([0, 1])
+    before = s.weights.tobytes()
+    events = s.upload(BAD[case])
+    assert [event["kind"] for event in events] == ["rejected"]
+    assert events[0]["device"] == BAD[case].device
+    assert isinstance(events[0]["reason"], str) and len(events[0]["reason"]) > 5
+    assert (s.version, s.weights.tobytes(), s.consumed) == (1, before, 0)
+
+
+@pytest.mark.parametrize("report", [{"reward": 0.1, "first": 1, "slot": 99}, {"reward": 0.1, "first": 1}])
+def test_a_report_that_makes_no_sense_is_rejected_and_never_an_exception(report):
+    s = server()
+    s.trigger([0])
+    assert [event["kind"] for event in s.upload(upload(report=report))] == ["rejected"]
+    assert s.version == 1
+
+
+def test_a_second_upload_of_the_same_trip_is_rejected_and_changes_nothing():
+    s = server()
+    s.trigger([0])
+    assert s.upload(upload())[0]["kind"] == "aggregate"
+    after = s.weights.tobytes()
+    assert s.upload(upload(weights=np.full(SIZE, 9, np.float32)))[0]["kind"] == "rejected"
+    assert (s.version, s.weights.tobytes()) == (2, after)
+
+
+def test_an_upload_of_an_earlier_trip_is_rejected_and_the_new_trip_goes_on():
+    s = server()
+    s.trigger([0])
+    s.upload(upload())
+    s.trigger([0])
+    assert s.upload(upload(trip=1))[0]["kind"] == "rejected"
+    assert 0 in s.flights
+    assert s.upload(upload(trip=2, base=2))[0]["kind"] == "aggregate"
+
+
+def test_a_stored_version_is_never_changed():
+    s = server()
+    (first, second) = s.trigger([0, 1])
+    s.upload(upload())
+    assert first.weights is second.weights
+    assert (second.weights == 0).all()
+    assert (s.weights != 0).all()
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
+def test_a_repeated_request_gets_the_same_fresh_version_although_the_model_moved_on(method):
+    s = server(method)
+    s.trigger([0, 1, 2])
+    assert s.request(0, 1) is None
+    s.upload(upload(1))
+    fresh = s.request(0, 1)
+    assert fresh is not None and fresh.version == 2
+    weights = fresh.weights.copy()
+    s.upload(upload(2, weights=np.full(SIZE, 5, np.float32)))
+    again = s.request(0, 1)
+    assert again is not None and (again.version, again.age) == (2, fresh.age)
+    np.testing.assert_array_equal(again.weights, weights)
+    assert s.version == 3
+
+
+@pytest.mark.parametrize(("device", "trip"), [(4, 1), (0, 2), (99, 1)])
+def test_a_request_without_such_a_trip_is_refused(device, trip):
+    s = server()
+    s.trigger([0])
+    with pytest.raises(Refused, match="no such trip"):
+        s.request(device, trip)
+
+
+@pytest.mark.parametrize("end", ["upload", "rejected", "lost", "discard"])
+def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
+    s = server(options={"tau_max": 3})
+    s.trigger([0, 1, 2])
+    s.upload(upload(1))
+    s.request(0, 1)
+    s.upload(upload(2))
+    if end == "discard":
+        s.trigger([1, 2])
+        s.upload(upload(1, 2, 3))
+        s.upload(upload(2, 2, 3))
+    assert len(s.store) == 3
+    if end == "lost":
+        events = s.lost(0, 1, "device left")
+    else:
+        events = s.upload(upload(weights=bad_weights(np.nan)) if end == "rejected" else upload())
+    assert events[0]["kind"] == {"upload": "aggregate"}.get(end, end)
+    assert len(s.store) == 1
+    assert not s.flights
+
+
+def test_a_discard_names_its_reason_and_changes_nothing():
+    s = server(options={"tau_max": 1})
+    s.trigger([0, 1])
+    s.upload(upload(0))
+    before = s.weights.tobytes()
+    (event,) = s.upload(upload(1))
+    assert (event["kind"], event["staleness"], bool(event["reason"])) == ("discard", 2, True)
+    assert (s.version, s.weights.tobytes(), s.consumed) == (2, before, 1)
+
+
+def test_losing_a_device_that_is_not_in_flight_says_nothing():
+    s = server()
+    assert s.lost(0, 1, "device left") == []
+
+
+# ---- FedAvg's rounds
+
+
+def test_fedavg_weighs_by_samples_in_one_aggregation_when_the_last_has_arrived():
+    s = server("fedavg")
+    s.trigger([0, 2])
+    assert s.upload(upload(2, weights=np.full(SIZE, 8, np.float32))) == []
+    (event,) = s.upload(upload(0, weights=np.full(SIZE, 4, np.float32)))
+    assert (event["devices"], event["weights"], event["samples"]) == ([0, 2], [0.25, 0.75], [1, 3])
+    np.testing.assert_array_equal(s.weights, np.full(SIZE, 0.25 * 4 + 0.75 * 8, np.float32))
+    assert s.version == 2
+
+
+def test_an_empty_round_counts_and_keeps_the_model():
+    s = server("fedavg")
+    before = s.weights.tobytes()
+    s.trigger([0, 1])
+    assert [e["kind"] for e in s.lost(0, 1, "device left")] == ["lost"]
+    assert [e["kind"] for e in s.lost(1, 1, "device left")] == ["lost", "aggregate"]
+    assert (s.version, s.weights.tobytes(), s.round) == (2, before, 1)
+
+
+def test_a_round_cannot_start_while_one_is_open():
+    s = server("fedavg")
+    s.trigger([0])
+    with pytest.raises(ValueError, match="open"):
+        s.trigger([1])
+
+
+# ---- learning rate (baselines C9)
+
+
+def test_synchronous_rate_decays_once_per_round():
+    s = server("fedavg")
+    rates = []
+    for number in range(1, 4):
+        rates.append(s.trigger([0])[0].lr)
+        s.upload(upload(0, number, number))
+    assert rates == [0.1, 0.1 * 0.5, 0.1 * 0.5**2]
+
+
+def test_asynchronous_rate_decays_once_per_round_of_consumed_uploads_read_at_dispatch():
+    s = server()
+    rates = []
+    for number in range(1, 8):
+        rates.append(s.trigger([0])[0].lr)
+        s.upload(upload(0, number, number))
+    assert rates == [0.1 * 0.5 ** (consumed // 3) for consumed in range(7)]
+
+
+def test_discarded_and_rejected_uploads_do_not_count_as_consumed():
+    s = server(options={"tau_max": 1})
+    s.trigger([0, 1, 2])
+    s.upload(upload(0))
+    s.upload(upload(1))
+    s.upload(upload(2, steps=0))
+    assert s.consumed == 1
+
+
+# ---- selection
+
+
+def test_selection_is_without_replacement_and_leaves_out_busy_away_and_empty_devices():
+    s = server(devices=8, samples=np.array([3, 3, 0, 3, 3, 3, 3, 3]))
+    s.trigger([0, 1])
+    for _ in range(50):
+        chosen = s.select(3, lambda device: device != 7)
+        assert len(set(chosen)) == len(chosen) == 3
+        assert set(chosen) <= {3, 4, 5, 6}
+
+
+def test_selection_takes_all_there_are_when_too_few():
+    s = server(devices=5)
+    s.trigger([1])
+    assert sorted(s.select(10, lambda device: device != 3)) == [0, 2, 4]
+    assert s.select(2, lambda device: False) == []
+
+
+@pytest.mark.parametrize("busy", [[], list(range(5, 12))])
+def test_selection_is_uniform(busy):
+    s = server(devices=12)
+    if busy:
+        s.trigger(busy)
+    idle = [device for device in range(12) if device not in busy]
+    draws = 3000
+    counts = Counter(device for _ in range(draws) for device in s.select(2, lambda device: True))
+    assert set(counts) == set(idle)
+    expected = 2 * draws / len(idle)
+    chi_squared = sum((counts[device] - expected) ** 2 / expected for device in idle)
+    assert chi_squared < 40  # 11 degrees of freedom: exceeded once in 30,000 seeds, and the seed is fixed
+
+
+def test_selection_depends_on_the_seed_and_the_number_of_the_trigger_alone():
+    one, two = server(devices=30), server(devices=30)
+    two.weights  # noqa: B018  looking changes nothing
+    draws = [one.select(5, lambda device: True) for _ in range(4)]
+    assert draws == [two.select(5, lambda device: True) for _ in range(4)]
+    assert len({tuple(draw) for draw in draws}) > 1
+    assert [server(devices=30, seed=1).select(5, lambda device: True)] != draws[:1]
+
+
+# ---- triggers
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 6), st.integers(1, 6), st.integers(1, 6))
+def test_triggers_never_go_beyond_their_limits(flying, per_round, cap):
+    s = server()
+    s.trigger(list(range(flying)))
+    free = max(0, cap - flying)
+    assert Trigger("periodic", per_round, 1.0, cap).wanted(s) == min(per_round, free)
+    assert Trigger("concurrency", per_round, 1.0, cap).wanted(s) == free
+    assert Trigger("rounds", per_round, 1.0, cap).wanted(s) == (0 if flying else per_round)
+
+
+def test_only_the_periodic_trigger_ignores_arrivals():
+    listens = {kind: Trigger(kind, 1, 1.0, 1).on_arrival for kind in ("periodic", "concurrency", "rounds")}
+    assert listens == {"periodic": False, "concurrency": True, "rounds": True}
+
+
+# ---- what a method may answer
+
+
+class Scripted(Method):
+    """Answers uploads from a list."""
+
+    name, kind, title, citation = "scripted", "async", "Scripted", "-"
+    replaces = "aggregation"
+
+    def __init__(self, *answers):
+        super().__init__(Options(), world())
+        self.answers = list(answers)
+
+    def receive(self, server, upload, flight):
+        return self.answers.pop(0)
+
+
+def scripted(*answers) -> Server:
+    method = Scripted(*answers)
+    return Server(method, method.world, np.zeros(SIZE, np.float32), 0.1, 1.0)
+
+
+def test_devices_waiting_for_an_aggregation_are_busy_until_it_comes():
+    s = scripted(Wait(), Aggregate(np.ones(SIZE, np.float32), {"base": 1, "staleness": 1}))
+    s.trigger([0, 1])
+    assert s.upload(upload(0)) == []
+    assert (s.busy, 0 in s.select(6, lambda device: True)) == (2, False)
+    s.upload(upload(1))
+    assert (s.busy, s.version, s.consumed) == (0, 2, 2)
+
+
+def test_urgent_devices_are_named_once_and_only_while_in_flight():
+    s = scripted(Wait(urgent=(1, 4)), Discard("no"))
+    s.trigger([0, 1])
+    s.upload(upload(0))
+    assert s.take_urgent() == [1]
+    assert s.take_urgent() == []
+
+
+def test_a_plain_rule_never_asks_for_a_fresh_model():
+    (assignment,) = server().trigger([0])
+    assert LocalRule().plan({}, assignment, np.random.default_rng(0)) is None

@@ -1,0 +1,72 @@
+"""The event queue: earliest first, ties by rank then device then trip, never into the past."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.sim.heap import Entry, EventHeap, Rank
+
+times = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e6))
+entries = st.builds(Entry, times, st.sampled_from(list(Rank)), st.integers(0, 4), st.integers(1, 3))
+modest = settings(deadline=None, max_examples=80)
+
+
+def drained(heap: EventHeap) -> list[Entry]:
+    return [heap.pop() for _ in range(len(heap))]
+
+
+@modest
+@given(st.lists(entries))
+def test_entries_come_out_by_time_then_rank_then_device_then_trip(pushed):
+    heap = EventHeap()
+    for entry in pushed:
+        heap.push(entry)
+    assert drained(heap) == sorted(pushed)
+
+
+@modest
+@given(st.lists(entries), st.lists(st.floats(0, 10), max_size=20))
+def test_pushing_while_popping_never_turns_the_clock_back(pushed, delays):
+    heap = EventHeap()
+    for entry in pushed:
+        heap.push(entry)
+    seen = [0.0]
+    while len(heap):
+        assert heap.peek() >= seen[-1]
+        seen.append(heap.pop().time)
+        assert heap.now == seen[-1]
+        if delays:
+            heap.push(Entry(heap.now + delays.pop(), Rank.UPLOAD))
+    assert seen == sorted(seen)
+
+
+@modest
+@given(st.lists(entries), st.integers(0, 10))
+def test_a_heap_saved_in_the_middle_goes_on_in_the_same_way(pushed, popped):
+    heap = EventHeap()
+    for entry in pushed:
+        heap.push(entry)
+    for _ in range(min(popped, len(heap))):
+        heap.pop()
+    copy = EventHeap(heap.entries(), heap.now)
+    assert (copy.now, drained(copy)) == (heap.now, drained(heap))
+
+
+@pytest.mark.parametrize("time", [9.999, -1.0, math.nan])
+def test_the_past_is_refused(time):
+    heap = EventHeap(now=10.0)
+    with pytest.raises(ValueError, match="before the clock"):
+        heap.push(Entry(time, Rank.UPLOAD))
+    assert len(heap) == 0
+
+
+def test_now_is_not_the_past():
+    heap = EventHeap(now=10.0)
+    heap.push(Entry(10.0, Rank.TRIGGER))
+    assert heap.pop().time == 10.0
+
+
+def test_at_the_same_instant_arrivals_come_before_answers_before_new_trips_before_the_test():
+    assert sorted(Rank) == [Rank.UPLOAD, Rank.LOST, Rank.REQUEST, Rank.MERGE, Rank.TRIGGER, Rank.EVALUATE]
