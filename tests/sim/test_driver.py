@@ -108,7 +108,7 @@ def test_between_request_and_merge_lies_exactly_one_download(finished, federate,
     fleet = federate(method).fleet
     requests = {(row["device"], row["trip"]): row for row in events(finished(method), "request")}
     merges = events(finished(method), "merge")
-    assert len(merges) > 5
+    assert len(merges) > 1
     for merge in merges:
         request = requests[merge["device"], merge["trip"]]
         download = fleet.down(merge["device"], MODEL)
@@ -192,16 +192,18 @@ def test_a_round_starts_when_the_last_upload_of_the_one_before_has_arrived(finis
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu", "fedavg"])
 @pytest.mark.parametrize(
-    "trouble", [{"loss": 0.4}, {"on_seconds": 12.0, "off_seconds": 6.0}, {"loss": 0.3, "on_seconds": 20.0, "off_seconds": 9.0}]
+    "trouble",
+    [{"loss": 0.4}, {"on_seconds": 12.0, "off_seconds": 6.0}, {"loss": 0.3, "on_seconds": 30.0, "off_seconds": 9.0}],
 )
 def test_lost_uploads_and_leaving_devices_never_stop_a_run(federate, tmp_path, method, trouble):
-    result = federate(method, fleet=trouble).run(80, out=tmp_path / "run")
+    result = federate(method, fleet=trouble).run(160, out=tmp_path / "run")
     rows = events(result)
     assert result.summary["status"] == "finished"
     assert result.summary["lost"] > 3
-    assert max(row["time"] for row in rows if row["kind"] == "trigger") > 60
+    assert max(row["time"] for row in rows if row["kind"] == "trigger") > 120
     reasons = {row["reason"] for row in rows if row["kind"] == "lost"}
-    assert len(reasons) == ("loss" in trouble) + ("on_seconds" in trouble)
+    causes = {"upload lost": "loss" in trouble, "device left": "on_seconds" in trouble}
+    assert reasons == {reason for reason, present in causes.items() if present}
     passes_audit(result)
 
 

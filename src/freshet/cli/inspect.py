@@ -64,6 +64,32 @@ def models() -> None:
     Console().print(table)
 
 
+def cells(
+    name: Annotated[str | None, typer.Argument(help="Show one cell's settings and published results.")] = None,
+) -> None:
+    """List the paper's twelve cells (network x data set); with a name, its published results."""
+    from freshet.experiments.cells import CELLS, METHODS
+    from freshet.experiments.presets import find_cell
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    if name is None:
+        for heading in ("cell", "network", "data", "lr", "target", "FedASMU published", "FedSSMU published"):
+            table.add_column(heading)
+        for cell in CELLS.values():
+            ours = (
+                f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu")
+            )
+            table.add_row(cell.name, cell.model, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
+    else:
+        cell = find_cell(name)
+        for heading in ("method", "published accuracy", f"published time to {cell.target:g}"):
+            table.add_column(heading)
+        for method in METHODS:
+            result = cell.published[method]
+            table.add_row(method, f"{result.accuracy:g}", "–" if result.time is None else f"{result.time:g}")
+    Console().print(table)
+
+
 def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Show what a run was and what came out of it."""
     run = Run(directory)

@@ -11,6 +11,7 @@ from freshet.cli.screen import LiveProgress, results_table
 from freshet.compute.processes import WorkerPool
 from freshet.config import load_tables, override, resolve, seconds
 from freshet.errors import ConfigError
+from freshet.experiments.presets import cell_tables, find_cell
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.runs.reader import Run
@@ -23,6 +24,10 @@ def run(
     method: Annotated[
         str | None,
         typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]; or module:Class."),
+    ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option("--cell", help="Settings of one of the paper's twelve cells, see [b]freshet cells[/b]."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")
@@ -49,6 +54,9 @@ def run(
     if method is not None:
         previous = tables.get("method", {})
         tables["method"] = (previous if previous.get("name") == method else {}) | {"name": method}
+    if cell is not None:
+        preset = cell_tables(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
+        tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}
     if seed is not None:
         tables.setdefault("run", {})["seed"] = seed
     if until is not None:

@@ -1,54 +1,69 @@
-"""A worker process: ``python -m freshet.compute.worker FD`` answers work that comes over an inherited connection.
+"""A worker process: ``python worker.py FD PATH`` answers calls that come over an inherited connection.
 
 It is started as a plain child process, not by ``multiprocessing``, so a user's script needs no ``__main__`` guard and
-notebooks work. It trusts its parent, which is the only one that holds the other end.
+notebooks work. It trusts its parent, which is the only one that holds the other end. This file runs on its own: whatever
+goes wrong when Freshet is imported is told to the parent.
 """
 
+import json
 import os
+import pickle
+import select
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.reduction import recv_handle
 
-#: (number of the setup, name of the trainer's method, arguments); or (number, "setup", (stored setup as bytes,)).
-Task = tuple[int, str, tuple[Any, ...]]
+#: What a worker says when it is ready for calls.
+READY = b"ready"
 
 
-def main(descriptor: int) -> None:
-    """Answer tasks until the parent closes the connection."""
+def main(descriptor: int, path: list[str]) -> None:
+    """Answer calls until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    import cloudpickle
-    import torch
-
-    from freshet.compute.memory import keep_freed_memory
-    from freshet.training.local import Trainer
-
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    trainers: dict[int, Trainer] = {}
+    sys.path[:] = path
+    threading.Thread(target=_leave_with_parent, args=(descriptor,), daemon=True).start()
     with Connection(descriptor) as connection:
-        while True:
-            try:
-                number, name, arguments = connection.recv()
-            except EOFError:
-                return
-            try:
-                if name == "setup":
-                    trainers = {number: cloudpickle.loads(arguments[0]).load().trainer()}
-                    answer: tuple[bool, Any] = (True, None)
-                else:
-                    method: Callable[..., Any] = getattr(trainers[number], name)
-                    answer = (True, method(*arguments))
-            except Exception:
-                answer = (False, traceback.format_exc())
-            try:
-                connection.send(answer)
-            except (BrokenPipeError, ConnectionResetError):
-                return
+        try:
+            from freshet.compute.host import Host
+
+            host = Host()
+        except BaseException:
+            connection.send_bytes(traceback.format_exc().encode())
+            return
+        connection.send_bytes(READY)
+        try:
+            while True:
+                connection.send_bytes(_answer(host, connection))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _answer(host: "Host", connection: Connection) -> bytes:  # type: ignore[name-defined]  # noqa: F821
+    """Take one call and compute its answer."""
+    from freshet.compute.share import assemble, mapped
+
+    kind, number, content = pickle.loads(connection.recv_bytes())  # noqa: S301
+    if kind == "call":
+        return host.call(number, content)
+    message, spans, drop = content
+    handle = recv_handle(connection)
+    try:
+        return host.install(number, drop, lambda: assemble(message, mapped(handle, spans)))
+    finally:
+        os.close(handle)
+
+
+def _leave_with_parent(descriptor: int) -> None:
+    """End this process as soon as the other end is closed, even in the middle of a training."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # hang-ups are always reported
+    poll.poll()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))
     os._exit(0)  # skip the slow tear-down of torch

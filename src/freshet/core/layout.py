@@ -24,6 +24,16 @@ class Entry:
     kind: Kind
     start: int
     size: int
+    #: Convolution kernels lie in memory as (out, height, width, in), the order in which they are fastest.
+    channels_last: bool = False
+
+    def array(self, vector: Vector) -> Vector:
+        """This tensor's part of a flat vector, in its own shape (a view)."""
+        part = vector[self.span]
+        if self.channels_last:
+            out, inner, *sides = self.shape
+            return part.reshape(out, *sides, inner).transpose(0, 3, 1, 2)
+        return part.reshape(self.shape)
 
     @property
     def span(self) -> slice:
@@ -53,7 +63,7 @@ class Layout:
             size = 1
             for side in shape:
                 size *= side
-            entries.append(Entry(name, tuple(shape), kind, start, size))
+            entries.append(Entry(name, tuple(shape), kind, start, size, kind == "learnable" and len(shape) == 4))
             start += size
             ends[kind] = start
         learnable = ends["learnable"]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from freshet.core.messages import Assignment, Fresh, Number, Upload
 from freshet.core.method import Aggregate, Discard, Kind, Local, LocalRule, Memory, Method, Options, Verdict, World
@@ -46,11 +46,18 @@ from freshet.methods.parts.staleness import (
 
 
 class ASMUOptions(Options):
-    """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols."""
+    """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
 
-    lambda0: float = Field(1.0, description="initial lambda: weight of the staleness term")
+    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of alpha
+    depends on ``apply``: ``apply = "mix"`` has its own initial controls where none are given.
+    """
+
+    #: Initial controls under ``apply = "mix"``.
+    mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 0.5, "iota0": 0.0}
+
+    lambda0: float = Field(0.5, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
-    iota0: float = Field(0.0, description="initial iota: weight that staleness does not touch")
+    iota0: float = Field(0.05, description="initial iota: weight that staleness does not touch")
     gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
     upsilon0: float = Field(0.5, description="initial upsilon: how much less a barely newer model counts")
     mu_alpha: float = Field(1.0, gt=0, description="saturation of the server's weight alpha")
@@ -69,9 +76,21 @@ class ASMUOptions(Options):
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
     equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
-    apply: Literal["mix", "progress"] = Field("mix", description="mix the uploaded model in, or add its progress")
+    apply: Literal["mix", "progress"] = Field(
+        "progress", description="add the upload's progress, or mix its model in (default of the published equations)"
+    )
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_that_follow(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        given = dict(given)
+        if given.get("equations") == "published":
+            given.setdefault("apply", "mix")
+        return cls.mix_controls | given if given.get("apply") == "mix" else given
 
 
 @dataclass
@@ -120,7 +139,9 @@ class FedASMU(Method):
         beta, slot = upload.report.get("beta", 0.0), upload.report.get("slot", 1)
         if not 0.0 <= beta < 1.0 or (beta and flight.fresh is None):
             return f"reports a merge with weight {beta}, which is impossible"
-        return None if 1 <= slot <= flight.epochs else f"reports slot {slot}, outside 1..{flight.epochs}"
+        if slot not in range(1, flight.epochs + 1) or ("first" in upload.report and "slot" not in upload.report):
+            return f"reports slot {upload.report.get('slot')}, which is no epoch of 1..{flight.epochs}"
+        return None
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         s = server.staleness(flight)
@@ -246,14 +267,14 @@ class FreshModelRule(LocalRule):
         phi = freshness_weight(gamma, upsilon, age, s)
         beta = saturate(o.mu_beta, phi)
         x, y = local.next_batch()
-        w: Vector = local.weights.numpy()
-        before = w.copy()
+        before = local.snapshot()
         loss_before, h_before = local.gradient_at(x, y)
-        mix(w, fresh.weights, beta, out=w)
-        local.layout.max_counters(w, before, fresh.weights)
+        merged = mix(before, fresh.weights, beta)
+        local.layout.max_counters(merged, before, fresh.weights)
+        local.become(merged)
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
-        h, at = (h_after, before) if o.equations == "corrected" else (h_before, w)
+        h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
         q = dot_combined([(1.0, fresh.weights[:n]), (-1.0, at[:n])], h)
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s)
         memory["gamma"] = gamma - o.eta_gamma * grad_gamma

@@ -23,8 +23,11 @@ from freshet.methods.fedasmu import ASMUOptions, FedASMU
 class SSMUOptions(ASMUOptions):
     """FedASMU's hyper-parameters with the defaults that suit rounds."""
 
-    lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
-    sigma0: float = Field(1.0, description="initial sigma: how fast the weight falls with the place in the round")
+    mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 1.0, "iota0": 0.0}
+
+    lambda0: float = Field(0.3, description="initial lambda: weight of the staleness term")
+    sigma0: float = Field(0.1, description="initial sigma: how fast the weight falls with the place in the round")
+    iota0: float = Field(0.1, description="initial iota: weight that the place in the round does not touch")
 
 
 class FedSSMU(FedASMU):

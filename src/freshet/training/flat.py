@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from freshet.core.layout import Kind, Layout
+from freshet.core.layout import Entry, Kind, Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.models.groups import layer_groups
@@ -30,6 +30,15 @@ def layout_of(module: nn.Module) -> Layout:
     return Layout.build(tensors, layer_groups(module))
 
 
+def view(vector: Tensor, entry: Entry) -> Tensor:
+    """One tensor's part of a flat vector, in its own shape; convolution kernels in the layout they are fastest in."""
+    part = vector[entry.span]
+    if entry.channels_last:
+        out, inner, height, width = entry.shape
+        return part.view(out, height, width, inner).permute(0, 3, 1, 2)
+    return part.view(entry.shape)
+
+
 class FlatModel:
     """Binds a module to one weight vector and one gradient vector."""
 
@@ -38,20 +47,23 @@ class FlatModel:
         self.layout = layout_of(module)
         self.weights = torch.zeros(self.layout.size)
         self.gradient = torch.zeros(self.layout.learnable)
-        parameters = dict(module.named_parameters())
-        buffers = dict(module.named_buffers())
+        named, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        #: The module's parameters and, in the same order, their places in the gradient vector.
+        self.parameters: list[Tensor] = []
+        self.gradient_parts: list[Tensor] = []
         self._counters: list[tuple[slice, Tensor]] = []
         for entry in self.layout.entries:
-            view = self.weights[entry.span].view(entry.shape)
+            place = view(self.weights, entry)
             if entry.kind == "learnable":
-                parameter = parameters[entry.name]
-                view.copy_(parameter.data)
-                parameter.data = view
-                parameter.grad = self.gradient[entry.span].view(entry.shape)
+                parameter = named[entry.name]
+                place.copy_(parameter.data)
+                parameter.data = place
+                self.parameters.append(parameter)
+                self.gradient_parts.append(view(self.gradient, entry))
             else:
-                view.copy_(buffers[entry.name])
+                place.copy_(buffers[entry.name])
                 if entry.kind == "buffer":
-                    buffers[entry.name].data = view
+                    buffers[entry.name].data = place
                 else:
                     self._counters.append((entry.span, buffers[entry.name]))
 
@@ -59,6 +71,17 @@ class FlatModel:
     def learnable(self) -> Tensor:
         """The learnable part of the weights."""
         return self.weights[: self.layout.learnable]
+
+    def gradients_of(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of a loss, one tensor per parameter."""
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return gradients
+
+    def collect(self, loss: Tensor) -> None:
+        """Differentiate a loss into the gradient vector."""
+        gradients = self.gradients_of(loss)
+        with torch.no_grad():
+            torch._foreach_copy_(self.gradient_parts, gradients)
 
     def load(self, weights: Vector) -> None:
         """Take these weights (copied)."""

@@ -19,7 +19,7 @@ from freshet.core.streams import stream, torch_seed
 from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector, is_finite
 from freshet.training.batches import FederatedData
-from freshet.training.flat import Factory, FlatModel
+from freshet.training.flat import Factory, FlatModel, view
 from freshet.training.options import TrainingOptions
 
 
@@ -83,6 +83,7 @@ class LocalTraining:
         self.steps = 0
         self._shard = torch.from_numpy(data.shards[work.trip.device])
         self._rng = stream(seed, "batches", work.trip.device, work.trip.trip)
+        self._augment = stream(seed, "augment", work.trip.device, work.trip.trip) if options.augment else None
         self._order: Tensor | None = None
         self._velocity: Tensor | None = None
 
@@ -92,27 +93,32 @@ class LocalTraining:
         """One pass over the device's samples in a new random order."""
         order, self._order = self._next_order(), None
         for index in torch.split(order, self.options.batch_size):
-            x, y = self.data.train.take(index)
-            self.gradient.zero_()
-            self.rule.loss(self, x, y).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                if self.rule.adjusts_gradient:
-                    self.rule.adjust(self)
-                self._step()
+            x, y = self.data.train.take(index, self._augment)
+            self._step(self.rule.loss(self, x, y))
         self.steps += math.ceil(len(order) / self.options.batch_size)
 
-    def _step(self) -> None:
-        """SGD as in torch: weight decay, then momentum, then the step; on flat vectors."""
-        w, g, options = self.flat.learnable, self.gradient, self.options
-        if options.weight_decay:
-            g = g.add_(w, alpha=options.weight_decay)
-        if options.momentum:
-            if self._velocity is None:
-                self._velocity = g.clone()
-            else:
-                self._velocity.mul_(options.momentum).add_(g)
-            g = self._velocity
-        w.add_(g, alpha=-self.trip.lr)
+    def _step(self, loss: Tensor) -> None:
+        """SGD as in torch: the rule's terms, weight decay, momentum, then the step; on flat vectors."""
+        options = self.options
+        if not (self.rule.adjusts_gradient or options.weight_decay or options.momentum):
+            gradients = self.flat.gradients_of(loss)
+            with torch.no_grad():
+                torch._foreach_add_(self.flat.parameters, gradients, alpha=-self.trip.lr)
+            return
+        self.flat.collect(loss)
+        with torch.no_grad():
+            w, g = self.flat.learnable, self.gradient
+            if self.rule.adjusts_gradient:
+                self.rule.adjust(self)
+            if options.weight_decay:
+                g = g.add_(w, alpha=options.weight_decay)
+            if options.momentum:
+                if self._velocity is None:
+                    self._velocity = g.clone()
+                else:
+                    self._velocity.mul_(options.momentum).add_(g)
+                g = self._velocity
+            w.add_(g, alpha=-self.trip.lr)
 
     def _next_order(self) -> Tensor:
         if self._order is None:
@@ -120,6 +126,14 @@ class LocalTraining:
         return self._order
 
     # ---- for rules
+
+    def snapshot(self) -> Vector:
+        """The local model as it is now (a copy, counters included)."""
+        return self.flat.dump()
+
+    def become(self, weights: Vector) -> None:
+        """Go on from these weights."""
+        self.flat.load(weights)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
@@ -136,9 +150,8 @@ class LocalTraining:
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
         """Plain loss and its gradient at the model as it is, without touching its statistics."""
         self.model.eval()
-        self.gradient.zero_()
         loss = cross_entropy(self.model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.flat.collect(loss)
         self.model.train()
         gradient: Vector = self.gradient.numpy().copy()
         return loss.item(), gradient
@@ -147,7 +160,7 @@ class LocalTraining:
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
         tensor, network = torch.from_numpy(weights), _Features(self.model)
         entries = (entry for entry in self.layout.entries if entry.kind != "counter")
-        state = {f"network.{entry.name}": tensor[entry.span].view(entry.shape) for entry in entries}
+        state = {f"network.{entry.name}": view(tensor, entry) for entry in entries}
 
         def features(x: Tensor) -> Tensor:
             self.model.eval()

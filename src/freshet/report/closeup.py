@@ -1,0 +1,167 @@
+"""Plotly figures of one run, as plain dicts: weights, controls, slots and data (colours as in ``plots``)."""
+
+from collections.abc import Sequence
+
+from freshet.report.extract import (
+    DEVICE_CONTROLS,
+    SERVER_CONTROLS,
+    Shares,
+    bands,
+    chooser_shares,
+    controls,
+    partition_of,
+    slot_shares,
+    typical,
+    weighted,
+)
+from freshet.report.plots import Figure, rounded, text
+from freshet.report.reading import Record, RunData
+from freshet.report.trips import Trip, fleet_of, timeline, trips_of
+
+#: A scatter plot with more points is thinned evenly.
+MOST_POINTS = 2_500
+_TRACK = 150
+_MOST_CELLS = 200_000
+SYMBOLS = {"lambda": "λ", "sigma": "σ", "iota": "ι", "gamma": "γ", "upsilon": "υ"}
+MEANING = {
+    "lambda": "server, scale of α",
+    "sigma": "server, power of staleness",
+    "iota": "server, offset of α",
+    "gamma": "device, scale of β",
+    "upsilon": "device, offset of β",
+}
+CHOOSERS = {"meta": "meta model", "q": "Q-table", "explore": "exploration", "fixed": "fixed rule"}
+
+
+def closeup(run: RunData, trips: list[Trip] | None = None) -> Record:
+    """Everything the page shows of one run: its timeline and its figures, absent ones as None."""
+    trips = trips_of(run) if trips is None else trips
+    return {
+        "timeline": timeline(run, trips) if trips else None,
+        "alpha": alpha_figure(run),
+        "controls": control_figures(run, trips),
+        "slots": shares_figure(slot_shares(run, trips), "slot"),
+        "choosers": shares_figure(chooser_shares(run, trips), "who"),
+        "partition": partition_figure(run),
+    }
+
+
+def alpha_figure(run: RunData) -> Figure | None:
+    """Weight of an upload against its staleness, coloured by how fast the device trains."""
+    points = weighted(run)
+    if not points:
+        return None
+    shown = points[:: -(-len(points) // MOST_POINTS)]
+    fleet = fleet_of(run)
+    known = fleet is not None and all(0 <= point.device < len(fleet) for point in shown)
+    shade = [round(float(fleet.train_seconds[p.device]), 1) if fleet and known else p.device for p in shown]
+    title = "training time (s)" if known else "device"
+    bar = {"title": {"text": title, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
+    marker = {"size": 6, "opacity": 0.72, "color": shade, "colorscale": "@scale", "showscale": True, "colorbar": bar}
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [point.staleness for point in shown],
+        "y": [float(f"{point.alpha:.4g}") for point in shown],
+        "customdata": [[point.device, round(point.time, 1)] for point in shown],
+        "marker": marker | {"line": {"width": 0}},
+        "hovertemplate": "device %{customdata[0]} at %{customdata[1]} s<br>"
+        "α %{y:.4f}, staleness %{x}<extra></extra>",
+    }
+    layout = {
+        "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "α, weight of the upload"}, "rangemode": "tozero"},
+        "hovermode": "closest",
+    }
+    left_out = f"{len(shown):,} of {len(points):,} uploads, evenly chosen" if len(shown) < len(points) else ""
+    return {"data": [trace], "layout": layout, "note": left_out}
+
+
+def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
+    """One small figure per control: the fleet's median and range, and three devices."""
+    tracks = controls(run)
+    return [
+        {"name": name, "symbol": SYMBOLS[name], "meaning": MEANING[name], **_control(run, trips, tracks[name])}
+        for name in (*SERVER_CONTROLS, *DEVICE_CONTROLS)
+        if name in tracks
+    ]
+
+
+def _control(run: RunData, trips: Sequence[Trip], tracks: dict[int, list[tuple[float, float]]]) -> Figure:
+    fleet = bands(tracks, run.end)
+    xs = rounded(fleet.times, 2)
+    edge = {"type": "scatter", "mode": "lines", "x": xs, "line": {"width": 0, "color": "@c0"}, "hoverinfo": "skip"}
+    data: list[Record] = [
+        edge | {"y": rounded(fleet.low, 7)},
+        edge | {"y": rounded(fleet.high, 7), "fill": "tonexty", "fillcolor": "@c0/14"},
+    ]
+    for device in typical(tracks, trips):
+        track = tracks[device][:: max(1, -(-len(tracks[device]) // _TRACK))]
+        data.append({
+            "type": "scatter", "mode": "lines", "name": f"device {device}",
+            "x": rounded([time for time, _ in track], 2), "y": rounded([value for _, value in track], 7),
+            "line": {"width": 1, "color": "@muted", "shape": "hv"},
+            "hovertemplate": f"device {device}: %{{y:.6g}} at %{{x:.0f}} s<extra></extra>",
+        })  # fmt: skip
+    data.append({
+        "type": "scatter", "mode": "lines", "name": "median", "x": xs, "y": rounded(fleet.middle, 7),
+        "line": {"width": 2.25, "color": "@c0"},
+        "hovertemplate": "median %{y:.6g} at %{x:.0f} s<extra></extra>",
+    })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "virtual time (s)"}, "nticks": 6},
+        "yaxis": {"nticks": 5, "automargin": True, "exponentformat": "none"},
+        "hovermode": "closest",
+        "height": 230,
+    }
+    return {"data": data, "layout": layout}
+
+
+def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
+    """Stacked shares over time: slots in shades from light to dark, choosers in distinct colours."""
+    if shares is None:
+        return None
+    totals = [max(1, sum(column)) for column in zip(*shares.counts.values(), strict=True)]
+    width = shares.edges[1] - shares.edges[0]
+    middles = [round(edge + width / 2, 3) for edge in shares.edges[:-1]]
+    names, data = list(shares.counts), []
+    for place, (name, counts) in enumerate(shares.counts.items()):
+        label = f"epoch {name}" if kind == "slot" else CHOOSERS.get(name, text(name))
+        shade = f"@ramp/{round(100 * (place + 0.5) / len(names))}" if kind == "slot" else f"@c{place}"
+        data.append({
+            "type": "bar", "name": label, "x": middles, "width": width,
+            "y": [round(100 * count / total, 2) for count, total in zip(counts, totals, strict=True)],
+            "customdata": counts, "marker": {"color": shade, "line": {"width": 0.6, "color": "@paper"}},
+            "hovertemplate": f"{label}: %{{y:.0f}} % (%{{customdata}} trips)<extra></extra>",
+        })  # fmt: skip
+    layout = {
+        "barmode": "stack", "bargap": 0, "hovermode": "closest", "showlegend": True, "height": 280,
+        "xaxis": {"title": {"text": "virtual time (s)"}, "range": [0, round(shares.edges[-1], 3)]},
+        "yaxis": {"title": {"text": "share of trips (%)"}, "range": [0, 100]},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def partition_figure(run: RunData) -> Figure | None:
+    """Samples of each class on each device."""
+    part = partition_of(run)
+    if part is None or len(part.counts) * len(part.classes) > _MOST_CELLS:
+        return None
+    by_class = [list(column) for column in zip(*part.counts, strict=True)]
+    trace = {
+        "type": "heatmap", "z": by_class, "colorscale": "@ramp", "xgap": 1 if len(part.counts) <= 120 else 0, "ygap": 1,
+        "colorbar": {"title": {"text": "samples", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.95,
+                     "ticks": ""},
+        "hovertemplate": "device %{x}, class %{y}: %{z} samples<extra></extra>",
+    }  # fmt: skip
+    places = list(range(len(part.classes)))
+    step = -(-len(places) // 20)
+    layout = {
+        "xaxis": {"title": {"text": "device"}, "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "title": {"text": "class"}, "showgrid": False, "zeroline": False, "autorange": "reversed",
+            "tickvals": places[::step], "ticktext": [text(name) for name in part.classes[::step]],
+        },
+        "hovermode": "closest", "height": min(620, 110 + 20 * min(len(places), 25)),
+    }  # fmt: skip
+    return {"data": [trace], "layout": layout}

@@ -1,0 +1,183 @@
+"""Runs put together: those that differ only in their seed make a group, and only finished runs are counted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.report.reading import ELSEWHERE, Record, RunData, number
+from freshet.report.statistics import (
+    Maybe,
+    Spread,
+    first_crossing,
+    mean_crossing,
+    on_grid,
+    over_seeds,
+    over_seeds_reached,
+    paired,
+    regular,
+)
+
+SECTIONS = ("method", "training", "fleet", "data", "model", "run")
+#: More points than this on the common grid are not needed to read a time off it.
+_MOST_POINTS = 100_000
+_LONGEST_VALUE = 200
+
+
+@dataclass
+class Group:
+    """Runs of one configuration over seeds."""
+
+    label: str
+    runs: list[RunData]
+
+    @property
+    def counted(self) -> list[RunData]:
+        """The finished runs: only these enter medians and bands."""
+        return [run for run in self.runs if run.finished]
+
+
+def flat(config: dict[str, Record]) -> dict[str, str]:
+    """``section.key`` to value as text, in the order of the file."""
+    found = {}
+    for section in (*SECTIONS, *(name for name in config if name not in SECTIONS)):
+        for key, value in config.get(section, {}).items():
+            found[f"{section}.{key}"] = shown(value)
+    return found
+
+
+def shown(value: Any) -> str:
+    """A setting as a person would write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if abs(value) < 1e15 else repr(value)
+    text = value if isinstance(value, str) else repr(value)
+    text = text or "–"
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _identity(run: RunData) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in flat(run.config).items() if key not in {f"run.{k}" for k in ELSEWHERE})
+
+
+def grouped(runs: Sequence[RunData]) -> list[Group]:
+    """Groups in the order of their first run, each with a label that tells it from the others."""
+    found: dict[tuple[tuple[str, str], ...], list[RunData]] = {}
+    for run in runs:
+        found.setdefault(_identity(run), []).append(run)
+    identities = [dict(identity) for identity in found]
+    labels = [_label(identity, identities) for identity in identities]
+    return [Group(label, members) for label, members in zip(_told_apart(labels), found.values(), strict=True)]
+
+
+def _label(mine: dict[str, str], everybody: list[dict[str, str]]) -> str:
+    """The method's name, and where others share it the settings that differ among them."""
+    name = mine.get("method.name", "unknown")
+    namesakes = [other for other in everybody if other.get("method.name", "unknown") == name]
+    keys = [key for key in mine if any(other.get(key) != mine[key] for other in namesakes)]
+    parts = [f"{key.partition('.')[2]}={mine[key]}" for key in keys[:2]] + (["…"] if len(keys) > 2 else [])
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def _told_apart(labels: list[str]) -> list[str]:
+    return [
+        f"{label} #{labels[: place + 1].count(label)}" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]
+
+
+# ---- headline numbers
+
+
+@dataclass(frozen=True)
+class Times:
+    """One run's times to the target on the common grid."""
+
+    raw: Maybe
+    mean: Maybe
+
+
+def common_step(runs: Sequence[RunData]) -> float:
+    """The step of the common grid: the coarsest of the runs' test intervals."""
+    steps = [step for run in runs if (step := run.setting("run", "eval_every")) is not None and step > 0]
+    return max(steps, default=10.0)
+
+
+def times_to(run: RunData, target: float, step: float) -> Times:
+    """First crossing of the raw accuracy and of its trailing 5-point mean, on the grid that all runs share."""
+    if run.end / step > _MOST_POINTS:
+        step = run.end / _MOST_POINTS
+    grid = regular(step, run.end)
+    times = [float(row["time"]) for row in run.metrics]
+    values = on_grid(times, run.column("accuracy"), grid)
+    return Times(first_crossing(grid, values, target), mean_crossing(grid, values, target))
+
+
+def final_accuracy(run: RunData) -> Maybe:
+    """Accuracy of the last test."""
+    column = run.column("accuracy")
+    return column[-1] if column else None
+
+
+def best_accuracy(run: RunData) -> Maybe:
+    return max((value for value in run.column("accuracy") if value is not None), default=None)
+
+
+def headline(group: Group, target: float, step: float, reference: Group | None) -> Record:
+    """One line of the results table: medians and spreads over the finished runs."""
+    runs = group.counted
+    times = [times_to(run, target, step) for run in runs]
+    line: Record = {
+        "label": group.label,
+        "runs": len(runs),
+        "all": len(group.runs),
+        "seeds": sorted(run.seed for run in runs if run.seed is not None),
+        "accuracy": _spread(over_seeds([final_accuracy(run) for run in runs])),
+        "best": _spread(over_seeds([best_accuracy(run) for run in runs])),
+        "time_raw": _spread(over_seeds_reached([each.raw for each in times])),
+        "time_mean": _spread(over_seeds_reached([each.mean for each in times])),
+        "times_raw": [each.raw for each in times],
+        "times_mean": [each.mean for each in times],
+    }
+    for key in ("uploads", "discards", "lost", "rejected", "mean_staleness", "bytes_up", "bytes_down", "wall_seconds"):
+        line[key] = _spread(over_seeds([number(run.summary.get(key)) for run in runs]))
+    if reference is not None and reference is not group:
+        result = paired(_by_seed(group), _by_seed(reference))
+        line["against"] = {"pairs": result.pairs, "difference": result.difference, "p": result.p}
+    return line
+
+
+def _by_seed(group: Group) -> dict[int, Maybe]:
+    return {run.seed: final_accuracy(run) for run in group.counted if run.seed is not None}
+
+
+def _spread(spread: Spread) -> Record:
+    return {
+        "median": spread.median,
+        "low": spread.low,
+        "high": spread.high,
+        "count": spread.count,
+        "of": spread.of,
+    }
+
+
+def target_of(runs: Sequence[RunData]) -> float:
+    """The accuracy that the first run with one asks for."""
+    targets = (run.setting("run", "target") for run in runs)
+    return next((target for target in targets if target is not None), 0.8)
+
+
+def settings(groups: Sequence[Group]) -> Record:
+    """The configuration: what all groups share by section, and what differs with one value per group."""
+    flats = [[flat(run.config) for run in group.runs] for group in groups]
+    keys = list(dict.fromkeys(key for group in flats for table in group for key in table))
+    common: dict[str, list[list[str]]] = {}
+    differing: list[Record] = []
+    for key in keys:
+        cells = [list(dict.fromkeys(table.get(key, "–") for table in group)) for group in flats]
+        section, _, name = key.partition(".")
+        if len({value for cell in cells for value in cell}) == 1:
+            common.setdefault(section, []).append([name, cells[0][0]])
+        else:
+            differing.append({"section": section, "key": name, "values": [", ".join(cell) for cell in cells]})
+    return {"common": common, "differing": differing}

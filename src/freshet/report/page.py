@@ -1,0 +1,175 @@
+"""The report page: everything that the browser needs, in one file that asks nobody for anything.
+
+The data travel as JSON inside a script element that is never executed, with every ``<`` written as ``\\u003c``; the page
+puts texts in as text. A content security policy names the hashes of the page's own scripts: nothing else can run, and no
+request can leave.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from freshet._version import __version__
+from freshet.errors import ConfigError, RunError
+from freshet.report import plots
+from freshet.report.closeup import closeup
+from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
+from freshet.report.reading import Record, RunData, number, read_all
+from freshet.report.trips import MOST_TRIPS, trips_of
+
+#: Close-ups are embedded while their trips stay below this number: one run of each group first.
+TRIP_BUDGET = 60_000
+SCRIPTS = ("theme.js", "timeline.js", "page.js")
+
+
+def report(directories: Sequence[str | Path], out: str | Path, target: float | None = None) -> Path:
+    """Write the report of these runs as one HTML file."""
+    page = render(document(read_all(directories), target))
+    path = Path(out)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("--out", f"{path} cannot be written ({error.strerror or error})") from None
+    return path
+
+
+# ---- the data
+
+
+def document(runs: Sequence[RunData], target: float | None = None) -> Record:
+    """Everything on the page as plain values."""
+    if not runs:
+        raise RunError("there is no run to report")
+    groups = grouped(runs)
+    target = target_of(runs) if target is None else target
+    step = common_step(runs)
+    reference = groups[0] if len(groups) > 1 else None
+    lines = [headline(group, target, step, reference) for group in groups]
+    axes = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
+    return {
+        "freshet": __version__,
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "subject": subject(runs, groups),
+        "target": target,
+        "groups": [{"label": group.label, "dash": plots.dash(index)} for index, group in enumerate(groups)],
+        "lines": lines,
+        "runs": [_run(run, groups) for run in runs],
+        "notes": notes(runs, target),
+        "accuracy": {axis: figure for axis, figure in axes.items() if figure is not None},
+        "time_to_target": plots.time_to_target([line for line in lines if line["runs"]]),
+        "staleness": plots.staleness(groups),
+        "settings": settings(groups),
+        "closeups": closeups(runs, groups),
+    }
+
+
+def subject(runs: Sequence[RunData], groups: Sequence[Group]) -> Record:
+    """What the runs are about, for the head of the page."""
+    data = dict.fromkeys(str(run.config.get("data", {}).get("name", "unknown data")) for run in runs)
+    models = dict.fromkeys(str(run.config.get("model", {}).get("name", "unknown model")) for run in runs)
+    return {
+        "methods": len({run.method for run in runs}),
+        "configurations": len(groups),
+        "runs": len(runs),
+        "finished": sum(run.finished for run in runs),
+        "data": list(data),
+        "models": list(models),
+        "devices": sorted({run.devices for run in runs}),
+        "end": max(run.end for run in runs),
+    }
+
+
+def _run(run: RunData, groups: Sequence[Group]) -> Record:
+    place = next(index for index, group in enumerate(groups) if any(run is member for member in group.runs))
+    return {
+        "name": run.name,
+        "method": run.method,
+        "label": groups[place].label,
+        "group": place,
+        "seed": run.seed,
+        "status": run.status,
+        "end": run.end,
+        "until": run.setting("run", "until"),
+        "accuracy": final_accuracy(run),
+        "uploads": number(run.summary.get("uploads")) or (run.column("uploads") or [None])[-1],
+        "notes": run.notes,
+    }
+
+
+def notes(runs: Sequence[RunData], target: float) -> list[str]:
+    """What a reader should know before comparing."""
+    found = [f"{run.name}: {note}." for run in runs for note in run.notes]
+    targets = {t for run in runs if (t := run.setting("run", "target")) is not None}
+    if targets - {target}:
+        asked = ", ".join(f"{100 * t:g} %" for t in sorted(targets))
+        found.append(f"The runs were made with other targets ({asked}); all are measured against {100 * target:g} %.")
+    return found
+
+
+def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
+    """Timelines and figures of single runs, one run of each group first, while they fit."""
+    firsts = [id((group.counted or group.runs)[0]) for group in groups]
+    order = sorted(range(len(runs)), key=lambda place: (id(runs[place]) not in firsts, place))
+    found: dict[int, Record] = {}
+    budget = TRIP_BUDGET
+    for place in order:
+        trips = trips_of(runs[place])
+        cost = min(len(trips), MOST_TRIPS)
+        if found and cost > budget:
+            continue
+        budget -= cost
+        found[place] = {"run": place, **closeup(runs[place], trips)}
+    return [found[place] for place in sorted(found)]
+
+
+# ---- the file
+
+
+def render(data: Record | None) -> str:
+    """The page with its data inside; without data it asks its own server for them (``freshet watch``)."""
+    from plotly.offline import get_plotlyjs
+
+    scripts = [get_plotlyjs(), *(_text(name) for name in SCRIPTS)]
+    for script in scripts:
+        if "</script" in script.lower():
+            raise ValueError("a script of the page would end its own element")
+    live = data is None
+    return Template(_text("page.html")).substitute(
+        policy=policy(scripts, live),
+        style=_text("page.css"),
+        data=embedded(data),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        mode="live" if live else "still",
+    )
+
+
+def policy(scripts: Sequence[str], live: bool) -> str:
+    """What the page may do: run its own scripts, draw, and (live) ask its own server."""
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside a script element, whatever texts are in it."""
+    plain = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        plain = plain.replace(character, f"\\u{ord(character):04x}")
+    return plain
+
+
+def _text(name: str) -> str:
+    return (files("freshet.report") / "assets" / name).read_text(encoding="utf-8")

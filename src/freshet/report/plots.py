@@ -1,0 +1,242 @@
+"""Plotly figures that compare methods, as plain dicts.
+
+Colours are names such as ``@c0`` (the first method's colour), ``@c0/18`` (the same at 18 %) or ``@ink``; the page puts in
+those of its light or dark theme. A trace's ``meta`` names the group that it belongs to, so that the legend can hide it.
+"""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from freshet.report.extract import stalenesses
+from freshet.report.groups import Group, common_step
+from freshet.report.reading import Record, RunData, number
+from freshet.report.statistics import Maybe, band, histogram, on_grid, regular
+
+Figure = dict[str, Any]
+#: Colours in a theme; more groups than that start again with dashed lines.
+COLOURS = 8
+DASHES = ("solid", "dash", "dot")
+_POINTS = 240
+_MOST_TIMES = 600
+WALL_KEYS = ("wall", "wall_seconds", "wall_time")
+
+
+def text(value: str) -> str:
+    """Foreign text for Plotly, which reads a little HTML in its labels: shown as it is."""
+    return html.escape(value, quote=False)
+
+
+def colour(index: int, percent: int | None = None) -> str:
+    return f"@c{index % COLOURS}" + ("" if percent is None else f"/{percent}")
+
+
+def dash(index: int) -> str:
+    return DASHES[index // COLOURS % len(DASHES)]
+
+
+def rounded(values: Sequence[Maybe], digits: int = 4) -> list[Maybe]:
+    return [None if value is None else round(value, digits) for value in values]
+
+
+# ---- accuracy
+
+
+def x_time(run: RunData) -> list[Maybe]:
+    return run.column("time")
+
+
+def x_bytes(run: RunData) -> list[Maybe]:
+    """Megabytes up and down so far."""
+    pairs = zip(run.column("bytes_up"), run.column("bytes_down"), strict=True)
+    return [None if up is None or down is None else (up + down) / 1e6 for up, down in pairs]
+
+
+def x_wall(run: RunData) -> list[Maybe]:
+    """Seconds of real time at each test, where the log has them."""
+    return [next((v for key in WALL_KEYS if (v := number(row.get(key))) is not None), None) for row in run.metrics]
+
+
+AXES = {
+    "time": (x_time, "virtual time (s)", "%{x:.0f} s"),
+    "bytes": (x_bytes, "traffic up and down (MB)", "%{x:.1f} MB"),
+    "wall": (x_wall, "wall time (s)", "%{x:.1f} s"),
+}
+
+
+def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None:
+    """Accuracy over virtual time, bytes or wall time: median and band over seeds, unfinished runs dashed."""
+    get, title, _ = AXES[axis]
+    step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
+    data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, axis, step)]
+    if not data:
+        return None
+    lines = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
+    layout = {
+        "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "test accuracy (%)"}, "range": [0, 100]},
+        "shapes": [lines | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
+        "annotations": [_target_note(target)],
+        "hovermode": "x unified" if axis == "time" else "closest",
+    }
+    return {"data": data, "layout": layout}
+
+
+def _target_note(target: float) -> Record:
+    return {
+        "xref": "paper", "x": 0, "xanchor": "left", "y": 100 * target, "yanchor": "bottom", "xshift": 6,
+        "text": f"target {100 * target:g} %", "showarrow": False, "font": {"color": "@muted", "size": 11},
+    }  # fmt: skip
+
+
+def _curves(group: Group, index: int, axis: str, step: float | None) -> list[Record]:
+    get, _, shown_x = AXES[axis]
+    traces: list[Record] = []
+    curves = [_curve(get(run), run.column("accuracy")) for run in group.counted]
+    curves = [curve for curve in curves if curve[0]]
+    if len(curves) == 1:
+        xs, ys = curves[0]
+        traces.append(_line(group.label, index, xs, ys))
+    elif curves:
+        grid = _grid(curves, step)
+        points = band([on_grid(xs, ys, grid) for xs, ys in curves])
+        there = [(x, point) for x, point in zip(grid, points, strict=True) if point.median is not None]
+        xs = [x for x, _ in there]
+        traces += _ribbon(index, xs, [p.low for _, p in there], [p.high for _, p in there])
+        line = _line(group.label, index, xs, [p.median for _, p in there])
+        line["customdata"] = [rounded([100 * (p.low or 0), 100 * (p.high or 0)], 1) for _, p in there]
+        traces.append(line)
+    for run in group.runs:
+        if not run.finished:
+            xs, ys = _curve(get(run), run.column("accuracy"))
+            if xs:
+                traces.append(_line(f"{run.name} ({run.status})", index, xs, ys, unfinished=True))
+    for trace in traces:
+        if trace.get("hoverinfo") != "skip":
+            spread = " (%{customdata[0]:.1f} to %{customdata[1]:.1f})" if "customdata" in trace else ""
+            where = "" if axis == "time" else f" at {shown_x}"
+            trace["hovertemplate"] = f"%{{y:.1f}} %{spread}{where}"
+    return traces
+
+
+def _curve(xs: Sequence[Maybe], ys: Sequence[Maybe]) -> tuple[list[float], list[Maybe]]:
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _grid(curves: Sequence[tuple[list[float], list[Maybe]]], step: float | None) -> list[float]:
+    """Where seeds are compared: the common times, or evenly up to the least that all of them reached."""
+    last = min(xs[-1] for xs, _ in curves)
+    if step is not None and last / step <= _MOST_TIMES:
+        grid = regular(step, last)
+        return grid if not grid or last - grid[-1] < 1e-9 * max(1.0, last) else [*grid, last]
+    return [last * point / _POINTS for point in range(_POINTS + 1)]
+
+
+def _line(name: str, index: int, xs: Sequence[float], ys: Sequence[Maybe], unfinished: bool = False) -> Record:
+    style = {"color": colour(index), "width": 1.5 if unfinished else 2.25}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": text(name),
+        "x": rounded(xs, 3),
+        "y": [None if y is None else round(100 * y, 2) for y in ys],
+        "line": style | {"dash": "dash" if unfinished else dash(index)},
+        "meta": {"group": index},
+    }
+
+
+def _ribbon(index: int, xs: Sequence[float], low: Sequence[Maybe], high: Sequence[Maybe]) -> list[Record]:
+    edge = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3), "line": {"width": 0, "color": colour(index)}}
+    edge |= {"hoverinfo": "skip", "showlegend": False, "meta": {"group": index}}
+    bottom = edge | {"y": [None if y is None else round(100 * y, 2) for y in low]}
+    top = edge | {"y": [None if y is None else round(100 * y, 2) for y in high]}
+    return [bottom, top | {"fill": "tonexty", "fillcolor": colour(index, 16)}]
+
+
+# ---- time to target
+
+
+def time_to_target(lines: Sequence[Record]) -> Figure | None:
+    """Bars per method: raw first crossing and the crossing of the 5-point mean, with the spread over seeds."""
+    if not any(line[key]["count"] for line in lines for key in ("time_raw", "time_mean")):
+        return None
+    labels = [_short(line["label"]) for line in lines]
+    data = [_bars(lines, labels, key, name, percent) for key, name, percent in _KINDS]
+    notes = [note for row, line in enumerate(lines) for note in _dashes(line, labels[row])]
+    layout = {
+        "barmode": "group", "bargap": 0.34, "bargroupgap": 0.12,
+        "xaxis": {"title": {"text": "virtual time to the target (s)"}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 6,
+                  "categoryorder": "array", "categoryarray": labels},
+        "annotations": notes, "hovermode": "closest", "height": 84 + 58 * len(lines),
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+_KINDS = (("time_raw", "first crossing", 100), ("time_mean", "5-point mean", 48))
+
+
+def _bars(lines: Sequence[Record], labels: Sequence[str], key: str, name: str, percent: int) -> Record:
+    middle = [line[key]["median"] for line in lines]
+    spreads = [line[key] for line in lines]
+    more = [(s["high"] - s["median"]) if s["median"] is not None and s["count"] == s["of"] else 0 for s in spreads]
+    less = [(s["median"] - s["low"]) if s["median"] is not None else 0 for s in spreads]
+    return {
+        "type": "bar", "orientation": "h", "name": name, "y": list(labels), "x": rounded(middle, 3),
+        "marker": {"color": [colour(index, percent) for index in range(len(lines))], "cornerradius": 3},
+        "error_x": {"type": "data", "symmetric": False, "array": rounded(more), "arrayminus": rounded(less),
+                    "color": "@ink/70", "thickness": 1.4, "width": 4},
+        "customdata": [[name, f"{s['count']} of {s['of']} seeds reach it"] for s in spreads],
+        "hovertemplate": "%{customdata[0]}: %{x:.0f} s<br>%{customdata[1]}<extra></extra>",
+        "showlegend": False,
+    }  # fmt: skip
+
+
+def _dashes(line: Record, label: str) -> list[Record]:
+    """A dash where the median run never arrives."""
+    missing = [name for key, name, _ in _KINDS if line[key]["median"] is None]
+    if not missing:
+        return []
+    reached = line["time_raw"]["count"]
+    what = "not reached" if len(missing) == len(_KINDS) else f"{missing[0]} not reached"
+    if reached and len(missing) == len(_KINDS):
+        what = f"reached by {reached} of {line['time_raw']['of']} seeds"
+    place = {"x": 0, "xanchor": "left", "xshift": 6, "yshift": 0 if len(missing) == len(_KINDS) else -11}
+    note = {"xref": "x", "y": label, "text": f"— {what}", "showarrow": False, "font": {"color": "@muted", "size": 12}}
+    return [note | place]
+
+
+def _short(label: str, most: int = 28) -> str:
+    return text(label if len(label) <= most else label[: most - 1] + "…")
+
+
+# ---- staleness
+
+
+def staleness(groups: Sequence[Group]) -> Figure | None:
+    """How stale uploads were when they were used: share of uploads by staleness, all finished runs of a group."""
+    pooled = [[s for run in (group.counted or group.runs) for s in stalenesses(run)] for group in groups]
+    highest = max((value for values in pooled for value in values), default=0)
+    if not highest:
+        return None
+    width = max(1, -(-highest // 50))
+    data = []
+    for index, (group, values) in enumerate(zip(groups, pooled, strict=True)):
+        bins = histogram(values, width)
+        if not bins:
+            continue
+        shares = [0.0, *(round(100 * share, 2) for _, share in bins), 0.0]
+        xs = [bins[0][0] - width, *(first for first, _ in bins), bins[-1][0] + width]
+        line = {"color": colour(index), "width": 1.75, "shape": "hvh", "dash": dash(index)}
+        data.append({
+            "type": "scatter", "mode": "lines", "name": text(group.label), "x": [x + (width - 1) / 2 for x in xs],
+            "y": shares, "line": line, "fill": "tozeroy", "fillcolor": colour(index, 12), "meta": {"group": index},
+            "hovertemplate": "%{y:.1f} % of uploads",
+        })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "range": [0.5, highest + width]},
+        "yaxis": {"title": {"text": "share of uploads (%)"}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+    }
+    return {"data": data, "layout": layout}

@@ -1,0 +1,184 @@
+"""A run directory as plain data for a report, also while it is being written or after it was killed.
+
+Nothing in it is trusted: a line that is damaged ends the reading of that file with a note, a value of the wrong type
+counts as missing. Nothing here raises for a bad value inside a run.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from freshet.errors import RunError
+from freshet.runs.reader import Run
+
+Record = dict[str, Any]
+#: What decides neither a run's numbers nor its group.
+ELSEWHERE = {"seed", "executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb"}
+
+
+@dataclass
+class RunData:
+    """What a report knows of one run."""
+
+    name: str
+    status: str
+    config: dict[str, Record]
+    summary: Record
+    metrics: list[Record]
+    events: list[Record]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+    @property
+    def method(self) -> str:
+        named = self.config.get("method", {}).get("name", self.summary.get("method"))
+        return str(named) if named is not None else "unknown"
+
+    @property
+    def seed(self) -> int | None:
+        return whole(self.config.get("run", {}).get("seed", self.summary.get("seed")))
+
+    @property
+    def devices(self) -> int:
+        """Devices of the fleet, or as many as the log names."""
+        count = whole(self.config.get("fleet", {}).get("devices"))
+        if count is not None and 0 < count <= 1_000_000:
+            return count
+        return 1 + max((d for event in self.events if (d := whole(event.get("device"))) is not None), default=-1)
+
+    @property
+    def end(self) -> float:
+        """Seconds to which the log reaches."""
+        times = [number(rows[-1].get("time")) for rows in (self.events, self.metrics) if rows]
+        return max((time for time in times if time is not None), default=0.0)
+
+    def setting(self, section: str, key: str) -> float | None:
+        """A number of the config, or None."""
+        return number(self.config.get(section, {}).get(key))
+
+    def column(self, key: str) -> list[float | None]:
+        """One column of the metrics; None where a number is missing."""
+        return [number(row.get(key)) for row in self.metrics]
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number of sensible size, or None."""
+    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return value if good else None
+
+
+class Tail:
+    """Reads a JSON-lines file as it grows: each call of ``read`` parses only what is new and complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Record] = []
+        self.note: str | None = None
+        self._offset = 0
+        self._line = 0
+
+    def read(self) -> bool:
+        """Take in what has been added; True when there was something. A file that was cut back is read again."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            size = 0
+        if size < self._offset:
+            self.rows, self.note, self._offset, self._line = [], None, 0, 0
+        if size == self._offset or self.note is not None:
+            return False
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        complete = content.rfind(b"\n") + 1
+        for line in content[:complete].splitlines():
+            self._line += 1
+            row = _parsed(line)
+            if row is None:
+                self.note = f"{self.path.name} is damaged at line {self._line}; what follows is not shown"
+                break
+            self.rows.append(row)
+        self._offset += complete
+        return complete > 0
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class Reader:
+    """Reads one run directory, once or again and again while the run goes."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.run = Run(directory)
+        self.config = {key: value for key, value in self.run.config().items() if isinstance(value, dict)}
+        self._events = Tail(self.run.directory / "events.jsonl")
+        self._metrics = Tail(self.run.directory / "metrics.jsonl")
+        self._summary: Record = {}
+
+    def refresh(self) -> bool:
+        """Read what is new; True when something was."""
+        grown = [self._events.read(), self._metrics.read()]
+        summary = self._read_summary()
+        changed = any(grown) or summary != self._summary
+        self._summary = summary
+        return changed
+
+    def _read_summary(self) -> Record:
+        try:
+            return self.run.summary()
+        except (RunError, OSError):
+            return {}
+
+    def data(self) -> RunData:
+        """What is known now."""
+        status = self._summary.get("status")
+        status = status if isinstance(status, str) else "unfinished"
+        notes = [tail.note for tail in (self._events, self._metrics) if tail.note]
+        name = self.run.directory.name or str(self.run.directory.resolve().name)
+        rows = _ordered(self._metrics.rows)
+        return RunData(name, status, self.config, self._summary, rows, _ordered(self._events.rows), notes)
+
+
+def _ordered(rows: Iterable[Record]) -> list[Record]:
+    """Rows with a time, in the order of their times (they are, unless somebody edited the file)."""
+    timed = [row for row in rows if number(row.get("time")) is not None]
+    return sorted(timed, key=lambda row: float(row["time"]))
+
+
+def read(directory: str | Path) -> RunData:
+    """Everything in a run directory."""
+    reader = Reader(directory)
+    reader.refresh()
+    return reader.data()
+
+
+def read_all(directories: Iterable[str | Path]) -> list[RunData]:
+    """Several runs, each once however often it is named; equal folder names are told apart by their parents."""
+    paths = list({Path(directory).resolve(): Path(directory) for directory in directories}.values())
+    runs = [read(path) for path in paths]
+    names = [run.name for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if names.count(run.name) > 1:
+            run.name = f"{path.resolve().parent.name}/{run.name}"
+    return runs

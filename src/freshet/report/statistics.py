@@ -1,0 +1,135 @@
+"""The statistics of a report as small pure functions: over seeds, to a target, and between two methods.
+
+``None`` stands for a number that is not there: a diverged test, or a target that was never reached.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean, median
+
+Maybe = float | None
+#: Points of the trailing mean whose crossing is reported beside the raw one.
+WINDOW = 5
+#: Above so many pairs the sign-flip test enumerates no more (2^n cases).
+MOST_PAIRS = 20
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and extremes over seeds; ``count`` of ``of`` runs had a number."""
+
+    median: Maybe
+    low: Maybe
+    high: Maybe
+    count: int
+    of: int
+
+
+def over_seeds(values: Sequence[Maybe]) -> Spread:
+    """Median, least and greatest of the numbers that are there."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return Spread(None, None, None, 0, len(values))
+    return Spread(median(there), min(there), max(there), len(there), len(values))
+
+
+def over_seeds_reached(values: Sequence[Maybe]) -> Spread:
+    """The same for times to a target, where ``None`` is later than any time: half the seeds must reach it for a median.
+
+    Leaving out the seeds that never arrive would reward a method for failing.
+    """
+    there = [value for value in values if value is not None]
+    middle = median([math.inf if value is None else value for value in values]) if values else math.inf
+    if not there:
+        return Spread(None, None, None, 0, len(values))
+    return Spread(middle if math.isfinite(middle) else None, min(there), max(there), len(there), len(values))
+
+
+def on_grid(times: Sequence[float], values: Sequence[Maybe], grid: Sequence[float]) -> list[Maybe]:
+    """The latest value at each point of the grid; before the first one, nothing. Times must not decrease."""
+    found: list[Maybe] = []
+    position, latest = 0, None
+    for point in grid:
+        while position < len(times) and times[position] <= point + 1e-9:
+            latest = values[position]
+            position += 1
+        found.append(latest)
+    return found
+
+
+def regular(step: float, until: float) -> list[float]:
+    """0, step, 2 step, ... up to and including ``until``."""
+    return [index * step for index in range(math.floor(until / step + 1e-9) + 1)]
+
+
+def first_crossing(times: Sequence[float], values: Sequence[Maybe], target: float) -> Maybe:
+    """First time with a value of at least the target."""
+    pairs = zip(times, values, strict=True)
+    return next((time for time, value in pairs if value is not None and value >= target), None)
+
+
+def trailing_mean(values: Sequence[Maybe], window: int = WINDOW) -> list[Maybe]:
+    """Mean of each value and the ``window - 1`` before it; nothing until the window is full, or with a hole in it."""
+    means: list[Maybe] = []
+    for end in range(1, len(values) + 1):
+        part = [value for value in values[max(0, end - window) : end] if value is not None]
+        means.append(fmean(part) if len(part) == window else None)
+    return means
+
+
+def mean_crossing(times: Sequence[float], values: Sequence[Maybe], target: float, window: int = WINDOW) -> Maybe:
+    """First time at which the trailing mean is at least the target."""
+    return first_crossing(times, trailing_mean(values, window), target)
+
+
+def band(columns: Sequence[Sequence[Maybe]]) -> list[Spread]:
+    """Median and extremes over seeds at each point of a common grid."""
+    return [over_seeds(column) for column in zip(*columns, strict=True)]
+
+
+def histogram(values: Sequence[int], width: int = 1) -> list[tuple[int, float]]:
+    """(first value of the bin, share of all values) from the least to the greatest bin, empty ones included."""
+    if not values:
+        return []
+    bins = [(value - 1) // width for value in values]
+    counts = dict.fromkeys(range(min(bins), max(bins) + 1), 0)
+    for index in bins:
+        counts[index] += 1
+    return [(index * width + 1, count / len(values)) for index, count in counts.items()]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two methods over the seeds that both have: mean difference and the exact two-sided p-value."""
+
+    pairs: int
+    difference: Maybe
+    p: Maybe
+
+
+def sign_flip(differences: Sequence[float]) -> float | None:
+    """Exact permutation test: the share of sign patterns whose mean is at least as far from 0 as the observed one.
+
+    Under "no difference" each paired difference could as well have had the other sign. With n pairs the p-value is never
+    below 2 / 2^n, so three seeds cannot give less than 0.25. Above ``MOST_PAIRS`` pairs there is no answer.
+    """
+    if not differences or len(differences) > MOST_PAIRS:
+        return None
+    observed = abs(math.fsum(differences))
+    slack = 1e-12 * max(1.0, observed)
+    sums = (math.fsum(s * d for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=len(differences)))
+    return sum(abs(total) >= observed - slack for total in sums) / 2 ** len(differences)
+
+
+def paired(ours: dict[int, Maybe], theirs: dict[int, Maybe]) -> Paired:
+    """Compare two methods by seed; a seed that only one of them has does not count."""
+    differences = []
+    for seed in sorted(ours.keys() & theirs.keys()):
+        a, b = ours[seed], theirs[seed]
+        if a is not None and b is not None:
+            differences.append(a - b)
+    if not differences:
+        return Paired(0, None, None)
+    return Paired(len(differences), fmean(differences), sign_flip(differences))

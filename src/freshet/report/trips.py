@@ -1,0 +1,295 @@
+"""The fleet's timeline: what each device did when, put together from a run's events.
+
+    trigger --download--> train --ask--> fresh model down --merge--> train on --upload--> verdict
+
+Trigger, arrival of the request, merge and arrival of the upload are in the log. When a device began to train and when it
+began to send follows from the fleet's figures in the config; they are used only if they explain the log (a fleet given
+from Python, or a real network, has others), and the legs stay unknown otherwise.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from freshet.core.messages import CONTROL_BYTES
+from freshet.report.reading import Record, RunData, number, whole
+from freshet.sim.fleet import Fleet, FleetOptions
+
+#: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.
+OUTCOMES = ("aggregated", "waiting", "discarded", "lost", "rejected", "flying")
+#: A timeline shows at most so many trips: the last ones.
+MOST_TRIPS = 20_000
+_CHECKED = 50
+
+
+@dataclass
+class Trip:
+    """One local training of one device. A time that is not known is None."""
+
+    device: int
+    number: int
+    start: float
+    base: int | None
+    epochs: int | None
+    slot: int | None = None
+    slot_by: str | None = None
+    train: float | None = None
+    asked: float | None = None
+    answered: float | None = None
+    resume: float | None = None
+    merged: float | None = None
+    fresh: int | None = None
+    beta: float | None = None
+    sent: float | None = None
+    end: float | None = None
+    outcome: str = "flying"
+    reason: str | None = None
+    alpha: float | None = None
+    staleness: int | None = None
+    urgent: float | None = None
+
+
+@dataclass
+class _Log:
+    trips: list[Trip] = field(default_factory=list)
+    open: dict[int, Trip] = field(default_factory=dict)
+    waiting: dict[int, deque[Trip]] = field(default_factory=dict)
+
+
+def trips_of(run: RunData) -> list[Trip]:
+    """All trips in the order in which they began."""
+    log = _Log()
+    for event in run.events:
+        handler = _HANDLERS.get(str(event.get("kind")))
+        if handler is not None:
+            handler(log, event)
+    fleet, size = fleet_of(run), model_bytes(run)
+    if fleet is not None and size is not None and _explains(fleet, size, log.trips, run):
+        for trip in log.trips:
+            _add_legs(trip, fleet, size)
+    return log.trips
+
+
+# ---- events
+
+
+def _trigger(log: _Log, event: Record) -> None:
+    device = whole(event.get("device"))
+    if device is None or device < 0:
+        return
+    log.trips.append(
+        Trip(
+            device,
+            whole(event.get("trip")) or 0,
+            float(event["time"]),
+            whole(event.get("version")),
+            whole(event.get("epochs")),
+            whole(event.get("slot")),
+            _text(event.get("slot_by")),
+        )
+    )
+    log.open[device] = log.trips[-1]
+
+
+def _request(log: _Log, event: Record) -> None:
+    trip = _open(log, event)
+    if trip is not None:
+        trip.answered, trip.fresh = float(event["time"]), whole(event.get("fresh"))
+
+
+def _merge(log: _Log, event: Record) -> None:
+    trip = _open(log, event)
+    if trip is not None:
+        trip.merged = trip.resume = float(event["time"])
+        trip.beta, trip.fresh = number(event.get("beta")), whole(event.get("fresh"))
+
+
+def _urgent(log: _Log, event: Record) -> None:
+    trip = _open(log, event)
+    if trip is not None:
+        trip.urgent = float(event["time"])
+        trip.epochs = whole(event.get("epochs")) or trip.epochs
+
+
+def _upload(log: _Log, event: Record) -> None:
+    trip = _open(log, event)
+    if trip is not None:
+        trip.end, trip.outcome = float(event["time"]), "waiting"
+        del log.open[trip.device]
+        log.waiting.setdefault(trip.device, deque()).append(trip)
+
+
+def _lost(log: _Log, event: Record) -> None:
+    trip = _open(log, event)
+    if trip is not None:
+        trip.end, trip.outcome, trip.reason = float(event["time"]), "lost", _text(event.get("reason"))
+        del log.open[trip.device]
+
+
+def _refused(log: _Log, event: Record) -> None:
+    """Discarded or rejected: the upload that came last from this device."""
+    queue = log.waiting.get(whole(event.get("device")) or 0)
+    if not queue:
+        return
+    trip = queue.pop()
+    trip.outcome = "discarded" if event["kind"] == "discard" else "rejected"
+    trip.reason, trip.staleness = _text(event.get("reason")), whole(event.get("staleness"))
+
+
+def _aggregate(log: _Log, event: Record) -> None:
+    for device, staleness, alpha in contributions(event):
+        queue = log.waiting.get(device)
+        if queue:
+            trip = queue.popleft()
+            trip.outcome, trip.staleness, trip.alpha = "aggregated", staleness, alpha
+
+
+_HANDLERS = {
+    "trigger": _trigger,
+    "request": _request,
+    "merge": _merge,
+    "urgent": _urgent,
+    "upload": _upload,
+    "lost": _lost,
+    "discard": _refused,
+    "rejected": _refused,
+    "aggregate": _aggregate,
+}
+
+
+def contributions(event: Record) -> list[tuple[int, int | None, float | None]]:
+    """(device, staleness, weight in the new model) of each upload in an aggregation, be it one or many."""
+    alpha, staleness = number(event.get("alpha")), whole(event.get("staleness"))
+    devices = event.get("devices")
+    if not isinstance(devices, list):
+        device = whole(event.get("device"))
+        return [] if device is None else [(device, staleness, alpha)]
+    shares = [number(value) for value in _list(event, "weights", len(devices))]
+    total = sum(share for share in shares if share is not None)
+    stalenesses = _list(event, "stalenesses", len(devices)) or [staleness] * len(devices)
+    found = []
+    for place, item in enumerate(devices):
+        device = whole(item)
+        share = shares[place] if shares else None
+        if share is not None and alpha is not None and total > 0:
+            share = alpha * share / total
+        if device is not None:
+            found.append((device, whole(stalenesses[place]), share))
+    return found
+
+
+def _list(event: Record, key: str, length: int) -> list[Any]:
+    value = event.get(key)
+    return value if isinstance(value, list) and len(value) == length else []
+
+
+def _open(log: _Log, event: Record) -> Trip | None:
+    """The trip in flight that an event belongs to."""
+    device = whole(event.get("device"))
+    trip = log.open.get(device) if device is not None else None
+    named = whole(event.get("trip"))
+    return trip if trip is not None and named in (None, trip.number) else None
+
+
+def _text(value: Any) -> str | None:
+    return value[:200] if isinstance(value, str) else None
+
+
+# ---- legs that follow from the fleet
+
+
+def fleet_of(run: RunData) -> Fleet | None:
+    """The fleet of a simulated run, drawn again from its config."""
+    table = run.config.get("fleet")
+    if table is None or run.seed is None or run.devices > 100_000:
+        return None
+    try:
+        return FleetOptions(**table).draw(run.seed)
+    except (ValidationError, TypeError, ValueError):
+        return None
+
+
+def model_bytes(run: RunData) -> int | None:
+    """Bytes of one model on the wire, as an upload or the first row of the metrics tells."""
+    for event in run.events:
+        if event.get("kind") == "upload" and (size := whole(event.get("bytes"))):
+            return size
+    for row in run.metrics[:1]:
+        down, count = whole(row.get("bytes_down")), whole(row.get("trips"))
+        if down and count:
+            return down // count
+    return None
+
+
+def _explains(fleet: Fleet, size: int, trips: list[Trip], run: RunData) -> bool:
+    """Whether the fleet's figures give the times in the log, tried on the first complete trips."""
+    complete = [trip for trip in trips if trip.outcome not in ("lost", "flying") and trip.urgent is None]
+    epochs = whole(run.config.get("training", {}).get("epochs"))
+    if epochs is None:
+        return False
+    for trip in complete[:_CHECKED]:
+        if trip.device >= len(fleet) or trip.end is None or trip.epochs is None:
+            return False
+        expected = fleet.down(trip.device, size) + fleet.up(trip.device, size)
+        expected += trip.epochs * fleet.epoch(trip.device, epochs)
+        if trip.answered is not None:
+            reply = size if trip.fresh is not None else CONTROL_BYTES
+            expected += fleet.up(trip.device, CONTROL_BYTES) + fleet.down(trip.device, reply)
+        if abs(trip.end - trip.start - expected) > 1e-3 * expected + 1e-6:
+            return False
+    return bool(complete)
+
+
+def _add_legs(trip: Trip, fleet: Fleet, size: int) -> None:
+    if trip.device >= len(fleet):
+        return
+    trip.train = trip.start + fleet.down(trip.device, size)
+    if trip.answered is not None:
+        trip.asked = max(trip.train, trip.answered - fleet.up(trip.device, CONTROL_BYTES))
+        if trip.resume is None and trip.fresh is None:
+            trip.resume = trip.answered + fleet.down(trip.device, CONTROL_BYTES)
+    if trip.end is not None and not (trip.outcome == "lost" and trip.reason != "upload lost"):
+        trip.sent = trip.end - fleet.up(trip.device, size)
+    if trip.end is not None and trip.train > trip.end:
+        trip.train = None
+
+
+# ---- for the page
+
+
+def timeline(run: RunData, trips: list[Trip], most: int = MOST_TRIPS) -> Record:
+    """Columns of the newest trips, rounded, with the texts by number; the page draws them."""
+    shown = trips[-most:]
+    reasons = sorted({trip.reason for trip in shown if trip.reason})
+    fleet = fleet_of(run) if any(trip.train is not None for trip in shown) else None
+    seconds = None if fleet is None else [round(float(value), 2) for value in fleet.train_seconds]
+    times = ("start", "train", "asked", "answered", "resume", "merged", "sent", "end")
+    columns: Record = {key: [_rounded(getattr(trip, key)) for trip in shown] for key in times}
+    columns |= {key: [getattr(trip, key) for trip in shown] for key in ("device", "number", "base", "fresh", "slot")}
+    columns["staleness"] = [trip.staleness for trip in shown]
+    columns["alpha"] = [_significant(trip.alpha) for trip in shown]
+    columns["beta"] = [_significant(trip.beta) for trip in shown]
+    columns["outcome"] = [OUTCOMES.index(trip.outcome) for trip in shown]
+    columns["urgent"] = [_rounded(trip.urgent) for trip in shown]
+    columns["reason"] = [reasons.index(trip.reason) if trip.reason else None for trip in shown]
+    return {
+        "devices": run.devices,
+        "end": _rounded(run.end),
+        "first": _rounded(shown[0].start) if len(shown) < len(trips) else 0,
+        "left_out": len(trips) - len(shown),
+        "legs": any(trip.train is not None for trip in shown),
+        "seconds": seconds,
+        "outcomes": list(OUTCOMES),
+        "reasons": reasons,
+        "trips": columns,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _significant(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

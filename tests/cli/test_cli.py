@@ -1,0 +1,322 @@
+"""The ``freshet`` command as a user meets it: the real entry point, its exit codes, its one sentence for a mistake."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import freshet
+from freshet.cli import main
+from freshet.cli.screen import number, size
+
+FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
+COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path) -> Callable[..., Done]:
+    """Runs the command in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["freshet", *(str(a) for a in arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        out, err = capsys.readouterr()
+        return Done(code, out, err)
+
+    return call
+
+
+def process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", "from freshet.cli import main; main()", *(str(a) for a in arguments)]
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+# ---- help
+
+
+def test_version(command):
+    done = command("--version")
+    assert (done.code, done.out.strip()) == (0, f"freshet {freshet.__version__}")
+
+
+def test_help_lists_every_command(command):
+    done = command("--help")
+    assert done.code == 0
+    assert all(name in done.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run", ["--method", "--config", "--until", "--seed", "--out", "--set", "section.key=value", "10m", "Example"]),
+        ("demo", ["--out", "--until", "--seed"]),
+        ("methods", ["NAME", "options"]),
+        ("models", ["networks"]),
+        ("show", ["RUN"]),
+        ("audit", ["RUN", "line"]),
+        ("data", ["list"]),
+    ],
+)
+def test_help_of_a_command_is_worth_reading(command, name, words):
+    done = command(name, "--help")
+    assert done.code == 0
+    assert [word for word in words if word not in done.out and word.lower() not in done.out.lower()] == []
+
+
+def test_methods_are_listed_with_variants_and_options(command):
+    listed = command("methods")
+    assert listed.code == 0
+    assert all(name in listed.out for name in ("fedasmu", "fedasmu-da", "fedssmu", "fedavg", "synchronous"))
+    one = command("methods", "fedasmu-da")
+    assert all(key in one.out for key in ("lambda0", "tau_max", "equations", "dynamic_server"))
+
+
+# ---- run
+
+
+def test_flags_settings_and_defaults_end_in_the_configuration(command):
+    done = command(
+        "run", "-m", "fedavg", "--until", "0.1m", "--seed", 3, "-o", "here", "-s", "fleet.ratio=20", "-q", *FAST
+    )
+    assert (done.code, done.out.strip()) == (0, "here")
+    config = tomllib.loads(Path("here/config.toml").read_text())
+    assert (config["method"]["name"], config["run"]["until"], config["run"]["seed"]) == ("fedavg", 6.0, 3)
+    assert (config["fleet"]["ratio"], config["fleet"]["devices"]) == (20.0, 6)
+    assert json.loads(Path("here/summary.json").read_text())["status"] == "finished"
+
+
+def test_without_out_the_run_goes_under_runs(command):
+    done = command("run", "-m", "fedavg", "--until", 5, "-q", *FAST)
+    directory = Path(done.out.strip())
+    assert done.code == 0
+    assert directory.parent == Path("runs")
+    assert (directory / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedssmu", "fedavg"])
+def test_a_runs_own_configuration_runs_again_bit_for_bit(command, method):
+    first = command("run", "-m", method, "--until", 45, "-o", "one", "-s", "training.lr=0.1234567891234", "-q", *FAST)
+    again = command("run", "--config", "one/config.toml", "-o", "two", "-q")
+    assert (first.code, again.code) == (0, 0)
+    assert Path("one/events.jsonl").read_bytes() == Path("two/events.jsonl").read_bytes()
+    assert Path("one/config.toml").read_bytes() == Path("two/config.toml").read_bytes()
+    sums = [json.loads(Path(name, "summary.json").read_text())["weights_sha256"] for name in ("one", "two")]
+    assert sums[0] == sums[1]
+
+
+def test_flags_win_over_the_file_and_settings_over_flags(command):
+    Path("c.toml").write_text('[method]\nname = "fedavg"\n[run]\nseed = 1\nuntil = 50.0\nper_round = 2\n')
+    done = command("run", "-c", "c.toml", "--seed", 2, "--until", 5, "-s", "run.seed=3", "-o", "x", "-q", *FAST)
+    assert done.code == 0
+    run = tomllib.loads(Path("x/config.toml").read_text())["run"]
+    assert (run["seed"], run["until"], run["per_round"]) == (3, 5.0, 2)
+
+
+def test_the_table_and_the_directory_are_printed(command):
+    done = command("run", "-m", "fedavg", "--until", 5, "-o", "x", *FAST)
+    assert done.code == 0
+    assert "accuracy" in done.out
+    assert done.out.strip().splitlines()[-1] == "x"
+
+
+# ---- bad input
+
+BAD = [
+    (["-m", "fedasmu", "-s", "fleet.devices=0"], "fleet.devices", "1"),
+    (["-m", "fedasmu", "-s", "fleet.devices=ten"], "fleet.devices", "integer"),
+    (["-m", "fedasmu", "-s", "fleet.devices=100000"], "fleet.devices", "allowed: 1 to"),
+    (["-m", "fedasmu", "-s", "fleet.devices=1000"], "data.min_samples", "allowed"),
+    (["-m", "fedasmu", "-s", "fleet.ratio=0.5"], "fleet.ratio", "1"),
+    (["-m", "fedasmu", "-s", "fleet.devices=5", "-s", "run.per_round=6"], "run.per_round", "5"),
+    (["-m", "fedasmu", "-s", "method.slot=6"], "method.slot", "1..5"),
+    (["-m", "fedasmu", "-s", "method.slot=0"], "method.slot", "1..5"),
+    (["-m", "fedasmu", "-s", "fleet.ratoi=2"], "fleet.ratoi", "fleet.ratio"),
+    (["-m", "fedasmu", "-s", "flet.ratio=2"], "flet", "fleet"),
+    (["-m", "fedasmu", "-s", "ratio=2"], "--set", "section.key=value"),
+    (["-m", "fedasmu", "-s", "training.lr=fast"], "training.lr", "number"),
+    (["-m", "fedasmu", "-s", "data.name=mnist3d"], "data.name", "digits"),
+    (["-m", "fedasmu", "-s", "model.name=giant"], "model.name", "digits"),
+    (["-m", "fedasmu", "-s", "data.train_samples=99999"], "data.train_samples", "allowed"),
+    (["-m", "fedwhat"], "method.name", "fedasmu"),
+    (["-m", "fedasmu", "--until", "soon"], "run.until", "10m"),
+    (["-m", "fedasmu", "--until", "-5"], "run.until", "positive"),
+    (["-m", "fedasmu", "--seed", "-1"], "run.seed", "0"),
+    (["-c", "missing.toml"], "--config", "does not exist"),
+    ([], "--method", "freshet methods"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "key", "allowed"), BAD)
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(command, tmp_path, arguments, key, allowed):
+    done = command("run", *arguments)
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert done.err.startswith("freshet: ")
+    assert key in done.err and allowed in done.err
+    assert done.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = {
+    "method is no table": 'method = "fedavg"\n',
+    "run is no table": "run = 5\n",
+    "fleet is no table": "fleet = [1, 2]\n",
+    "no toml": "[run\n",
+}
+
+
+@pytest.mark.parametrize("flags", [[], ["-m", "fedavg"], ["--seed", "1"], ["--until", "5"], ["-s", "run.seed=1"]])
+@pytest.mark.parametrize("case", FILES)
+def test_a_bad_file_is_one_sentence_whatever_flags_come_with_it(command, tmp_path, case, flags):
+    Path("c.toml").write_text(FILES[case])
+    done = command("run", "-c", "c.toml", *flags)
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
+
+
+def test_a_seed_that_is_no_number_is_refused_with_the_flags_name(command, tmp_path):
+    done = command("run", "-m", "fedavg", "--seed", "abc")
+    assert done.code == 2
+    assert "--seed" in done.err and "integer" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("taken", ["a folder with files", "a file", "below a file"])
+def test_an_output_that_is_taken_is_one_sentence_and_is_left_alone(command, tmp_path, taken):
+    out = Path("out")
+    if taken == "a folder with files":
+        out.mkdir()
+        (out / "mine").touch()
+    else:
+        out.write_text("mine")
+    done = command(
+        "run", "-m", "fedavg", "--until", 5, "-q", "-o", out / "run" if taken == "below a file" else out, *FAST
+    )
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert "out" in done.err
+    assert [p.name for p in tmp_path.rglob("*")] == (["out", "mine"] if out.is_dir() else ["out"])
+
+
+def test_a_process_of_its_own_ends_in_the_same_way(tmp_path):
+    done = process("run", "-m", "fedavg", "-s", "fleet.devices=0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- show and audit
+
+
+def test_show_tells_what_a_run_was(command, finished):
+    done = command("show", finished("fedasmu").directory)
+    assert done.code == 0
+    summary = finished("fedasmu").summary
+    for fact in ("fedasmu", "finished", summary["weights_sha256"][:16], f"{summary['uploads']} uploads", "lambda0"):
+        assert fact in done.out
+
+
+def test_audit_says_ok_or_names_the_line(command, finished, tmp_path):
+    source = finished("fedasmu").directory
+    good = command("audit", source, finished("fedavg").directory)
+    assert good.code == 0
+    assert good.out.count(": ok (") == 2
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "config.toml").write_bytes((source / "config.toml").read_bytes())
+    lines = (source / "events.jsonl").read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if json.loads(line)["kind"] == "aggregate")
+    event = json.loads(lines[place])
+    lines[place] = json.dumps(event | {"alpha": event["alpha"] * 1.01})
+    (copy / "events.jsonl").write_text("\n".join(lines) + "\n")
+    bad = command("audit", copy)
+    assert bad.code == 1
+    assert f"line {place + 1}" in bad.out and "alpha" in bad.out
+
+
+@pytest.mark.parametrize("name", ["show", "audit"])
+def test_a_folder_that_is_no_run_is_one_sentence(command, name):
+    done = command(name, "nowhere")
+    assert done.code == 2
+    assert done.err.startswith("freshet: nowhere is not a run directory")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"target": "high", "method": 3}', "[]", "{"])
+def test_show_of_a_broken_summary_is_one_sentence(command, finished, content):
+    Path("run").mkdir()
+    Path("run/config.toml").write_bytes((finished("fedavg").directory / "config.toml").read_bytes())
+    Path("run/summary.json").write_text(content)
+    done = command("show", "run")
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert "summary.json" in done.err
+
+
+def test_values_with_brackets_are_shown_as_they_are(command, finished):
+    Path("run").mkdir()
+    config = (finished("fedavg").directory / "config.toml").read_text()
+    Path("run/config.toml").write_text(config.replace('dir = ""', 'dir = "[/b]data"'))
+    Path("run/summary.json").write_bytes((finished("fedavg").directory / "summary.json").read_bytes())
+    done = command("show", "run")
+    assert done.code == 0
+    assert "[/b]data" in done.out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e15, "3000.0 TB")]
+)
+def test_bytes_for_people(value, text):
+    assert size(value) == text
+
+
+def test_a_figure_that_is_missing_is_a_dash():
+    assert (number(None), number(0.12345), number(2, 1)) == ("–", "0.123", "2.0")
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_adds_up(tmp_path, command, executor):
+    arguments = ["run", "-m", "fedasmu", "--until", "1000h", "-o", "run", "-q", *FAST, "-s", f"run.executor={executor}"]
+    line = [sys.executable, "-c", "from freshet.cli import main; main()", *arguments]
+    log = tmp_path / "run" / "events.jsonl"
+    with subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            deadline = time.monotonic() + 60
+            while not (log.is_file() and log.stat().st_size > 0) and time.monotonic() < deadline:
+                assert running.poll() is None
+                time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            _, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert "Traceback" not in err and "interrupted" in err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert 0 < summary["virtual_time"] < 3_600_000
+    assert command("audit", "run").code == 0
+    assert command("show", "run").code == 0

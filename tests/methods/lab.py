@@ -1,0 +1,130 @@
+"""Scaffolding for the tests of the baselines: scripted servers, one device that trains for real, short simulated runs."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import LocalRule, Memory, World
+from freshet.core.server import Event, Server
+from freshet.core.streams import stream
+from freshet.core.trip import DeviceTrip
+from freshet.core.vectors import Vector
+from freshet.data.dataset import from_arrays
+from freshet.methods import find, options_for
+from freshet.training.batches import FederatedData
+from freshet.training.local import Outcome, Trainer, Work
+from freshet.training.options import TrainingOptions
+
+ASYNCHRONOUS = ("asofed", "fedasync", "fedbuff", "fedsa", "port")
+SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fedprox", "moon")
+LEARNABLE, BUFFERS, COUNTERS = 18, 3, 2
+SIZE = LEARNABLE + BUFFERS + COUNTERS
+#: Two layers; the first has a weight and a bias, the second two spans that are not neighbours of each other's kind.
+LAYOUT = Layout.build(
+    [
+        ("a.weight", (2, 3), "learnable"),
+        ("a.bias", (2,), "learnable"),
+        ("b.weight", (4, 2), "learnable"),
+        ("b.bias", (2,), "learnable"),
+        ("mean", (BUFFERS,), "buffer"),
+        ("count", (COUNTERS,), "counter"),
+    ],
+    [["a.weight", "a.bias"], ["b.weight", "b.bias"]],
+)
+TWIN_LAYOUT = {"learnable": LEARNABLE, "counters": COUNTERS}
+
+
+def vector(seed: int) -> Vector:
+    """A made-up model: normal entries, and counters that are whole numbers."""
+    rng = np.random.default_rng(seed)
+    out = rng.standard_normal(SIZE).astype(np.float32)
+    out[-COUNTERS:] = rng.integers(0, 50, COUNTERS)
+    return out
+
+
+def server_of(
+    name: str,
+    w0: Vector | None = None,
+    *,
+    samples: list[int] | None = None,
+    devices: int = 8,
+    epochs: int = 1,
+    per_round: int = 4,
+    layout: Layout = LAYOUT,
+    **options: Any,
+) -> Server:
+    """A server of a method on made-up devices with 10 samples each unless told."""
+    method, _ = find(name)
+    counts = np.array(samples or [10] * devices, np.int64)
+    world = World(len(counts), counts, epochs, per_round, layout, seed=3)
+    start = vector(1) if w0 is None else w0
+    return Server(method(options_for(name, options), world), world, start, 0.1, 1.0)
+
+
+def send(server: Server, device: int, weights: Vector, **report: float) -> list[Event]:
+    """The device in flight uploads this model."""
+    flight = server.flights[device]
+    return server.upload(Upload(device, flight.trip, flight.base, weights, 1, report))
+
+
+def fly(server: Server, device: int, weights: Vector) -> list[Event]:
+    """Trigger a device and let it upload at once."""
+    server.trigger([device])
+    return send(server, device, weights)
+
+
+def hold_round(server: Server, uploads: dict[int, Vector]) -> Event:
+    """One synchronous round; the aggregation is its last event."""
+    server.trigger(sorted(uploads))
+    events: list[Event] = []
+    for device, weights in uploads.items():
+        events = send(server, device, weights)
+    return events[-1]
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def same(a: Any, b: Any) -> None:
+    np.testing.assert_array_equal(a, b)
+
+
+# ---- one device on softmax regression, the model of tests.twins.local
+
+FEATURES, CLASSES, SAMPLES, BATCH = 5, 3, 23, 10
+WEIGHTS = CLASSES * (FEATURES + 1)
+
+
+def regression_data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, SAMPLES)
+
+
+class Device:
+    """Trains ``nn.Linear`` on made-up samples; ``batches`` gives the twin the same order."""
+
+    def __init__(self, lr: float = 0.2, epochs: int = 3, batch: int = BATCH, **training: float) -> None:
+        self.x, self.y = regression_data()
+        data = FederatedData.of(from_arrays("t", (self.x, self.y), (self.x, self.y)), [np.arange(SAMPLES)])
+        self.lr, self.epochs, self.batch = lr, epochs, batch
+        options = TrainingOptions(epochs=epochs, batch_size=batch, lr=lr, **training)
+        self.trainer = Trainer(lambda: nn.Linear(FEATURES, CLASSES), data, options, seed=4)
+
+    def train(
+        self, rule: LocalRule, weights: Vector, trip: int = 1, memory: Memory | None = None, **more: Any
+    ) -> Outcome:
+        journey = DeviceTrip(0, trip, base=1, age=1, epochs=self.epochs, lr=self.lr)
+        return self.trainer.train(Work(journey, weights, None, rule, memory or {}, **more))
+
+    def batches(self, trip: int = 1) -> list[list[np.ndarray]]:
+        order = stream(4, "batches", 0, trip)
+        cuts = list(range(self.batch, SAMPLES, self.batch))
+        return [np.split(order.permutation(SAMPLES), cuts) for _ in range(self.epochs)]
+
+
+def regression_weights(seed: int) -> Vector:
+    return np.random.default_rng(seed).normal(size=WEIGHTS).astype(np.float32)

@@ -1,0 +1,262 @@
+"""The device rules of the baselines: against naive twins on softmax regression, and what each must satisfy."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from freshet.core.method import LocalRule
+from freshet.core.trip import DeviceTrip
+from freshet.core.vectors import Vector, distance
+from freshet.data.dataset import from_arrays
+from freshet.errors import ConfigError
+from freshet.methods.asofed import ASOFed, ASOFedOptions, StepRule, TripRule, feature_step, rate
+from freshet.methods.feddyn import DualRule
+from freshet.methods.moon import Contrast, contrastive
+from freshet.methods.parts.terms import Proximal, proximal
+from freshet.models.registry import build
+from freshet.training.batches import FederatedData
+from freshet.training.local import LocalTraining, Trainer, Work
+from freshet.training.options import TrainingOptions
+from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same
+from tests.twins import local as twins
+from tests.twins.asynchronous import aso_feature_step
+
+SGD = [{}, {"momentum": 0.6, "weight_decay": 0.01}]
+
+
+# ---- proximal term: FedAsync, FedSA, FedProx
+
+
+@pytest.mark.parametrize("training", SGD)
+def test_proximal_training_gives_the_twins_model(training: dict[str, float]) -> None:
+    device, w = Device(**training), regression_weights(1)
+    ours = device.train(Proximal(0.8), w).weights
+    extra = twins.proximal(w, 0.8)
+    close(ours, twins.local_sgd(w, device.x, device.y, device.batches(), 0.2, extra=extra, **training), 2e-6)
+
+
+def test_without_rho_training_is_plain_and_the_first_step_never_depends_on_rho() -> None:
+    assert type(proximal(0.0)) is LocalRule
+    one_step = Device(epochs=1, batch=SAMPLES)
+    w = regression_weights(1)
+    for rho in (0.0, 0.3, 7.0):
+        same(one_step.train(proximal(rho), w).weights, one_step.train(LocalRule(), w).weights)
+
+
+def test_more_rho_stays_closer_to_the_base() -> None:
+    device, w = Device(epochs=8, batch=SAMPLES), regression_weights(1)
+    moved = [distance(device.train(proximal(rho), w).weights, w) for rho in (0.0, 0.1, 1.0, 3.0)]
+    assert moved == sorted(moved, reverse=True)
+
+
+def test_on_a_quadratic_the_proximal_optimum_lies_between() -> None:
+    """``f = c/2 |u|^2`` is what weight decay adds: u -> rho w / (c + rho), here without any data term."""
+
+    class NoLoss(Proximal):
+        def loss(self, local: Any, x: Any, y: Any) -> Any:
+            return 0.0 * local.model(x).sum()
+
+    device, w = Device(lr=0.1, epochs=200, weight_decay=0.5), regression_weights(1)
+    close(device.train(NoLoss(1.5), w).weights, 1.5 * w / 2.0, 1e-5)
+
+
+# ---- FedDyn
+
+
+@pytest.mark.parametrize("training", SGD)
+def test_feddyn_trips_give_the_twins_models_and_duals(training: dict[str, float]) -> None:
+    device, memory, dual = Device(**training), {}, np.zeros(WEIGHTS)
+    for trip in (1, 2, 3):
+        theta = regression_weights(trip)
+        outcome = device.train(DualRule(), theta, trip, memory, instruction={"alpha_k": 0.7})
+        u, dual = twins.feddyn_local(
+            theta, dual, device.x, device.y, device.batches(trip), 0.2, 0.7, **training
+        )  # fmt: skip
+        close(outcome.weights, u, 3e-6)
+        close(outcome.memory["lambda"], dual, 1e-5)
+        assert memory.get("lambda") is not outcome.memory["lambda"]
+        memory = outcome.memory
+
+
+def test_feddyns_first_step_is_plain_sgd() -> None:
+    device, w = Device(epochs=1, batch=SAMPLES), regression_weights(1)
+    first = device.train(DualRule(), w, instruction={"alpha_k": 5.0}).weights
+    same(first, device.train(LocalRule(), w).weights)
+
+
+# ---- ASO-Fed
+
+
+@pytest.mark.parametrize(("seconds", "r"), [(None, 1.0), (2.0, 1.0), (math.e, 1.0), (50.0, math.log(50.0))])
+def test_aso_fed_rate(seconds: float | None, r: float) -> None:
+    assert rate(seconds) == r == twins.aso_rate([seconds] if seconds else [])
+
+
+@pytest.mark.parametrize("variant", ["S", "R"])
+def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str) -> None:
+    device, w = Device(lr=0.05), regression_weights(1)
+    method = ASOFed.__new__(ASOFed)
+    method.options = ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant)
+    memory: dict[str, Any] = {}
+    H, V = np.zeros(WEIGHTS), np.zeros(WEIGHTS)
+    twin = twins.aso_local_s if variant == "S" else twins.aso_local_r
+    for trip, seconds in ((1, None), (2, 12.0), (3, 31.0)):
+        outcome = device.train(method.rule(), w, trip, memory, seconds=seconds)
+        r = rate(seconds)
+        u, H, V = twin(w, H, V, device.x, device.y, device.batches(trip), 0.05, 0.4, 0.3, r)
+        close(outcome.weights, u, 5e-6)
+        close(outcome.memory["H"], H, 5e-6)
+        close(outcome.memory["V"], V, 5e-6)
+        assert outcome.report == {"r": r, "seconds": seconds or 0.0}
+        memory, w = outcome.memory, regression_weights(1 + trip)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.001, 0.7])
+def test_aso_feds_first_step_is_plain_and_both_variants_agree_on_one_full_batch(beta: float) -> None:
+    device, w = Device(epochs=1, batch=SAMPLES), regression_weights(1)
+    plain = device.train(LocalRule(), w)
+    same(device.train(StepRule(beta, 0.5), w).weights, plain.weights)
+    same(device.train(TripRule(0.5, beta), w).weights, plain.weights)
+
+
+def test_aso_fed_with_a_constant_gradient() -> None:
+    """z / g = 1, 0, 1 - beta, 1 - beta^2, ...: z uses the old H."""
+    beta, g = 0.25, torch.tensor([2.0, -1.0])
+
+    class Still:
+        gradient, scratch, memory, report, learnable, seconds = g.clone(), {}, {}, {}, 2, None
+
+    local: Any = Still()
+    rule = StepRule(beta, 0.0)
+    rule.begin(local)
+    ratios = []
+    for _ in range(5):
+        local.gradient.copy_(g)
+        rule.adjust(local)
+        ratios.append((local.gradient / g).tolist())
+    close(ratios, [[z, z] for z in (1.0, 0.0, 1 - beta, 1 - beta**2, 1 - beta**3)], 1e-6)
+
+
+def test_aso_feds_feature_step() -> None:
+    rng = np.random.default_rng(2)
+    A = rng.standard_normal((4, 6))
+    close(feature_step(A), aso_feature_step(A), 1e-12)
+    same(feature_step(np.zeros((4, 6))), np.zeros((4, 6)))
+    ones = feature_step(np.ones((3, 5)))
+    close(ones.sum(axis=1), 1.0, 1e-12)
+    fresh = rng.uniform(-0.2, 0.2, (6, 25))  # a fresh 5x5 convolution
+    assert np.linalg.norm(feature_step(fresh)) / np.linalg.norm(fresh) == pytest.approx(4.2e-2, rel=0.1)
+
+
+# ---- MOON
+
+
+def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
+    """A trainer of the digits network on 30 samples, and two models for it."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 30)
+    data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(30)])
+
+    def factory() -> nn.Module:
+        return build("digits", input_shape=(1, 8, 8), classes=10, norm=norm)
+
+    torch.manual_seed(0)
+    trainer = Trainer(factory, data, TrainingOptions(epochs=2, batch_size=8, lr=0.1), seed=1)
+    w = trainer.flat.dump()
+    previous = w + 0.1 * rng.standard_normal(len(w)).astype(np.float32)
+    layout = trainer.flat.layout
+    variances = slice(layout.learnable, layout.floats)
+    previous[variances] = np.abs(previous[variances])
+    return trainer, w, previous
+
+
+def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> Work:
+    return Work(DeviceTrip(0, 1, 1, 1, epochs=2, lr=0.1), w, None, rule or Contrast(1.0, 0.5), memory)
+
+
+def test_moons_contrastive_loss_is_the_twins() -> None:
+    rng = np.random.default_rng(3)
+    z, z_g, z_p = (rng.standard_normal((7, 4)) for _ in range(3))
+    ours = contrastive(*(torch.from_numpy(v) for v in (z, z_g, z_p)), 0.5).item()
+    assert ours == pytest.approx(twins.moon_contrastive(z, z_g, [z_p], 0.5), rel=1e-9)
+    one = contrastive(*(torch.from_numpy(v[:1]) for v in (z, z_g, z_p)), 0.5).item()  # a batch of one sample
+    assert one == pytest.approx(twins.moon_contrastive(z[:1], z_g[:1], [z_p[:1]], 0.5), rel=1e-9)
+
+
+@pytest.mark.parametrize("T", [0.1, 0.5, 1.0])
+def test_moons_loss_is_bounded_and_flat_where_global_and_previous_agree(T: float) -> None:
+    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    other = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    level = contrastive(z, other, other, T)
+    level.backward()
+    assert level.item() == pytest.approx(math.log(2.0))
+    close(z.grad, 0.0, 1e-12)
+    right, wrong = contrastive(z, z.detach(), -z.detach(), T).item(), contrastive(z, -z.detach(), z.detach(), T).item()
+    assert right == pytest.approx(math.log1p(math.exp(-2.0 / T)))
+    assert wrong == pytest.approx(math.log1p(math.exp(2.0 / T)))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_moons_first_trip_is_fedavgs_and_later_ones_are_not(norm: str) -> None:
+    trainer, w, previous = contrast(norm)
+    plain = trainer.train(moon_work(w, {}, LocalRule()))
+    first = trainer.train(moon_work(w, {}))
+    same(first.weights, plain.weights)
+    same(first.memory["previous"][: trainer.flat.layout.floats], first.weights[: trainer.flat.layout.floats])
+    later = trainer.train(moon_work(w, {"previous": previous}))
+    assert not np.array_equal(later.weights, plain.weights)
+
+
+def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_untouched() -> None:
+    trainer, w, previous = contrast()
+    work = moon_work(w, {"previous": previous})
+    local = LocalTraining(trainer.flat, trainer.data, trainer.options, 1, work)
+    trainer.flat.module.train()
+    x, _ = local.next_batch()
+    before, kept = trainer.flat.dump(), previous.copy()
+    z = local.frozen(previous)(x)
+    same(trainer.flat.dump(), before)
+    same(previous, kept)
+    assert not z.requires_grad
+    assert all(module.training for module in trainer.flat.module.modules())
+    trainer.flat.load(previous)
+    trainer.flat.module.eval()
+    with torch.no_grad():
+        close(z, trainer.flat.module.features(x), 1e-6)
+    trainer.train(work)
+    same(previous, kept)
+    same(work.weights, before)
+
+
+def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local_branch_only() -> None:
+    trainer, w, previous = contrast("none")
+    local = LocalTraining(trainer.flat, trainer.data, trainer.options, 1, moon_work(w, {"previous": previous}))
+    rule, (x, y) = Contrast(3.0, 0.5), local.next_batch()
+    rule.begin(local)
+    trainer.flat.load(w + np.float32(0.01))
+    local.gradient.zero_()
+    rule.loss(local, x, y).backward()
+    ours = local.gradient.clone()
+
+    def features(weights: Vector) -> torch.Tensor:
+        module = build("digits", input_shape=(1, 8, 8), classes=10, norm="none")
+        entries = trainer.flat.layout.entries
+        module.load_state_dict({e.name: torch.from_numpy(e.array(weights)) for e in entries})
+        return module.features(x).detach()
+
+    local.gradient.zero_()
+    module = trainer.flat.module
+    z = module.features(x)
+    loss = nn.functional.cross_entropy(module.classify(z), y)
+    (loss + 3.0 * contrastive(z, features(w), features(previous), 0.5)).backward()
+    close(ours, local.gradient, 1e-5)
+
+
+def test_moon_names_the_model_that_it_cannot_train() -> None:
+    device = Device()
+    with pytest.raises(ConfigError, match=r"model.name: MOON needs a module with features\(x\) and classify\(z\)"):
+        device.train(Contrast(1.0, 0.5), regression_weights(1))

@@ -1,0 +1,280 @@
+"""Every baseline in short simulated runs on the digits: it learns, its log adds up, and a forged number is found."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from freshet.cli.app import app
+from freshet.core.method import Kind, Method, Verdict
+from freshet.errors import ConfigError
+from freshet.methods import registry
+from freshet.methods.parts.arrivals import mixed
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from tests.methods.conftest import Simulate
+from tests.methods.lab import ASYNCHRONOUS, SYNCHRONOUS, close, same
+
+BASELINES = (*ASYNCHRONOUS, *SYNCHRONOUS)
+#: Options that let a buffer fill, and a first stage end, within a short run.
+SHORT: dict[str, dict[str, Any]] = {
+    "asofed": {"lambda_": 0.01},
+    "fedbuff": {"K": 4},
+    "port": {"K": 3},
+    "fedsa": {"stage1_updates": 4, "stage1_epochs": 6},
+}
+
+
+def events(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in Run(run).events() if event["kind"] in kinds]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_learns_the_digits_and_passes_its_audit(simulate: Simulate, name: str) -> None:
+    result = simulate(name, SHORT.get(name))
+    assert result.accuracy[-1] > result.accuracy[0] + (0.05 if name == "asofed" else 0.25)  # slow by design
+    assert audit(Run(result.directory)).problem is None
+    assert len(events(result.directory, "aggregate")) >= 4
+
+
+def _concurrently(name: str) -> dict[str, Any]:
+    return {"run": {"trigger": "concurrency"}}
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_works_under_constant_concurrency_with_losses(simulate: Simulate, name: str) -> None:
+    sections = {"run": {"trigger": "concurrency"}, "fleet": {"loss": 0.1, "on_seconds": 60.0, "off_seconds": 20.0}}
+    result = simulate(name, SHORT.get(name), 25.0, **sections)
+    assert audit(Run(result.directory)).problem is None
+    assert events(result.directory, "lost")
+    assert events(result.directory, "aggregate")
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_one_device_at_a_time_is_never_stale(simulate: Simulate, name: str) -> None:
+    options = SHORT.get(name, {}) | ({"K": 1} if name == "port" else {})
+    result = simulate(name, options, 25.0, run={"trigger": "concurrency", "in_flight": 1, "per_round": 1})
+    aggregations = events(result.directory, "aggregate")
+    assert aggregations
+    assert all(set(e.get("stalenesses", [e["staleness"]])) == {1} for e in aggregations)
+
+
+# ---- the reduction lattice, with training
+
+BITS = [
+    ("fedprox", {"mu": 0.0}, "fedavg", None, {}),
+    ("moon", {"mu": 0.0}, "fedavg", None, {}),
+    ("fedlws", {"beta": 0.0, "tau_min": 0.0}, "fedavg", None, {}),
+    ("feddyn", {"alpha": 0.0}, "fedavg", None, {}),  # shards of equal size
+    ("fedsa", {"stage1_updates": 0}, "fedasync", None, {"training": {"epochs": 1}}),  # E_k = 1 whatever the estimates
+    ("fedbuff", {"K": 1, "exponent": 0.0}, "fedbuff", {"K": 1}, {"run": {"trigger": "concurrency", "in_flight": 1}}),
+]
+
+
+@pytest.mark.parametrize(("left", "options", "right", "others", "sections"), BITS)
+def test_reduction_lattice_over_whole_runs(
+    simulate: Simulate,
+    left: str,
+    options: dict[str, Any],
+    right: str,
+    others: dict[str, Any] | None,
+    sections: dict[str, Any],
+) -> None:
+    ours, theirs = simulate(left, options, **sections), simulate(right, others, **sections)
+    same(ours.weights, theirs.weights)
+    same(ours.accuracy, theirs.accuracy)
+
+
+def test_moon_equals_fedavg_until_a_device_comes_back(simulate: Simulate) -> None:
+    ours, theirs = simulate("moon"), simulate("fedavg")
+    first = [set(e["devices"]) for e in events(ours.directory, "aggregate")]
+    again = next(number for number, devices in enumerate(first) if devices & set().union(*first[:number]))
+    norms = [[e["update_norm"] for e in events(run.directory, "aggregate")] for run in (ours, theirs)]
+    assert norms[0][:again] == norms[1][:again]
+    assert norms[0][again] != norms[1][again]
+
+
+def test_feddyns_dual_sum_is_the_mean_of_the_devices_duals(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from freshet.sim.driver import Simulation
+
+    seen: list[Simulation] = []
+    original = Simulation.run
+
+    def spy(self: Simulation, until: float) -> bool:
+        seen.append(self)
+        return original(self, until)
+
+    monkeypatch.setattr(Simulation, "run", spy)
+    simulate("feddyn", {"alpha": 0.02})
+    (simulation,) = seen
+    memories = simulation.devices.state()["memory"].values()
+    method: Any = simulation.server.method
+    if simulation.server.flights:  # those of the open round have not trained, or not reported
+        pytest.fail("the run must end between two rounds")
+    mean = np.sum([memory["lambda"] for memory in memories], axis=0) / simulation.server.world.devices
+    close(method.G, mean, 1e-6)
+
+
+# ---- FedSA
+
+
+def test_fedsa_is_marked_and_its_stages_show_in_the_log(simulate: Simulate) -> None:
+    assert registry()["fedsa"].reconstructed
+    run = simulate("fedsa", SHORT["fedsa"]).directory
+    epochs = {e["version"]: e["epochs"] for e in events(run, "trigger")}
+    assert all((count == 6) == (version - 1 < 4) for version, count in epochs.items())
+    assert min(epochs.values()) >= 1
+
+
+# ---- PORT
+
+
+def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
+    slow = {"fleet": {"ratio": 20.0}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
+    runs = [simulate("port", {"K": 2, "omega": 2, "urgent": on}, 60.0, **slow).directory for on in (True, False)]
+    assert all(audit(Run(run)).problem is None for run in runs)
+    hurried = events(runs[0], "urgent")[0]
+    assert not events(runs[1], "urgent")
+
+    def finish(run: Path) -> float:
+        same_trip = (e for e in events(run, "upload") if (e["device"], e["trip"]) == (hurried["device"], hurried["trip"]))
+        return float(next(same_trip)["time"])
+
+    assert hurried["epochs"] < 6
+    assert hurried["time"] < finish(runs[0]) < finish(runs[1])
+    # it is the end of an epoch: the time saved is a whole number of epochs
+    trigger = next(e for e in events(runs[0], "trigger") if (e["device"], e["trip"]) == (hurried["device"], hurried["trip"]))
+    whole, saved = finish(runs[1]) - trigger["time"], finish(runs[1]) - finish(runs[0])
+    assert saved < whole
+    assert saved / (6 - hurried["epochs"]) == pytest.approx(whole / 6, rel=0.05)  # the links take the rest
+    assert len(events(runs[0], "aggregate")) > len(events(runs[1], "aggregate"))
+
+
+# ---- forged logs
+
+
+def forge_alpha(event: dict[str, Any]) -> None:
+    event["alpha"] *= 1.001
+
+
+def forge(list_name: str) -> Callable[[dict[str, Any]], None]:
+    def change(event: dict[str, Any]) -> None:
+        event[list_name][0] *= 1.001
+
+    return change
+
+
+def forge_r(event: dict[str, Any]) -> None:
+    event["r"] += 0.5
+
+
+def forge_estimate(event: dict[str, Any]) -> None:
+    event["estimate"] += 0.25
+
+
+FORGERIES = [
+    ("fedasync", forge_alpha),
+    ("fedasync", forge_alpha),
+    ("asofed", forge_alpha),
+    ("asofed", forge_r),
+    ("fedsa", forge_alpha),
+    ("fedsa", forge_estimate),
+    ("fedbuff", forge("weights")),
+    ("fedbuff", forge("discounts")),
+    ("fedbuff", forge_alpha),
+    ("port", forge("weights")),
+    ("port", forge("s")),
+    ("port", forge("c")),
+    ("fedavg", forge("weights")),
+    ("fedprox", forge("weights")),
+    ("moon", forge("weights")),
+    ("feddyn", forge("weights")),
+    ("fedlws", forge("weights")),
+    ("fedlws", forge("gamma")),
+    ("fedlws", forge("tau")),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), FORGERIES)
+def test_a_forged_number_is_found_and_its_line_named(
+    simulate: Simulate, tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    run = tmp_path / "forged"
+    shutil.copytree(simulate(name, SHORT.get(name)).directory, run)
+    log = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    number, event = [(i, e) for i, e in enumerate(log, 1) if e["kind"] == "aggregate"][2]
+    change(event)
+    (run / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    problem = audit(Run(run)).problem
+    assert problem is not None
+    assert f"line {number} (aggregate)" in problem
+
+
+# ---- a method of one's own
+
+
+class Half(Method):
+    """A toy: every arrival is mixed in with weight one half."""
+
+    name: ClassVar[str] = "half"
+    kind: ClassVar[Kind] = "async"
+    title: ClassVar[str] = "Half"
+    citation: ClassVar[str] = "nobody, nowhere"
+
+    def receive(self, server: Any, upload: Any, flight: Any) -> Verdict:
+        return mixed(server, upload, flight, 0.5)
+
+
+def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Simulate) -> None:
+    result = simulate(f"{__name__}:Half")
+    assert result.accuracy[-1] > result.accuracy[0] + 0.25
+    assert audit(Run(result.directory)).problem is None
+    assert {e["alpha"] for e in events(result.directory, "aggregate")} == {0.5}
+
+
+# ---- from the command line
+
+CLI = CliRunner()
+TWELVE = {"asofed", "fedasmu", "fedasync", "fedavg", "fedbuff", "feddyn", "fedlws", "fedprox", "fedsa", "fedssmu", "moon"}
+
+
+def test_all_twelve_methods_are_listed_with_their_kind_and_citation() -> None:
+    assert set(registry()) == TWELVE | {"port"}
+    listing = CLI.invoke(app, ["methods"], env={"COLUMNS": "240"})
+    assert listing.exit_code == 0
+    for method in registry().values():
+        assert method.name in listing.output
+        assert method.citation in listing.output
+    assert "fedsa [R]" in listing.output
+    for name in BASELINES:
+        described = CLI.invoke(app, ["methods", name], env={"COLUMNS": "240"}).output
+        for key, field in registry()[name].Options.model_fields.items():
+            assert key in described
+            assert field.description and field.description in described
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_freshet_run_needs_only_the_method(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    outcome = CLI.invoke(app, ["run", "--method", name, "--until", "12", "-s", "run.executor=serial", "-q", "-o", str(out)])
+    assert outcome.exit_code == 0, outcome.output
+    assert Run(out).summary()["status"] == "finished"
+
+
+def test_moon_refuses_a_module_without_features(tmp_path: Path) -> None:
+    from torch import nn
+
+    from freshet.federation import Federation
+
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    federation = Federation(model=plain, method="moon", devices=4, data={"train_samples": 100}, run={"executor": "serial"})
+    with pytest.raises(ConfigError, match=r"model.name: MOON needs a module with features"):
+        federation.run(200.0, out=tmp_path / "run")

@@ -1,0 +1,170 @@
+"""The Python API: bring a model, data, a fleet and a method; get a result. And the question of whether it learns."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from freshet import ConfigError, DataError, Federation, Fleet, FreshetError
+from freshet.data import load
+
+RUN = {"per_round": 3, "period": 4.0, "in_flight": 4, "executor": "serial"}
+
+
+def toy(samples: int = 60, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, samples)
+    return (rng.standard_normal((samples, 6)) + y[:, None]).astype(np.float32), y
+
+
+def net(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def build(**changes) -> Federation:
+    values = {"model": net, "train": toy(), "test": toy(seed=1), "devices": 4, "run": RUN, "fleet": {"fastest": 2.0}}
+    return Federation(**(values | changes))
+
+
+def test_arrays_a_model_and_a_number_of_devices_are_enough(tmp_path):
+    result = build().run(30, out=tmp_path / "run")
+    assert result.summary["status"] == "finished"
+    assert result.directory == tmp_path / "run"
+    assert len(result.time) == len(result.accuracy) == len(result.loss) == 4
+    assert result.accuracy[-1] == result.summary["final_accuracy"]
+    assert list(result.frame()["time"]) == list(result.time)
+    assert result.loss[-1] < result.loss[0]
+
+
+def test_a_torch_dataset_is_the_same_as_its_arrays(tmp_path):
+    as_set = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in (toy(), toy(seed=1))]
+    one = build().run(20, out=tmp_path / "arrays")
+    two = build(train=as_set[0], test=as_set[1]).run(20, out=tmp_path / "dataset")
+    assert one.summary["weights_sha256"] == two.summary["weights_sha256"]
+
+
+def test_the_final_module_predicts_with_the_final_weights(tmp_path):
+    result = build().run(30, out=tmp_path / "run")
+    module = result.module()
+    x, y = toy(seed=1)
+    assert not module.training
+    with torch.no_grad():
+        accuracy = (module(torch.from_numpy(x)).argmax(1).numpy() == y).mean()
+    assert accuracy == pytest.approx(result.summary["final_accuracy"])
+
+
+def test_time_to_a_target_is_the_first_test_that_reaches_it(tmp_path):
+    result = build().run(30, out=tmp_path / "run")
+    reached = [t for t, a in zip(result.time, result.accuracy, strict=True) if a >= result.accuracy.max()]
+    assert result.time_to(float(result.accuracy.max())) == reached[0]
+    assert result.time_to(1.01) is None
+
+
+def test_a_fleet_of_ones_own_is_used_as_it_is(tmp_path):
+    fleet = Fleet(np.array([1.0, 2.0, 3.0, 4.0]), np.full(4, 1e6), np.full(4, 1e6))
+    federation = build(fleet=fleet, devices=None)
+    assert federation.fleet is fleet
+    assert federation.config.fleet.devices == 4
+    with pytest.raises(ConfigError, match=r"fleet\.devices"):
+        build(fleet=fleet, devices=5)
+
+
+def test_a_section_of_the_model_can_be_given_as_a_dict_like_every_other_section():
+    federation = Federation(model={"name": "digits", "norm": "group"}, data={"train_samples": 200})
+    assert federation.config.model.norm == "group"
+    assert any(isinstance(layer, nn.GroupNorm) for layer in federation.factory().modules())
+
+
+def test_building_and_running_leaves_the_random_state_of_the_user_alone(tmp_path):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    federation = build()
+    assert torch.equal(torch.get_rng_state(), before)
+    federation.run(5, out=tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_samples_are_cut_down_for_ones_own_data_too():
+    federation = build(data={"train_samples": 30, "test_samples": 20})
+    assert (len(federation.dataset.y_train), len(federation.dataset.y_test)) == (30, 20)
+
+
+# ---- bad input
+
+
+def with_nan(data):
+    x, y = data
+    x = x.copy()
+    x[3, 2] = np.nan
+    return x, y
+
+
+BAD = {
+    "NaN in the training data": {"train": with_nan(toy())},
+    "NaN in the test data": {"test": with_nan(toy())},
+    "a negative label": {"train": (toy()[0], toy()[1] - 1)},
+    "labels that are no integers": {"train": (toy()[0], toy()[1] + 0.5)},
+    "more labels than samples": {"train": (toy()[0][:-1], toy()[1])},
+    "no test data": {"test": None},
+    "no samples": {"train": (np.zeros((0, 6), np.float32), np.zeros(0, np.int64))},
+    "more devices than samples": {"devices": 61},
+    "no devices": {"devices": 0},
+    "an empty shard": {"shards": [np.arange(20), np.arange(20, 40), np.arange(40, 60), np.arange(0)]},
+    "a shard too few": {"shards": [np.arange(20), np.arange(20, 40), np.arange(40, 60)]},
+    "a shard that names a sample that is not there": {"shards": [np.arange(i, i + 16) for i in (0, 15, 30, 45)]},
+    "an unknown method": {"method": "fedwhat"},
+    "an unknown network": {"model": "resnet2000"},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_before_anything_is_written(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigError, DataError)) as caught:
+        build(**BAD[case]).run(5)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda: net(2), lambda: nn.Flatten(), lambda: nn.Sequential(nn.Linear(5, 3))],
+    ids=["fewer outputs than labels", "nothing to train", "another shape of input"],
+)
+def test_a_model_that_does_not_fit_the_data_is_one_sentence_before_anything_is_written(model, tmp_path):
+    with pytest.raises(FreshetError) as caught:
+        build(model=model).run(5, out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_is_taken_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"run\.out"):
+        build().run(5, out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# ---- does it learn
+
+
+def test_fedasmu_learns_the_digits_and_the_bar_is_out_of_reach_without_learning(federate, tmp_path):
+    digits = load("digits")
+    test = digits.x_test, digits.y_test
+    sections = {
+        "fleet": {"devices": 12, "fastest": 10.0},
+        "training": {"lr": 0.1, "epochs": 5},
+        "run": {"per_round": 10, "period": 10.0, "in_flight": 12, "eval_every": 100.0},
+        "data": {"train_samples": 0, "test_samples": 0},
+    }
+
+    def accuracy(labels: np.ndarray, name: str) -> np.ndarray:
+        federation = federate("fedasmu", train=(digits.x_train, labels), test=test, **sections)
+        return federation.run(100, out=tmp_path / name).accuracy
+
+    learned = accuracy(digits.y_train, "real")
+    guessed = accuracy(np.random.default_rng(0).permutation(digits.y_train), "shuffled")
+    bar = 0.5
+    assert learned[0] < bar < learned[-1]
+    assert guessed[-1] < bar

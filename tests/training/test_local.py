@@ -1,0 +1,271 @@
+"""Local training as a pure function: torch's SGD on a flat vector; same work, same bits, nothing else touched."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from freshet.core.messages import Fresh
+from freshet.core.method import LocalRule
+from freshet.core.streams import stream
+from freshet.core.trip import DeviceTrip, Slot
+from freshet.data import from_arrays
+from freshet.methods import options_for
+from freshet.methods.fedasmu import FreshModelRule
+from freshet.training.batches import FederatedData
+from freshet.training.flat import FlatModel
+from freshet.training.local import Trainer, Work, initial_weights
+from freshet.training.options import TrainingOptions
+
+SEED, SAMPLES = 5, 53
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Dropout(0.5), nn.Linear(7, 3))
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def federated_data() -> FederatedData:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 6)).astype(np.float32), rng.integers(0, 3, 60)
+    dataset = from_arrays("toy", (x, y), (x[:20], y[:20]), classes=3)
+    return FederatedData.of(dataset, [np.arange(SAMPLES), np.arange(SAMPLES, 60)])
+
+
+def trainer(factory=mlp, **options: Any) -> Trainer:
+    return Trainer(factory, federated_data(), TrainingOptions(**({"epochs": 3, "batch_size": 8} | options)), SEED)
+
+
+def work(factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: int | None = None, **more: Any) -> Work:
+    chosen = None if slot is None else Slot(slot, "fixed")
+    values = {"weights": initial_weights(factory, SEED), "fresh": None, "rule": LocalRule(), "memory": {}}
+    return Work(DeviceTrip(device, trip, 1, 1, 3, lr, chosen), **(values | more))
+
+
+def fresh_rule(**options: Any) -> FreshModelRule:
+    return FreshModelRule(options_for("fedasmu", {"slot": 2} | options))
+
+
+def fresh_model(factory=mlp, version: int = 5) -> Fresh:
+    return Fresh(version, version, initial_weights(factory, SEED + 1))
+
+
+def same(one, two) -> bool:
+    return one.weights.tobytes() == two.weights.tobytes() and one.report == two.report and one.steps == two.steps
+
+
+# ---- the same numbers as torch
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("factory", [mlp, with_batch_norm])
+def test_flat_sgd_is_torch_sgd_on_the_same_batches(factory, momentum, decay):
+    outcome = trainer(factory, momentum=momentum, weight_decay=decay).train(work(factory))
+
+    flat = FlatModel(factory())
+    flat.load(initial_weights(factory, SEED))
+    module = copy.deepcopy(flat.module).train()
+    for parameter in module.parameters():
+        parameter.grad = None
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
+    data = federated_data()
+    rng, shard, steps = stream(SEED, "batches", 0, 1), data.shards[0], 0
+    for _ in range(3):
+        for batch in np.array_split(shard[rng.permutation(len(shard))], range(8, len(shard), 8)):
+            x, y = data.train.take(torch.from_numpy(batch))
+            optimiser.zero_grad()
+            cross_entropy(module(x), y).backward()
+            optimiser.step()
+            steps += 1
+    reference = FlatModel(module).dump()
+    np.testing.assert_allclose(outcome.weights, reference, rtol=2e-5, atol=2e-6)
+    assert outcome.steps == steps == 3 * 7  # 53 samples in batches of 8: the last, smaller one is kept
+
+
+def test_momentum_and_decay_are_not_ignored():
+    plain = trainer().train(work()).weights
+    assert (trainer(momentum=0.9).train(work()).weights != plain).any()
+    assert (trainer(weight_decay=0.01).train(work()).weights != plain).any()
+
+
+def test_every_trip_starts_without_momentum():
+    t = trainer(momentum=0.9)
+    first = t.train(work())
+    t.train(work(trip=2))
+    assert same(t.train(work()), first)
+
+
+def test_evaluate_matches_a_plain_loop():
+    t = trainer(with_batch_norm)
+    weights = t.train(work(with_batch_norm)).weights
+    score = t.evaluate(weights)
+    flat = FlatModel(with_batch_norm())
+    flat.load(weights)
+    module = flat.module.eval()
+    data = federated_data()
+    right, losses = 0, []
+    with torch.no_grad():
+        for i in range(20):
+            logits = module(data.test.x[i : i + 1])
+            right += int(logits.argmax()) == int(data.test.y[i])
+            losses.append(float(cross_entropy(logits, data.test.y[i : i + 1])))
+    assert score.accuracy == right / 20
+    assert score.loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+# ---- purity
+
+
+@pytest.mark.parametrize("factory", [mlp, with_batch_norm, with_dropout])
+def test_the_same_work_gives_the_same_bits_whatever_was_done_in_between(factory):
+    t = trainer(factory)
+    mine = work(factory, slot=2, fresh=fresh_model(factory), rule=fresh_rule())
+    first = t.train(mine)
+    t.train(work(factory, device=1, trip=9))
+    t.evaluate(initial_weights(factory, 99))
+    torch.rand(100)
+    second = t.train(mine)
+    assert same(first, second)
+    assert same(first, trainer(factory).train(mine))
+    assert first.memory == second.memory
+
+
+@pytest.mark.parametrize("other", [{"trip": 2}, {"device": 1}])
+def test_another_trip_or_device_sees_other_batches(other):
+    t = trainer()
+    assert not same(t.train(work()), t.train(work(**other)))
+
+
+def test_dropout_follows_the_key_of_the_trip_and_not_the_global_state():
+    torch.manual_seed(1)
+    one = trainer(with_dropout).train(work(with_dropout))
+    torch.manual_seed(2)
+    two = trainer(with_dropout).train(work(with_dropout))
+    assert same(one, two)
+    assert not same(one, trainer(with_dropout).train(work(with_dropout, trip=2)))
+
+
+def test_the_random_state_of_the_user_is_left_alone():
+    t = trainer(with_dropout)
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    t.train(work(with_dropout))
+    t.evaluate(initial_weights(with_dropout, SEED))
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
+
+
+def test_inputs_are_left_as_they_are():
+    base, fresh = initial_weights(mlp, SEED), fresh_model()
+    memory = {"gamma": 0.7, "upsilon": 0.4, "slot": 2, "table": np.zeros((3, 3))}
+    kept = base.tobytes(), fresh.weights.tobytes()
+    rule = fresh_rule(slot="rl")
+    outcome = trainer().train(work(slot=2, fresh=fresh, rule=rule, weights=base, memory=memory))
+    assert (base.tobytes(), fresh.weights.tobytes()) == kept
+    assert memory["gamma"] == 0.7 and (memory["table"] == 0).all()
+    assert outcome.memory["gamma"] != 0.7 and (outcome.memory["table"] != 0).any()
+
+
+# ---- buffers and counters
+
+
+def span(factory, name: str) -> slice:
+    return next(e.span for e in FlatModel(factory()).layout.entries if e.name == name)
+
+
+def test_batch_norm_statistics_and_counters_travel_with_the_weights():
+    t = trainer(with_batch_norm)
+    once = t.train(work(with_batch_norm))
+    counter = span(with_batch_norm, "1.num_batches_tracked")
+    assert once.weights[counter] == [21.0]
+    assert (once.weights[span(with_batch_norm, "1.running_mean")] != 0).all()
+    twice = t.train(work(with_batch_norm, weights=once.weights))
+    assert twice.weights[counter] == [42.0]
+
+
+def test_a_merge_keeps_the_larger_counter():
+    fresh = fresh_model(with_batch_norm)
+    counter = span(with_batch_norm, "1.num_batches_tracked")
+    fresh.weights[counter] = 1000
+    outcome = trainer(with_batch_norm).train(work(with_batch_norm, slot=2, fresh=fresh, rule=fresh_rule()))
+    assert outcome.weights[counter] == [1000 + 14]  # one epoch of 7 steps before the merge, two after it
+
+
+def test_looking_at_losses_in_a_merge_leaves_the_statistics_alone():
+    fresh = fresh_model(with_batch_norm)
+    nothing = {"gamma": 0.0, "upsilon": 0.0}
+    mean = span(with_batch_norm, "1.running_mean")
+    rule = fresh_rule(eta_gamma=0.0, eta_upsilon=0.0)
+    merged = trainer(with_batch_norm).train(work(with_batch_norm, slot=2, fresh=fresh, rule=rule, memory=nothing))
+    plain = trainer(with_batch_norm).train(work(with_batch_norm))
+    assert merged.report["beta"] == 0.0
+    np.testing.assert_array_equal(merged.weights[mean], plain.weights[mean])
+    np.testing.assert_array_equal(merged.weights, plain.weights)
+
+
+# ---- the merge
+
+
+def test_the_merge_happens_at_the_start_of_the_slots_epoch():
+    """A fresh model with beta -> 1 wipes out what was trained before, so only the epochs from the slot on count."""
+    fresh = fresh_model()
+    rule = fresh_rule(mu_beta=1e12, eta_gamma=0.0, eta_upsilon=0.0)
+    late = trainer().train(work(slot=3, fresh=fresh, rule=rule))
+    one_epoch = np.linalg.norm(late.weights - fresh.weights)
+    early = trainer().train(work(slot=1, fresh=fresh, rule=rule))
+    from_fresh = trainer().train(work(weights=fresh.weights))
+    np.testing.assert_allclose(early.weights, from_fresh.weights, atol=1e-5)
+    assert 0 < one_epoch < np.linalg.norm(early.weights - fresh.weights)
+
+
+def test_without_a_fresh_model_a_slot_changes_nothing():
+    asked = trainer().train(work(slot=2, rule=fresh_rule()))
+    assert asked.weights.tobytes() == trainer().train(work()).weights.tobytes()
+    assert "reward" not in asked.report
+
+
+def test_the_reward_is_the_drop_of_the_loss_on_the_same_mini_batch():
+    report = trainer().train(work(slot=2, fresh=fresh_model(), rule=fresh_rule())).report
+    assert report["reward"] == report["loss_before"] - report["loss_after"]
+
+
+# ---- divergence
+
+
+def test_a_diverging_trip_says_so_and_teaches_the_device_nothing():
+    memory = {"gamma": 0.7, "upsilon": 0.4}
+    outcome = trainer().train(work(lr=1e38, slot=2, fresh=fresh_model(), rule=fresh_rule(), memory=memory))
+    assert outcome.diverged
+    assert not np.isfinite(outcome.weights).all()
+    assert outcome.memory == memory
+
+
+def test_a_trainer_recovers_from_a_diverged_trip():
+    t = trainer(with_batch_norm, momentum=0.9)
+    first = t.train(work(with_batch_norm))
+    assert t.train(work(with_batch_norm, lr=1e38)).diverged
+    assert same(t.train(work(with_batch_norm)), first)
+
+
+# ---- the first model
+
+
+def test_the_first_model_depends_on_the_seed_alone():
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    one = initial_weights(mlp, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(9)
+    assert one.tobytes() == initial_weights(mlp, 1).tobytes()
+    assert one.tobytes() != initial_weights(mlp, 2).tobytes()
