@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from freshet.core.layout import Layout
 from freshet.core.method import LocalRule
 from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector, distance
@@ -21,7 +22,7 @@ from freshet.models.registry import build
 from freshet.training.batches import FederatedData
 from freshet.training.local import LocalTraining, Trainer, Work
 from freshet.training.options import TrainingOptions
-from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same
+from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins
 from tests.twins.asynchronous import aso_feature_step
 
@@ -64,6 +65,27 @@ def test_on_a_quadratic_the_proximal_optimum_lies_between() -> None:
     close(device.train(NoLoss(1.5), w).weights, 1.5 * w / 2.0, 1e-5)
 
 
+def test_fedavg_with_one_full_batch_each_is_one_step_of_gradient_descent() -> None:
+    layout = Layout.build([("weight", (WEIGHTS,), "learnable")])
+    w, device = regression_weights(1), Device(epochs=1, batch=SAMPLES)
+    server = server_of("fedavg", w, devices=2, layout=layout)
+    for assignment in server.trigger([0, 1]):
+        send(server, assignment.device, device.train(LocalRule(), assignment.weights).weights)
+    close(server.weights, w - 0.2 * twins.gradient(w, device.x, device.y), 1e-6)
+
+
+def test_fedasync_alone_mixes_what_plain_training_gives() -> None:
+    layout = Layout.build([("weight", (WEIGHTS,), "learnable")])
+    server = server_of("fedasync", regression_weights(1), devices=1, layout=layout, staleness="constant", rho=0.0)
+    device = Device()
+    for trip in (1, 2, 3):
+        w = server.weights
+        u = device.train(server.method.rule(), server.trigger([0])[0].weights, trip).weights
+        send(server, 0, u)
+        close(server.weights, 0.4 * w + 0.6 * u, 1e-6)
+        same(u, device.train(LocalRule(), w, trip).weights)
+
+
 # ---- FedDyn
 
 
@@ -73,9 +95,8 @@ def test_feddyn_trips_give_the_twins_models_and_duals(training: dict[str, float]
     for trip in (1, 2, 3):
         theta = regression_weights(trip)
         outcome = device.train(DualRule(), theta, trip, memory, instruction={"alpha_k": 0.7})
-        u, dual = twins.feddyn_local(
-            theta, dual, device.x, device.y, device.batches(trip), 0.2, 0.7, **training
-        )  # fmt: skip
+        batches = device.batches(trip)
+        u, dual = twins.feddyn_local(theta, dual, device.x, device.y, batches, 0.2, 0.7, **training)
         close(outcome.weights, u, 3e-6)
         close(outcome.memory["lambda"], dual, 1e-5)
         assert memory.get("lambda") is not outcome.memory["lambda"]
@@ -86,6 +107,24 @@ def test_feddyns_first_step_is_plain_sgd() -> None:
     device, w = Device(epochs=1, batch=SAMPLES), regression_weights(1)
     first = device.train(DualRule(), w, instruction={"alpha_k": 5.0}).weights
     same(first, device.train(LocalRule(), w).weights)
+
+
+def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -> None:
+    layout = Layout.build([("weight", (WEIGHTS,), "learnable")])
+    server = server_of("feddyn", regression_weights(1), devices=6, per_round=3, layout=layout, alpha=0.3)
+    device, rng = Device(), np.random.default_rng(4)
+    memories: list[dict[str, Any]] = [{} for _ in range(6)]
+    for _ in range(6):
+        chosen = sorted(int(k) for k in rng.choice(6, 3, replace=False))
+        for assignment in server.trigger(chosen):
+            k, memory = assignment.device, memories[assignment.device]
+            # every device has the same samples but its own order of them
+            trip = 100 * k + assignment.trip
+            outcome = device.train(DualRule(), assignment.weights, trip, memory, instruction=assignment.instruction)
+            memories[k] = outcome.memory
+            send(server, k, outcome.weights)
+        duals = [memory.get("lambda", np.zeros(WEIGHTS)) for memory in memories]
+        close(server.method.G, np.mean(duals, axis=0), 1e-6)  # type: ignore[attr-defined]
 
 
 # ---- ASO-Fed

@@ -44,7 +44,10 @@ class Host:
 
 def request(name: str, arguments: tuple[Any, ...]) -> bytes:
     """A call as bytes, classes of ``__main__`` included."""
-    content: bytes = cloudpickle.dumps((name, arguments))
+    try:
+        content: bytes = cloudpickle.dumps((name, arguments))
+    except Exception as error:
+        raise RunError(f"a task cannot be sent to a worker: {error}") from error
     return content
 
 

@@ -8,6 +8,7 @@ import heapq
 import itertools
 import logging
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -67,7 +68,10 @@ class Worker(Protocol[S]):
         """Call a trainer; raises ``WorkerDied``."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does; may be called from any thread, and twice."""
+        """End it at once, whatever it does; from any thread, and more than once."""
+
+    def discard(self) -> None:
+        """End it and give back what belongs to it; only from the thread that feeds it."""
 
 
 class Pool(Generic[S]):
@@ -100,11 +104,8 @@ class Pool(Generic[S]):
         raise NotImplementedError
 
     def _publish(self, setup: Setup) -> S:
-        """Put a setup where workers can reach it."""
+        """Put a setup where workers can reach it, for as long as somebody holds what is returned."""
         raise NotImplementedError
-
-    def _withdraw(self, setup: S) -> None:
-        """The inverse of ``_publish``."""
 
     def _end(self) -> None:
         """All workers are gone: give back what the pool holds."""
@@ -122,13 +123,11 @@ class Pool(Generic[S]):
     def release(self, number: int) -> None:
         """A federation is over: drop its queued tasks and its data."""
         with self._changed:
-            setup = self._setups.pop(number, None)
+            self._setups.pop(number, None)
             mine = [task for task in self._heap if task.setup == number]
             self._heap = [task for task in self._heap if task.setup != number]
             heapq.heapify(self._heap)
         _give_up(mine, "the federation was closed before this task was done")
-        if setup is not None:
-            self._withdraw(setup)
 
     def submit(self, setup: int, name: str, arguments: tuple[Any, ...], due: float) -> "Future[Any]":
         """Queue a call of a trainer's method; the earliest ``due`` goes first."""
@@ -156,14 +155,14 @@ class Pool(Generic[S]):
                 if worker is not None:
                     worker.kill()
         self._join(GRACE)
-        for number in list(self._setups):
-            self.release(number)
+        self._setups.clear()
         self._end()
 
     def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(timeout=seconds)
+                thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     # ---- one thread per worker
 
@@ -181,11 +180,12 @@ class Pool(Generic[S]):
                 self._ready.discard(index)
                 worker = self.workers[index]
             if worker is not None:
-                worker.kill()
+                worker.discard()
 
     def _hire(self, index: int) -> bool:
         """Start a worker in this place; False when the pool is closed."""
         for attempt in range(1, ATTEMPTS + 1):
+            worker: Worker[S] | None = None
             try:
                 with self._changed:
                     if self._closed:
@@ -193,14 +193,16 @@ class Pool(Generic[S]):
                     worker = self.workers[index] = self._launch()
                 worker.wait_ready()
             except (WorkerDied, StartFailed) as problem:
+                if worker is not None:
+                    worker.discard()
                 if self._closed:
                     return False
                 if isinstance(problem, StartFailed) or attempt == ATTEMPTS:
                     raise
-                continue
-            with self._changed:
-                self._ready.add(index)
-            return True
+            else:
+                with self._changed:
+                    self._ready.add(index)
+                return True
         return False
 
     def _feed(self, index: int) -> bool:
@@ -221,7 +223,7 @@ class Pool(Generic[S]):
                 break
         with self._changed:
             self._ready.discard(index)
-        worker.kill()
+        worker.discard()
         return not self._closed
 
     def _perform(self, worker: Worker[S], task: Task, known: "OrderedDict[int, None]") -> None:
@@ -233,9 +235,7 @@ class Pool(Generic[S]):
             result = open_answer(worker.call(task.setup, request(task.name, task.arguments)))
         except WorkerDied:
             raise
-        except RunError as error:
-            task.future.set_exception(error)
-        except Exception as error:  # our own errors of other kinds, and arguments that cannot be sent
+        except Exception as error:
             task.future.set_exception(error)
         else:
             task.future.set_result(result)
@@ -297,8 +297,6 @@ def _give_up(tasks: list[Task], reason: str) -> None:
     for task in tasks:
         if not task.future.cancel():
             _fail(task, reason)
-        else:
-            task.future.set_running_or_notify_cancel()
 
 
 def _fail(task: Task, reason: str) -> None:

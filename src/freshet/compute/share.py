@@ -6,11 +6,13 @@ that all workers of a machine map, and each sample exists once.
 
 import io
 import mmap
+import os
 import pickle
 import tempfile
 import warnings
+import weakref
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -82,23 +84,15 @@ class BlockFile:
 
     def __init__(self, blocks: list[NDArray[np.uint8]]) -> None:
         self.spans: list[tuple[int, int]] = []
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="freshet-")  # noqa: SIM115  (lives as long as we do)
-        try:
+        with tempfile.TemporaryFile(prefix="freshet-") as file:
             for block in blocks:
-                start = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
-                self._file.seek(start)
-                self._file.write(block.data)
+                start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+                file.seek(start)
+                file.write(block.data)
                 self.spans.append((start, block.nbytes))
-            self._file.flush()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def close(self) -> None:
-        self._file.close()
+            file.flush()
+            self.descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.descriptor)  # not while a thread is sending it to a worker
 
 
 def mapped(descriptor: int, spans: list[tuple[int, int]]) -> list[memoryview]:

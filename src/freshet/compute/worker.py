@@ -7,7 +7,6 @@ goes wrong when Freshet is imported is told to the parent.
 
 import json
 import os
-import pickle
 import select
 import signal
 import sys
@@ -15,6 +14,10 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from freshet.compute.host import Host
 
 #: What a worker says when it is ready for calls.
 READY = b"ready"
@@ -41,14 +44,14 @@ def main(descriptor: int, path: list[str]) -> None:
             return
 
 
-def _answer(host: "Host", connection: Connection) -> bytes:  # type: ignore[name-defined]  # noqa: F821
+def _answer(host: "Host", connection: Connection) -> bytes:
     """Take one call and compute its answer."""
     from freshet.compute.share import assemble, mapped
 
-    kind, number, content = pickle.loads(connection.recv_bytes())  # noqa: S301
-    if kind == "call":
-        return host.call(number, content)
-    message, spans, drop = content
+    number, spans, drop = connection.recv()
+    message = connection.recv_bytes()
+    if spans is None:
+        return host.call(number, message)
     handle = recv_handle(connection)
     try:
         return host.install(number, drop, lambda: assemble(message, mapped(handle, spans)))

@@ -1,0 +1,41 @@
+"""Write docs/configuration.md from the settings themselves: ``python scripts/configuration.py``."""
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from freshet.config import SECTIONS
+from freshet.methods import registry
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+Six sections; in a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
+(`Federation(fleet={"ratio": 20})`). Every value is checked; a run writes all of them to its `config.toml`.
+This page is made by `scripts/configuration.py` from the code.
+"""
+
+
+def table(model: type[BaseModel]) -> str:
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = field.default if field.default != "" else '""'
+        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+    return "\n".join(rows)
+
+
+def page() -> str:
+    parts = [HEAD]
+    for name, model in SECTIONS.items():
+        parts.append(f"## [{name}]\n\n{(model.__doc__ or '').strip()}\n\n{table(model)}\n")
+    parts.append("## [method]\n\n`name` and the method's own options.\n")
+    for method in registry().values():
+        mark = ", reconstructed" if method.reconstructed else ""
+        variants = f" Variants: {', '.join(f'`{v}`' for v in method.variants)}." if method.variants else ""
+        own = f"\n\n{table(method.Options)}" if method.Options.model_fields else "\n\nNo options."
+        parts.append(f"### {method.name}\n\n{method.citation} ({method.kind}{mark}).{variants}{own}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,141 @@
+"""Device memories: bounded in main memory, and the same bits whether they went through a file or not."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.core.method import Memory
+from freshet.sim.devices import DeviceStore, size_of
+
+
+def memory(seed: int, size: int = 100) -> Memory:
+    """Everything that rules keep: arrays of several types, numbers, text; some floats that are hard to write down."""
+    rng = np.random.default_rng(seed)
+    out: Memory = {"slot": seed, "gamma": float(rng.normal()) / 3.0, "who": "q"}
+    out["V"] = rng.standard_normal(size).astype(np.float32)
+    out["V"][:2] = np.nan, np.inf
+    return out | {"table": rng.standard_normal((3, 5)), "first": bool(seed % 2), "counts": np.arange(3), "tiny": 5e-324}
+
+
+def equal(a: Memory, b: Memory) -> bool:
+    """The same names in the same order, the same types, the same bits."""
+    return list(a) == list(b) and all(_bits(a[name]) == _bits(b[name]) for name in a)
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return (value.dtype, value.shape, value.tobytes())
+    return (type(value), value)
+
+
+def test_a_memory_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path, limit_bytes=3 * size_of(memory(0)))
+    for device in range(10):
+        store.put(device, memory(device))
+    assert store.spilled == 7
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 7
+    for device in range(10):
+        assert equal(store.get(device), memory(device))
+        assert store.bytes_in_memory <= store.limit_bytes
+    assert store.get(99) == {}
+
+
+def test_the_longest_unused_go_first(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path, limit_bytes=2 * size_of(memory(0)))
+    for device in (0, 1):
+        store.put(device, memory(device))
+    store.get(0)
+    store.put(2, memory(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["device-1.safetensors"]
+    store.put(1, memory(7))  # what is in the file is out of date
+    assert equal(store.get(1), memory(7))
+    assert [path.name for path in tmp_path.iterdir()] == ["device-0.safetensors"]
+
+
+def test_a_memory_larger_than_the_limit_lives_on_disk(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path, limit_bytes=10)
+    store.put(3, memory(3))
+    assert (store.spilled, store.bytes_in_memory) == (1, 0)
+    assert equal(store.get(3), memory(3))
+
+
+def test_numbers_alone_are_never_written(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path, limit_bytes=0)
+    for device in range(50):
+        store.put(device, {"gamma": 0.1 * device})
+    assert (store.spilled, list(tmp_path.iterdir())) == (0, [])
+
+
+def test_arrays_of_any_shape_and_order(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path, limit_bytes=0)
+    kept: Memory = {"scalar": np.array(2.5), "empty": np.zeros((0, 3)), "turned": np.arange(6.0).reshape(2, 3).T}
+    store.put(0, kept)
+    found = store.get(0)
+    assert all(found[name].shape == kept[name].shape for name in kept)
+    assert all(np.array_equal(found[name], kept[name]) for name in kept)
+
+
+def test_a_temporary_folder_appears_at_need_and_goes_with_the_store() -> None:
+    store = DeviceStore(limit_bytes=0)
+    store.put(0, {"gamma": 1.0})
+    assert store._folder is None
+    store.put(1, memory(1))
+    folder = store._folder
+    assert folder is not None and folder.is_dir()
+    assert equal(store.get(1), memory(1))
+    del store
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_what_is_still_under_way_is_waited_for() -> None:
+    store = DeviceStore(limit_bytes=0)
+    store.put(0, memory(0))
+    store.defer(0, lambda: memory(5))
+    assert equal(store.get(0), memory(5))
+    store.defer(0, lambda: memory(6))
+    assert equal(store.state()["memory"]["0"], memory(6))
+
+
+def test_the_state_holds_everything_and_restores_it(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path / "a", limit_bytes=2 * size_of(memory(0)))
+    for device in (4, 2, 9, 0):
+        store.put(device, memory(device))
+        store.completed(device, 1.5 * device)
+    store.completed(9, 0.5)
+    state = store.state()
+    assert store.bytes_in_memory <= store.limit_bytes
+    again = DeviceStore(tmp_path / "b", limit_bytes=size_of(memory(0)))
+    again.restore(state)
+    for device in (0, 2, 4, 9):
+        assert equal(again.get(device), memory(device))
+    assert again.mean_seconds(9) == 7.0
+    assert again.mean_seconds(5) is None
+    assert list(again.state()["memory"]) == ["0", "2", "4", "9"]
+
+
+def test_mean_seconds_of_completed_trips() -> None:
+    store = DeviceStore()
+    assert store.mean_seconds(0) is None
+    for seconds in (2.0, 3.0, 7.0):
+        store.completed(0, seconds)
+    assert store.mean_seconds(0) == pytest.approx(4.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 99)), max_size=25), st.integers(0, 2000))
+def test_any_sequence_gives_what_an_unbounded_store_gives(steps: list[tuple[bool, int, int]], limit: int) -> None:
+    bounded, free = DeviceStore(limit_bytes=limit), DeviceStore()
+    for is_put, device, seed in steps:
+        if is_put:
+            for store in (bounded, free):
+                store.put(device, memory(seed, size=20 + 50 * (seed % 3)))
+        else:
+            assert equal(bounded.get(device), free.get(device))
+        assert bounded.bytes_in_memory <= limit
+    assert list(bounded.state()["memory"]) == list(free.state()["memory"])
