@@ -1,4 +1,4 @@
-"""Scaffolding for the tests of the baselines: scripted servers, one device that trains for real, short simulated runs."""
+"""Scaffolding for the tests of the baselines: scripted servers, and one device that trains for real."""
 
 from typing import Any
 
@@ -45,6 +45,10 @@ def vector(seed: int) -> Vector:
     return out
 
 
+MODELS = {device: vector(100 + device) for device in range(4)}
+UNEQUAL = [5, 20, 1, 7, 11, 3, 40, 13]
+
+
 def server_of(
     name: str,
     w0: Vector | None = None,
@@ -83,6 +87,21 @@ def hold_round(server: Server, uploads: dict[int, Vector]) -> Event:
     for device, weights in uploads.items():
         events = send(server, device, weights)
     return events[-1]
+
+
+def arrivals(server: Server, uploads: dict[int, Vector]) -> Vector:
+    """All start from the same model and upload in turn."""
+    for device in uploads:
+        server.trigger([device])
+    for device, weights in uploads.items():
+        send(server, device, weights)
+    return server.weights
+
+
+def fedavg(uploads: dict[int, Vector], samples: list[int]) -> Vector:
+    server = server_of("fedavg", samples=samples)
+    hold_round(server, uploads)
+    return server.weights
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:

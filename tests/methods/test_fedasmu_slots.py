@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from freshet.errors import ConfigError
 from freshet.methods.parts import slots
 from tests.twins.fedasmu import QTableTwin, baseline_after, slot_distribution
 
@@ -133,3 +134,21 @@ def test_the_meta_models_state_survives_a_round_trip() -> None:
     other.restore(selector.state())
     assert other.baseline == selector.baseline
     np.testing.assert_array_equal(other.distribution(), selector.distribution())
+
+
+def test_pre_training_learns_from_the_merges_of_a_log_and_survives_a_file(tmp_path) -> None:
+    log = [{"kind": "merge", "slot": 5 if i % 2 else 2, "reward": float(i % 2)} for i in range(300)]
+    selector = meta(eta_rl=0.3)
+    assert slots.pretrain(selector, [{"kind": "upload"}, {"kind": "merge", "slot": 1, "reward": None}, *log]) == 300
+    assert selector.best() == 5
+    selector.save(tmp_path / "meta.safetensors")
+    other = meta(seed=8)
+    other.load(tmp_path / "meta.safetensors")
+    np.testing.assert_array_equal(other.distribution(), selector.distribution())
+
+
+def test_a_file_that_is_no_meta_model_is_refused(tmp_path) -> None:
+    (tmp_path / "bad").write_bytes(b"nonsense")
+    for path in (tmp_path / "bad", tmp_path / "missing"):
+        with pytest.raises(ConfigError, match=r"method\.meta_from: .* is not a pre-trained meta model"):
+            meta().load(path)

@@ -37,6 +37,7 @@ def _root(
 
 app.command("run")(run.run)
 app.command("resume")(run.resume)
+app.command("pretrain")(run.pretrain)
 app.command("demo")(run.demo)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)

@@ -10,7 +10,7 @@ from rich.console import Console
 from freshet.cli.screen import LiveProgress, results_table
 from freshet.compute.processes import WorkerPool
 from freshet.config import load_tables, override, resolve, seconds
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, RunError
 from freshet.experiments.presets import cell_tables, find_cell
 from freshet.federation import Federation
 from freshet.result import Result
@@ -88,6 +88,32 @@ def resume(
             progress.begin(config.method_name, config.run.until)
             result = federation.resume(directory, observers=[progress])
     _finish(result, quiet)
+
+
+def pretrain(
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Earlier FedASMU or FedSSMU runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("meta.safetensors"),
+    seed: Annotated[int, typer.Option("--seed", help="Initialisation of the meta model.")] = 0,
+) -> None:
+    """Pre-train the slot selector's meta model from the logs of earlier runs.
+
+    Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
+    """
+    from freshet.methods.fedasmu import ASMUOptions
+    from freshet.methods.parts import slots
+
+    configs = [resolve(Run(directory).config()) for directory in directories]
+    epochs = {config.training.epochs for config in configs}
+    if len(epochs) > 1:
+        raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")
+    options = ASMUOptions()
+    selector = slots.MetaSelector(epochs.pop(), options.eta_rl, options.rho, seed)
+    count = sum(slots.pretrain(selector, Run(directory).events()) for directory in directories)
+    if count == 0:
+        raise RunError("these runs hold no merges to learn from")
+    selector.save(out)
+    shares = ", ".join(f"{slot}: {share:.2f}" for slot, share in enumerate(selector.distribution(), 1))
+    typer.echo(f"{out}: learned from {count} merges; slot probabilities {shares}")
 
 
 def _finish(result: Result, quiet: bool) -> None:

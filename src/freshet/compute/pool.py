@@ -1,7 +1,7 @@
 """A pool of workers of any kind: the queue, the repeated attempts and the end; what a worker is, a subclass says.
 
-Each worker has one thread here that feeds it. A worker that dies is replaced and its task goes back into the queue, so a
-kill never changes a result. A task that kills its worker three times ends the run.
+Each worker has one thread here that feeds it. A worker that dies is replaced and its task goes back into the queue, so
+a kill never changes a result. A task that kills its worker three times ends the run.
 """
 
 import heapq
@@ -29,6 +29,7 @@ GRACE = 30.0
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class WorkerDied(Exception):
@@ -52,8 +53,8 @@ class Task:
     deaths: int = field(compare=False, default=0)
 
 
-class Worker(Protocol[S]):
-    """One worker, somewhere. ``S`` is what it needs to know of a setup."""
+class Worker(Protocol[S_contra]):
+    """One worker, somewhere. ``S_contra`` is what it needs to know of a setup."""
 
     def wait_ready(self) -> None:
         """Return when it can take calls; raises ``WorkerDied`` or ``StartFailed``."""
@@ -61,7 +62,7 @@ class Worker(Protocol[S]):
     def alive(self) -> bool:
         """False when it is known to be gone."""
 
-    def install(self, number: int, setup: S, drop: list[int]) -> bytes:
+    def install(self, number: int, setup: S_contra, drop: list[int]) -> bytes:
         """Build a setup's trainer and forget others; raises ``WorkerDied``."""
 
     def call(self, number: int, content: bytes) -> bytes:

@@ -40,7 +40,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu" and _is_plain(obj):
-            order = sorted(range(obj.ndim), key=lambda axis: (-obj.stride(axis), axis))
+            order = sorted(range(obj.ndim), key=lambda axis: (-obj.stride()[axis], axis))
             dense = obj.permute(order)
             if dense.is_contiguous():
                 return _tensor, (dense.numpy(), tuple(order.index(axis) for axis in range(obj.ndim)))

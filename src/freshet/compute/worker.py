@@ -1,8 +1,8 @@
 """A worker process: ``python worker.py FD PATH`` answers calls that come over an inherited connection.
 
 It is started as a plain child process, not by ``multiprocessing``, so a user's script needs no ``__main__`` guard and
-notebooks work. It trusts its parent, which is the only one that holds the other end. This file runs on its own: whatever
-goes wrong when Freshet is imported is told to the parent.
+notebooks work. It trusts its parent, which is the only one that holds the other end. This file runs on its own:
+whatever goes wrong when Freshet is imported is told to the parent.
 """
 
 import json

@@ -21,6 +21,7 @@ l*. ``equations = "published"`` keeps the printed forms where they are not the d
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -43,13 +44,14 @@ from freshet.methods.parts.staleness import (
     saturate,
     staleness_weight,
 )
+from freshet.methods.parts.steps import ControlMemory, StepMemory
 
 
 class ASMUOptions(Options):
     """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
 
-    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of alpha
-    depends on ``apply``: ``apply = "mix"`` has its own initial controls where none are given.
+    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of
+    alpha depends on ``apply``: ``apply = "mix"`` has its own initial controls where none are given.
     """
 
     #: Initial controls under ``apply = "mix"``.
@@ -75,10 +77,15 @@ class ASMUOptions(Options):
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
     equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
     apply: Literal["mix", "progress"] = Field(
         "progress", description="add the upload's progress, or mix its model in (default of the published equations)"
     )
+    control_memory: ControlMemory = Field(
+        "budget", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
+    )
+    control_budget_mb: int = Field(1024, ge=1, description="MiB of steps under control_memory = budget")
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
 
@@ -95,11 +102,10 @@ class ASMUOptions(Options):
 
 @dataclass
 class DeviceControl:
-    """What the server keeps per device: the controls and, from its last accepted upload, the step and its numbers."""
+    """What the server keeps per device: the controls and the numbers of its last accepted upload."""
 
     control: Control
     past: Past | None = None
-    step: Vector | None = None
 
 
 class FedASMU(Method):
@@ -120,7 +126,11 @@ class FedASMU(Method):
     def __init__(self, options: ASMUOptions, world: World) -> None:
         super().__init__(options, world)
         self.devices: dict[int, DeviceControl] = {}
+        budget = options.control_budget_mb * 2**20
+        self.steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         self.meta = slots.MetaSelector(world.epochs, options.eta_rl, options.rho, world.seed)
+        if options.meta_from:
+            self.meta.load(Path(options.meta_from))
 
     def rule(self) -> LocalRule:
         return FreshModelRule(self.options) if self.options.adaptive_device else LocalRule()
@@ -157,7 +167,9 @@ class FedASMU(Method):
             "lr": flight.lr,
             "steps": upload.steps,
         }
-        if known.past is not None and known.step is not None:
+        if known.past is not None and upload.device not in self.steps:
+            record["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
+        elif known.past is not None:
             published = [(1.0, upload.weights), (-1.0, server.store.get(flight.base))]
             terms = progress if o.equations == "corrected" else published
             record |= self._adapt(known, terms, upload, flight)
@@ -170,8 +182,9 @@ class FedASMU(Method):
         self.world.layout.max_counters(new, w, upload.weights)
         if o.dynamic_server:
             known.past = Past(server.age, s, xi, c)
-            terms = progress if o.apply == "progress" else [(1.0, upload.weights), (-1.0, w)]
-            known.step = combine([(k, v[:n]) for k, v in terms])
+            self.steps.remember(
+                upload.device, progress if o.apply == "progress" else [(1.0, upload.weights), (-1.0, w)]
+            )
         record |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
         record["update_norm"] = distance(new[:n], w[:n])
         return Aggregate(new, record)
@@ -187,12 +200,11 @@ class FedASMU(Method):
         self, known: DeviceControl, displacement: list[tuple[float, Vector]], upload: Upload, flight: Flight
     ) -> dict[str, Any]:
         """Move the device's controls down the loss of the model that its last upload produced."""
-        o, past, step = self.options, known.past, known.step
-        assert past is not None and step is not None
-        n = self.world.layout.learnable
+        o, past = self.options, known.past
+        assert past is not None
         # E1: training moves against the gradient. E5: the displacement sums all SGD steps, not epochs.
         scale = -flight.lr * upload.steps if o.equations == "corrected" else flight.lr * flight.epochs
-        q = dot_combined([(k, v[:n]) for k, v in displacement], step) / scale
+        q = self.steps.product(upload.device, displacement) / scale
         gradients = control_gradients(q, o.mu_alpha, past, o.equations)
         known.control = descend(known.control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
         names = ("grad_lambda", "grad_sigma", "grad_iota")
@@ -222,18 +234,19 @@ class FedASMU(Method):
             entry: dict[str, Any] = {"control": [c.lambda_, c.sigma, c.iota]}
             if past is not None:
                 k = past.control
-                entry |= {"past": [past.p, past.s_p, past.xi_p, k.lambda_, k.sigma, k.iota], "step": known.step}
+                entry |= {"past": [past.p, past.s_p, past.xi_p, k.lambda_, k.sigma, k.iota]}
             devices[str(device)] = entry
-        return {"devices": devices, "meta": self.meta.state()}
+        return {"devices": devices, "steps": self.steps.state(), "meta": self.meta.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.meta.restore(state["meta"])
+        self.steps.restore(state["steps"])
         self.devices = {}
         for device, entry in state["devices"].items():
             known = DeviceControl(Control(*entry["control"]))
             if "past" in entry:
                 p, s_p, xi_p, *rest = entry["past"]
-                known.past, known.step = Past(int(p), int(s_p), xi_p, Control(*rest)), entry["step"]
+                known.past = Past(int(p), int(s_p), xi_p, Control(*rest))
             self.devices[int(device)] = known
 
     @classmethod

@@ -165,8 +165,8 @@ def _sha256(script: str) -> str:
 
 def embedded(data: Any) -> str:
     """JSON that can stand inside a script element, whatever texts are in it."""
-    plain = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
+    plain = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
         plain = plain.replace(character, f"\\u{ord(character):04x}")
     return plain
 

@@ -37,9 +37,11 @@ def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind
         expect("k", event["k"], event["staleness"] - 1)
     if event["staleness"] > options.tau_max:
         raise Mismatch(f"aggregated at staleness {event['staleness']}, beyond tau_max {options.tau_max}")
-    if event["adapted"] != (past is not None):
+    if event.get("forgotten") and options.control_memory != "budget":
+        raise Mismatch("a step was forgotten, which only happens under control_memory = budget")
+    if event["adapted"] != (past is not None and not event.get("forgotten")):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
-    if past is not None:
+    if event["adapted"] and past is not None:
         logged = (event["p"], event["s_p"], event["xi_p"], event["lambda_p"], event["sigma_p"])
         kept = (past.p, past.s_p, past.xi_p, past.control.lambda_, past.control.sigma)
         for name, a, b in zip(("p", "s_p", "xi_p", "lambda_p", "sigma_p"), logged, kept, strict=True):

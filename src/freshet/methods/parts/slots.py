@@ -3,15 +3,20 @@
 A *slot* l* is an epoch in 1..L; the device asks at its start, before its first step.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from freshet.core.streams import torch_seed
 from freshet.core.trip import Slot
+from freshet.errors import ConfigError
 
 Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
 ACTIONS = (-1, 0, 1)
@@ -144,6 +149,25 @@ class MetaSelector:
                 parameter.add_(gradient, alpha=self.eta_rl * (reward - self.baseline))
         self._best = None
 
+    def save(self, path: Path) -> None:
+        """Store what was learned, for ``method.meta_from`` of later runs."""
+        state = self.state()
+        save_file(state["network"] | {"baseline": np.array([self.baseline])}, path)
+
+    def load(self, path: Path) -> None:
+        """Begin with what an earlier run has learned."""
+        try:
+            tensors = load_file(path)
+            baseline = float(tensors.pop("baseline")[0])
+            expected = {name: tuple(value.shape) for name, value in self.network.state_dict().items()}
+            if {name: value.shape for name, value in tensors.items()} != expected:
+                raise ValueError("it holds other tensors than the meta model's")
+            if not (np.isfinite(baseline) and all(np.isfinite(value).all() for value in tensors.values())):
+                raise ValueError("it holds numbers that are not finite")
+        except (OSError, SafetensorError, KeyError, IndexError, ValueError) as error:
+            raise ConfigError("method.meta_from", f"{path} is not a pre-trained meta model ({error})") from None
+        self.restore({"baseline": baseline, "network": tensors})
+
     def state(self) -> dict[str, Any]:
         network = {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
         return {"baseline": self.baseline, "network": network}
@@ -152,3 +176,15 @@ class MetaSelector:
         self.baseline = float(state["baseline"])
         self.network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state["network"].items()})
         self._best = None
+
+
+def pretrain(selector: MetaSelector, merges: Iterable[dict[str, Any]]) -> int:
+    """Learn from the merges of earlier runs' logs, in order; returns how many there were."""
+    count = 0
+    for merge in merges:
+        slot, reward = merge.get("slot"), merge.get("reward")
+        if merge.get("kind") == "merge" and isinstance(reward, int | float) and isinstance(slot, int):
+            selector.note(float(reward))
+            selector.reinforce(slot, float(reward))
+            count += 1
+    return count

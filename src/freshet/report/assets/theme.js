@@ -1,0 +1,113 @@
+"use strict";
+/* Light and dark: the colours of the charts, and every chart's common look. Colours in figures are names:
+   "@c0", "@c0/18" (percent), "@ink", "@ramp/40" (a place on the ramp), "@scale" and "@ramp" as colour scales. */
+const Theme = (() => {
+  const THEMES = {
+    light: {
+      c: ["#0072b2", "#d55e00", "#009e73", "#b4578c", "#c98a00", "#4aa5dc", "#6a51a3", "#5f6b7a"],
+      ink: "#16202b", soft: "#45525f", muted: "#6b7885", grid: "#e9edf1", line: "#cfd6dd", paper: "#ffffff",
+      ramp: ["#f1f6f9", "#c5dfec", "#7fb8d3", "#2f86ad", "#0b4f71"],
+      scale: ["#440154", "#3b528b", "#21918c", "#5ec962", "#d8d020"],
+      down: "#8fbbdd", train: "#dbe1e8", retrain: "#b9c5d2", fresh: "#f29d38", bad: "#c8203a", fleet: "#f7f9fb",
+    },
+    dark: {
+      c: ["#4ca8e8", "#f08a4b", "#2fc79a", "#e39bc4", "#f2c14e", "#9bd8ff", "#b09be8", "#a3aebd"],
+      ink: "#e8eef4", soft: "#b9c5d0", muted: "#8b99a7", grid: "#232d38", line: "#3a4654", paper: "#161e27",
+      ramp: ["#1a2530", "#1f4a60", "#2a7698", "#5ab0d6", "#bfe7fb"],
+      scale: ["#8a63e0", "#5b8bd9", "#2fb3a8", "#7ad65f", "#fde725"],
+      down: "#3f7299", train: "#33404d", retrain: "#4d5e70", fresh: "#f0a348", bad: "#ff6b7d", fleet: "#131a22",
+    },
+  };
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  let choice = "auto";
+  try { choice = localStorage.getItem("freshet-theme") || "auto"; } catch { /* no storage: follow the system */ }
+  const name = () => (choice === "auto" ? (system.matches ? "dark" : "light") : choice);
+  const now = () => THEMES[name()] || THEMES.light;
+
+  function parts(hex) { return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)); }
+  function mix(stops, place) {
+    const at = Math.max(0, Math.min(1, place)) * (stops.length - 1), left = Math.min(stops.length - 2, Math.floor(at));
+    const a = parts(stops[left]), b = parts(stops[left + 1]), share = at - left;
+    return `rgb(${a.map((value, index) => Math.round(value + (b[index] - value) * share)).join(",")})`;
+  }
+  function colour(token) {
+    if (typeof token !== "string" || token[0] !== "@") return token;
+    const [key, percent] = token.slice(1).split("/"), theme = now();
+    if (key === "ramp" || key === "scale") {
+      if (percent !== undefined) return mix(theme[key], 0.12 + 0.88 * Number(percent) / 100);
+      return theme[key].map((stop, index) => [index / (theme[key].length - 1), stop]);
+    }
+    const hex = /^c\d$/.test(key) ? theme.c[Number(key[1])] : theme[key];
+    if (hex === undefined) return theme.muted;
+    return percent === undefined ? hex : `rgba(${parts(hex).join(",")},${Number(percent) / 100})`;
+  }
+  /* Puts the theme's colours into a copy of a figure; only under keys that hold colours, never in texts. */
+  function dressed(value, key) {
+    if (Array.isArray(value)) return key && /color/i.test(key) ? value.map(colour) : value.map((item) => dressed(item));
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, dressed(item, name)]));
+    }
+    return key && /color/i.test(key) ? colour(value) : value;
+  }
+  function axis(given) {
+    const theme = now();
+    return {
+      gridcolor: theme.grid, zerolinecolor: theme.line, linecolor: theme.line, tickcolor: theme.line, zeroline: false,
+      ticks: "", ...given,
+      tickfont: { size: 12, color: theme.muted },
+      title: { standoff: 10, font: { size: 12.5, color: theme.soft }, ...(given && given.title) },
+    };
+  }
+  const narrow = () => window.innerWidth < 620;
+  function layout(given) {
+    const theme = now();
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", height: 320, showlegend: false, uirevision: "keep",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: theme.soft },
+      margin: narrow() ? { l: 50, r: 8, t: 10, b: 46 } : { l: 58, r: 14, t: 12, b: 50 },
+      hoverlabel: { bgcolor: theme.paper, bordercolor: theme.line, font: { color: theme.ink, size: 12.5 }, align: "left", namelength: 40 },
+      dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: theme.soft }, traceorder: "normal" },
+      modebar: { bgcolor: "rgba(0,0,0,0)" },
+      ...given, xaxis: axis(given.xaxis), yaxis: axis(given.yaxis),
+    };
+  }
+  const CONFIG = {
+    displaylogo: false, responsive: true, showTips: false, doubleClickDelay: 350,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    toImageButtonOptions: { format: "svg", filename: "freshet" },
+  };
+  /* Draws a figure, or says in words that there is nothing to draw. */
+  function draw(id, figure, nothing) {
+    const place = document.getElementById(id);
+    if (!figure) {
+      if (place.data) Plotly.purge(place);
+      const note = document.createElement("div");
+      note.className = "empty";
+      note.textContent = nothing || "Nothing to show.";
+      place.replaceChildren(note);
+      return;
+    }
+    if (!place.data) place.replaceChildren();
+    const plain = dressed(figure);
+    for (const trace of plain.data) {
+      if (trace.colorbar) bar(trace.colorbar);
+      if (trace.marker && trace.marker.colorbar) bar(trace.marker.colorbar);
+    }
+    return Plotly.react(place, plain.data, layout(plain.layout), CONFIG);
+  }
+  function bar(given) {
+    const theme = now();
+    given.tickfont = { size: 11, color: theme.muted };
+    given.title = { ...given.title, font: { size: 11.5, color: theme.soft } };
+  }
+  function cycle() {
+    choice = { auto: "light", light: "dark", dark: "auto" }[choice] || "auto";
+    try { localStorage.setItem("freshet-theme", choice); } catch { /* not kept */ }
+  }
+  function apply() {
+    document.documentElement.dataset.theme = name();
+    document.getElementById("theme").textContent = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[choice];
+  }
+  return { THEMES, now, colour, mix, draw, layout, cycle, apply, narrow, CONFIG, onSystem: (f) => system.addEventListener("change", f) };
+})();

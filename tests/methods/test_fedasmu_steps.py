@@ -1,0 +1,76 @@
+"""The server's memory of steps stays within bounds and still teaches the controls."""
+
+import numpy as np
+import pytest
+
+from freshet.methods.parts.steps import SKETCH_SIZE, CountSketch, StepMemory
+from tests.methods.asmu import plain_layout, send, server_of
+
+LENGTH = 20_000
+
+
+def vectors(count: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=LENGTH).astype(np.float32) for _ in range(count)]
+
+
+def test_exact_and_budget_give_the_true_inner_product() -> None:
+    a, b, c = vectors(3)
+    for kind in ("exact", "budget"):
+        memory = StepMemory(kind, LENGTH, 10**9, seed=0)
+        memory.remember(4, [(1.0, a), (-1.0, b)])
+        assert memory.product(4, [(2.0, c)]) == pytest.approx(2 * np.dot(a - b, c.astype(np.float64)), rel=1e-6)
+
+
+def test_the_budget_drops_the_longest_unused_step() -> None:
+    memory = StepMemory("budget", LENGTH, 3 * 4 * LENGTH, seed=0)
+    for device, vector in enumerate(vectors(3)):
+        memory.remember(device, [(1.0, vector)])
+    memory.remember(0, [(1.0, vectors(1)[0])])
+    memory.remember(9, [(1.0, vectors(1)[0])])
+    assert [device in memory for device in (0, 1, 2, 9)] == [True, False, True, True]
+    assert memory.bytes == 3 * 4 * LENGTH
+
+
+def test_a_sketch_takes_four_kib_whatever_the_model() -> None:
+    memory = StepMemory("sketch", LENGTH, 0, seed=0)
+    memory.remember(1, [(1.0, vectors(1)[0])])
+    assert memory.bytes == 4 * SKETCH_SIZE == 4096
+
+
+def test_the_sketch_estimates_inner_products_without_bias_and_within_its_error() -> None:
+    a, noise = vectors(2)
+    b = (0.6 * a + 0.8 * noise).astype(np.float32)
+    true = float(np.dot(a.astype(np.float64), b))
+    scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+    errors = []
+    for seed in range(60):
+        sketch = CountSketch(LENGTH, seed)
+        errors.append((float(np.dot(sketch(a).astype(np.float64), sketch(b))) - true) / scale)
+    bound = np.sqrt(2 / SKETCH_SIZE)
+    assert abs(np.mean(errors)) < 4 * bound / np.sqrt(len(errors))
+    assert np.std(errors) < bound
+    assert np.std(errors) > bound / 4, "an estimate without error would not be a sketch"
+
+
+@pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
+def test_state_survives_a_round_trip(kind: str) -> None:
+    memory, other = (StepMemory(kind, LENGTH, 10**9, seed=3) for _ in range(2))
+    a, b = vectors(2)
+    memory.remember(7, [(1.0, a)])
+    other.restore(memory.state())
+    assert other.product(7, [(1.0, b)]) == memory.product(7, [(1.0, b)])
+
+
+def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> None:
+    size = 2**18  # one step is one MiB
+    rng = np.random.default_rng(0)
+    server = server_of(
+        "fedasmu", rng.normal(size=size), plain_layout(size), control_memory="budget", control_budget_mb=2
+    )
+    events = []
+    for device in (0, 1, 2, 0, 0):
+        server.trigger([device])
+        events.append(send(server, device, server.weights + 0.1 * rng.normal(size=size))[0])
+    assert [event["adapted"] for event in events] == [False, False, False, False, True]
+    assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
