@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from freshet.compute.base import Setup
 from freshet.compute.host import Host
 from freshet.compute.pool import Pool, PoolExecutor, StartFailed, WorkerDied
-from freshet.compute.processes import ONE_THREAD, available_cores
+from freshet.compute.processes import available_cores
 from freshet.compute.share import assemble, dismantle
 from freshet.errors import ConfigError, RunError
 
@@ -108,13 +108,14 @@ class RayPool(Pool[PutSetup]):
         self._ray = _import()
         self._patience = patience
         self._owns = _connect(self._ray, workers, address)
+        # with num_cpus=1 Ray itself sets OMP_NUM_THREADS=1 in the actor
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(RayHost)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))))
         self._open()
 
     def _launch(self) -> RayWorker:
         try:
-            actor = self._actor.options(runtime_env={"env_vars": ONE_THREAD}).remote()
+            actor = self._actor.remote()
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(str(error)) from None
         return RayWorker(self._ray, actor, lambda: bool(self._ready), self._patience)

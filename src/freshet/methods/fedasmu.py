@@ -57,7 +57,7 @@ class ASMUOptions(Options):
     #: Initial controls under ``apply = "mix"``.
     mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 0.5, "iota0": 0.0}
 
-    lambda0: float = Field(0.5, description="initial lambda: weight of the staleness term")
+    lambda0: float = Field(1.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
     iota0: float = Field(0.05, description="initial iota: weight that staleness does not touch")
     gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")

@@ -18,8 +18,8 @@ proximal problem. Arrival, tau = s - 1::
     tauhat_k <- tauhat_k / 2 + tau / 2      alpha_tau = alpha (1 + tau)^-a      w <- (1 - alpha_tau) w + alpha_tau u_k
 
 E_2 is the common number of epochs (``training.epochs``). V_1 should be 10 % of the update budget, which a run
-limited by time does not know; the default of 20 is about that for the default run. Stage one stretches the time
-axis by E_1 / E_2: report a run with ``stage1_updates = 0`` as well.
+limited by time does not know: the default of 20 is about that for the default run, in which FedAsync makes some 230
+updates. Stage one stretches the time axis by E_1 / E_2: report a run with ``stage1_updates = 0`` as well.
 """
 
 import math

@@ -68,9 +68,11 @@ def alpha_figure(run: RunData) -> Figure | None:
         "hovertemplate": "device %{customdata[0]} at %{customdata[1]} s<br>"
         "α %{y:.4f}, staleness %{x}<extra></extra>",
     }
+    low, high = min(point.alpha for point in shown), max(point.alpha for point in shown)
+    scale = {"type": "log", "dtick": "D2", "exponentformat": "none"} if 0 < 20 * low < high else {"rangemode": "tozero"}
     layout = {
         "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "α, weight of the upload"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "α, weight of the upload"}, **scale},
         "hovermode": "closest",
     }
     left_out = f"{len(shown):,} of {len(points):,} uploads, evenly chosen" if len(shown) < len(points) else ""

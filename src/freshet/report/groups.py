@@ -56,18 +56,24 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
-def _identity(run: RunData) -> tuple[tuple[str, str], ...]:
-    return tuple((key, value) for key, value in flat(run.config).items() if key not in {f"run.{k}" for k in ELSEWHERE})
-
-
 def grouped(runs: Sequence[RunData]) -> list[Group]:
     """Groups in the order of their first run, each with a label that tells it from the others."""
+    tables = [flat(run.config) for run in runs]
+    aside = {f"run.{key}" for key in ELSEWHERE} | _newcomers(tables)
     found: dict[tuple[tuple[str, str], ...], list[RunData]] = {}
-    for run in runs:
-        found.setdefault(_identity(run), []).append(run)
+    for run, table in zip(runs, tables, strict=True):
+        identity = tuple((key, value) for key, value in table.items() if key not in aside)
+        found.setdefault(identity, []).append(run)
     identities = [dict(identity) for identity in found]
     labels = [_label(identity, identities) for identity in identities]
     return [Group(label, members) for label, members in zip(_told_apart(labels), found.values(), strict=True)]
+
+
+def _newcomers(tables: Sequence[dict[str, str]]) -> set[str]:
+    """Settings that older runs do not have and on which all others agree: no reason to tell runs apart."""
+    keys = {key for table in tables for key in table}
+    values = {key: {table.get(key) for table in tables} for key in keys}
+    return {key for key, found in values.items() if None in found and len(found) == 2}
 
 
 def _label(mine: dict[str, str], everybody: list[dict[str, str]]) -> str:
@@ -168,16 +174,25 @@ def target_of(runs: Sequence[RunData]) -> float:
 
 
 def settings(groups: Sequence[Group]) -> Record:
-    """The configuration: what all groups share by section, and what differs with one value per group."""
+    """The configuration: what all groups that have a setting agree on, by section, and what differs among them."""
     flats = [[flat(run.config) for run in group.runs] for group in groups]
     keys = list(dict.fromkeys(key for group in flats for table in group for key in table))
-    common: dict[str, list[list[str]]] = {}
+    common: dict[str, list[Record]] = {}
     differing: list[Record] = []
-    for key in keys:
-        cells = [list(dict.fromkeys(table.get(key, "–") for table in group)) for group in flats]
+    for key in sorted(keys, key=lambda key: SECTIONS.index(key.partition(".")[0]) if key.partition(".")[0] in SECTIONS else 99):
+        cells = [sorted({table[key] for table in group if key in table}, key=_by_number) for group in flats]
+        values = [", ".join(cell) for cell in cells]
         section, _, name = key.partition(".")
-        if len({value for cell in cells for value in cell}) == 1:
-            common.setdefault(section, []).append([name, cells[0][0]])
+        if len({value for value in values if value}) == 1:
+            value = next(value for value in values if value)
+            common.setdefault(section, []).append({"key": name, "value": value, "in": sum(map(bool, values))})
         else:
-            differing.append({"section": section, "key": name, "values": [", ".join(cell) for cell in cells]})
+            differing.append({"section": section, "key": name, "values": [value or "–" for value in values]})
     return {"common": common, "differing": differing}
+
+
+def _by_number(value: str) -> tuple[float, str]:
+    try:
+        return float(value), value
+    except ValueError:
+        return 0.0, value

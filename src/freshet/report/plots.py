@@ -220,11 +220,14 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
     highest = max((value for values in pooled for value in values), default=0)
     if not highest:
         return None
+    constant = [len(set(values)) == 1 for values in pooled]
+    told = [] if highest == 1 else [index for index, same in enumerate(constant) if same]
+    note = " ".join(f"{groups[index].label}: always {pooled[index][0]}." for index in told)
     width = max(1, -(-highest // 50))
     data = []
     for index, (group, values) in enumerate(zip(groups, pooled, strict=True)):
         bins = histogram(values, width)
-        if not bins:
+        if not bins or index in told:
             continue
         shares = [0.0, *(round(100 * share, 2) for _, share in bins), 0.0]
         xs = [bins[0][0] - width, *(first for first, _ in bins), bins[-1][0] + width]
@@ -239,4 +242,4 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         "yaxis": {"title": {"text": "share of uploads (%)"}, "rangemode": "tozero"},
         "hovermode": "x unified",
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "note": note}

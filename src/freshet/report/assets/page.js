@@ -111,8 +111,9 @@
     const bands = doc.lines.some((line) => line.runs > 1), broken = doc.runs.some((run) => run.status !== "finished");
     $$("accuracy-note").textContent = [bands ? "Line: median over seeds; band: least to greatest." : "On the test set.", broken ? "Thin dashes: runs that have not finished." : ""].join(" ").trim();
     Theme.draw("chart-accuracy", sized(shown(doc.accuracy[axis]), Theme.narrow() ? 320 : 430), "The model has not been tested yet.");
-    $$("target-note").textContent = `Virtual time until ${(100 * doc.target).toFixed(0)} % accuracy. Full: raw first crossing; pale: trailing 5-point mean.`;
+    $$("target-note").textContent = `Virtual time until ${(100 * doc.target).toFixed(0)} % accuracy. Full bar: first crossing; pale: 5-point mean.`;
     Theme.draw("chart-target", doc.time_to_target, doc.lines.some((line) => line.runs) ? `— no finished run reached ${(100 * doc.target).toFixed(0)} %` : "No finished run yet.");
+    $$("staleness-note").textContent = ["Versions the global model had moved on when an upload was used.", doc.staleness && doc.staleness.note].filter(Boolean).join(" ");
     Theme.draw("chart-staleness", shown(doc.staleness), "No upload has been used yet.");
   }
   const shown = (figure) => figure && { ...figure, data: figure.data.map((trace) => (hidden.has(trace.meta.group) ? { ...trace, visible: false } : trace)) };
@@ -165,8 +166,8 @@
   function settings() {
     const { common, differing } = doc.settings;
     $$("settings-note").textContent = differing.length ? "First what differs, then what all runs share." : "As written to config.toml, defaults included.";
-    $$("differing").replaceChildren(...(differing.length ? [el("div", { class: "panel flush" }, el("div", { class: "scroll" }, el("table", { class: "left differs" }, el("thead", {}, el("tr", {}, el("th", {}, "setting"), ...doc.groups.map((group) => el("th", {}, group.label)))), el("tbody", {}, ...differing.map((row) => el("tr", {}, el("td", {}, el("span", {}, `${row.section}.`), row.key), ...row.values.map((value) => el("td", {}, value))))))))] : []));
-    $$("common").replaceChildren(...Object.entries(common).map(([section, rows]) => el("div", { class: "panel" }, el("h3", {}, section), el("table", {}, el("tbody", {}, ...rows.map(([key, value]) => el("tr", {}, el("td", {}, key), el("td", {}, value))))))));
+    $$("differing").replaceChildren(...(differing.length ? [el("div", { class: "panel flush" }, el("div", { class: "scroll" }, el("table", { class: "left differs" }, el("thead", {}, el("tr", {}, el("th", {}, "setting"), ...doc.groups.map((group) => el("th", {}, group.label)))), el("tbody", {}, ...differing.map((row) => el("tr", {}, el("td", {}, el("span", {}, `${row.section}.`), row.key), ...row.values.map((value) => el("td", value === row.values[0] ? {} : { class: "other" }, value))))))))] : []));
+    $$("common").replaceChildren(...Object.entries(common).map(([section, rows]) => el("div", { class: "panel" }, el("h3", {}, section, section === "method" && doc.groups.length > 1 ? el("span", {}, "where a method has it") : null), el("table", {}, el("tbody", {}, ...rows.map((row) => el("tr", {}, el("td", {}, row.key), el("td", {}, row.value, section !== "method" && row.in < doc.groups.length ? el("small", {}, `in ${row.in} of ${doc.groups.length}`) : null))))))));
   }
 
   function render(keep) {

@@ -7,7 +7,7 @@ const Theme = (() => {
       c: ["#0072b2", "#d55e00", "#009e73", "#b4578c", "#c98a00", "#4aa5dc", "#6a51a3", "#5f6b7a"],
       ink: "#16202b", soft: "#45525f", muted: "#6b7885", grid: "#e9edf1", line: "#cfd6dd", paper: "#ffffff",
       ramp: ["#f1f6f9", "#c5dfec", "#7fb8d3", "#2f86ad", "#0b4f71"],
-      scale: ["#440154", "#3b528b", "#21918c", "#5ec962", "#d8d020"],
+      scale: ["#5c2d91", "#3b6fb6", "#1f9e8f", "#6cc24a", "#e0c400"],
       down: "#8fbbdd", train: "#dbe1e8", retrain: "#b9c5d2", fresh: "#f29d38", bad: "#c8203a", fleet: "#f7f9fb",
     },
     dark: {
@@ -20,7 +20,7 @@ const Theme = (() => {
   };
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   let choice = "auto";
-  try { choice = localStorage.getItem("freshet-theme") || "auto"; } catch { /* no storage: follow the system */ }
+  try { const kept = localStorage.getItem("freshet-theme"); if (kept === "light" || kept === "dark") choice = kept; } catch { /* no storage: follow the system */ }
   const name = () => (choice === "auto" ? (system.matches ? "dark" : "light") : choice);
   const now = () => THEMES[name()] || THEMES.light;
 

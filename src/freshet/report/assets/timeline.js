@@ -64,7 +64,8 @@ const Timeline = (() => {
 
   function shade(alpha) {
     if (!alphas || alpha === null) return Math.floor(BINS / 2);
-    const share = alphas[1] > alphas[0] ? (alpha - alphas[0]) / (alphas[1] - alphas[0]) : 0.5;
+    const [low, high] = alphas, log = low > 0;
+    const share = high <= low ? 0.5 : log ? Math.log(Math.max(alpha, low) / low) / Math.log(high / low) : (alpha - low) / (high - low);
     return Math.max(0, Math.min(BINS - 1, Math.floor(share * BINS)));
   }
 
@@ -219,7 +220,7 @@ const Timeline = (() => {
       if (alphas) {
         const one = alphas[0] === alphas[1], g = swatch(`linear-gradient(90deg, ${theme.scale.join(",")})`);
         g.className = "gradient";
-        items.push(item(one ? swatch(Theme.mix(theme.scale, 0.5)) : g, one ? `upload, α ${alphas[0]}` : `upload, α ${alphas[0].toPrecision(2)} to ${alphas[1].toPrecision(2)}`));
+        items.push(item(one ? swatch(Theme.mix(theme.scale, 0.5)) : g, one ? `upload, α ${alphas[0]}` : `upload, α ${alphas[0].toPrecision(2)} to ${alphas[1].toPrecision(2)}${alphas[0] > 0 ? " (log)" : ""}`));
       }
       if (t.urgent.some((v) => v !== null)) items.push(item(swatch(theme.c[6]), "hurried"));
       for (const [name, sign, fill] of [["discarded", "cross", theme.bad], ["lost", "triangle", theme.ink], ["rejected", "square", theme.c[6]]]) if (has(name)) items.push(item(glyph(sign, fill), name));

@@ -1,0 +1,1 @@
+"""The run directory: the product's memory. Written by a driver, read by audit and reports."""

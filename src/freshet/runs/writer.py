@@ -1,0 +1,205 @@
+"""Writing a run directory: config.toml, events.jsonl, metrics.jsonl, summary.json, model.safetensors.
+
+Events are written in the order in which they happened. Some numbers (a merge's losses, a test score) are computed
+elsewhere and arrive later; such an event keeps its place in line until they are there.
+"""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import tomli_w
+from safetensors.numpy import save
+
+from freshet.core.layout import Layout
+from freshet.core.vectors import Vector
+from freshet.errors import ConfigError, RunError
+
+Record = dict[str, Any]
+
+
+class Pending(Protocol):
+    """A result on its way."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Any: ...
+
+
+class Observer:
+    """Something that watches a run (a progress bar, a tracker). Override what you need."""
+
+    def on_event(self, event: Record) -> None:
+        """An event has been written."""
+
+    def on_metrics(self, row: Record) -> None:
+        """The global model has been tested."""
+
+    def on_message(self, message: str) -> None:
+        """Something that a person should know."""
+
+    def on_progress(self, time: float) -> None:
+        """Virtual time has moved on."""
+
+    def on_end(self, summary: Record) -> None:
+        """The run is over."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: a reader sees the old content or the new, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def weights_sha256(weights: Vector) -> str:
+    """The hash of a flat float32 vector, little-endian."""
+    return hashlib.sha256(weights.astype("<f4", copy=False).tobytes()).hexdigest()
+
+
+def to_safetensors(layout: Layout, weights: Vector) -> bytes:
+    """Named tensors of a flat vector."""
+    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries})
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(record, allow_nan=False) + "\n").encode()
+
+
+class RunWriter:
+    """Appends events in order; the files of a run that is resumed are first cut back to where its checkpoint was."""
+
+    def __init__(self, directory: Path, observers: Sequence[Observer] = (), resume: Record | None = None) -> None:
+        self.directory, self.observers = directory, list(observers)
+        self.seq = 0
+        self.metrics: list[Record] = []
+        self._queue: deque[tuple[Record, Pending | None, Callable[[Any], Record] | None]] = deque()
+        #: What was cut off when the run was resumed, in words.
+        self.cuts: list[str] = []
+        if resume is None:
+            self._events: BinaryIO = (directory / "events.jsonl").open("wb")
+            self._metrics: BinaryIO = (directory / "metrics.jsonl").open("wb")
+            return
+        self.seq = resume["seq"]
+        (directory / "summary.json").unlink(missing_ok=True)
+        self._events = self._cut(directory / "events.jsonl", resume["events"])
+        self._metrics = self._cut(directory / "metrics.jsonl", resume["metrics"])
+        lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        self.metrics = [json.loads(line) for line in lines]
+
+    def _cut(self, path: Path, length: int) -> BinaryIO:
+        """Open a log where its checkpoint left it; what came later is computed again."""
+        file: BinaryIO = path.open("r+b")
+        extra = path.stat().st_size - length
+        if extra < 0:
+            raise RunError(f"{path} is shorter than its checkpoint says; it cannot be resumed")
+        if extra:
+            file.seek(length)
+            tail = file.read()
+            partial = "" if tail.endswith(b"\n") else " (the last one incomplete)"
+            lines = len(tail.splitlines())
+            self.cuts.append(f"{path.name}: {lines} lines after the checkpoint{partial} cut off, to be written again")
+            file.truncate(length)
+        file.seek(length)
+        return file
+
+    def say(self, message: str) -> None:
+        """Tell those who watch."""
+        for observer in self.observers:
+            observer.on_message(message)
+
+    @staticmethod
+    def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
+        """Begin a new run directory."""
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ConfigError("run.out", f"{directory} is not an empty folder; choose another or remove it")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
+        return RunWriter(directory, observers)
+
+    def position(self) -> Record:
+        """Where the log ends now, for a checkpoint."""
+        self.flush()
+        return {"seq": self.seq, "events": self._events.tell(), "metrics": self._metrics.tell()}
+
+    def event(
+        self, time: float, record: Record, pending: Pending | None = None, fill: Callable[[Any], Record] | None = None
+    ) -> None:
+        """An event at this time; with ``pending``, ``fill`` turns its result into the numbers still missing."""
+        self.seq += 1
+        self._queue.append(({"seq": self.seq, "time": time, **record}, pending, fill))
+        self.drain()
+
+    def drain(self, wait: bool = False) -> None:
+        """Write what is complete, in order; with ``wait``, everything."""
+        while self._queue and (wait or self._queue[0][1] is None or self._queue[0][1].done()):
+            record, pending, fill = self._queue.popleft()
+            if pending is not None and fill is not None:
+                record |= fill(pending.result())
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        row = record.pop("metrics", None)
+        record = plain(record)
+        self._events.write(_line(record))
+        for observer in self.observers:
+            observer.on_event(record)
+        if row is not None:
+            row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
+            self.metrics.append(row)
+            self._metrics.write(_line(row))
+            for observer in self.observers:
+                observer.on_metrics(row)
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        for file in (self._events, self._metrics):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def abandon(self) -> None:
+        """Forget events whose numbers never arrived (an interrupted run)."""
+        self._queue = deque(item for item in self._queue if item[1] is None or item[1].done())
+        self.drain(wait=True)
+
+    def close(self, summary: Record, layout: Layout, weights: Vector) -> None:
+        """Finish the run: logs closed, final model and summary written."""
+        self._events.close()
+        self._metrics.close()
+        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights))
+        write_atomically(self.directory / "summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
+        for observer in self.observers:
+            observer.on_end(summary)

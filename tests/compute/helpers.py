@@ -1,0 +1,114 @@
+"""A tiny federation for executors, and device rules that misbehave on command."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from freshet.compute.base import Setup
+from freshet.core.method import LocalRule
+from freshet.core.trip import DeviceTrip
+from freshet.methods import registry
+from freshet.training.batches import FederatedData, Samples
+from freshet.training.local import Outcome, Work, initial_weights
+from freshet.training.options import TrainingOptions
+
+#: Methods whose runs must be the same bits on every executor, as far as they exist.
+METHODS = [m for m in ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn") if m in registry()]
+
+
+def linear() -> nn.Module:
+    return nn.Linear(8, 3)
+
+
+class Big(nn.Module):
+    """40 MB of parameters, of which few are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(8, 3)
+        self.ballast = nn.Parameter(torch.zeros(10_000_000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.small(x) + 0.0 * self.ballast[:3]
+
+
+def make_setup(factory: Any = linear, seed: int = 0) -> Setup:
+    """Two devices with ten samples each."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(20, 8)).astype(np.float32))
+    samples = Samples(x, torch.from_numpy(rng.integers(0, 3, 20)), None, None)
+    shards = [np.arange(10), np.arange(10, 20)]
+    return Setup(factory, FederatedData(samples, samples, shards), TrainingOptions(epochs=2, lr=0.1), seed)
+
+
+def make_work(setup: Setup, trip: int = 0, rule: LocalRule | None = None) -> Work:
+    weights = initial_weights(setup.factory, setup.seed)
+    return Work(DeviceTrip(trip % 2, trip, 1, 1, 2, 0.1), weights, None, rule or LocalRule(), {})
+
+
+def same(a: Outcome, b: Outcome) -> bool:
+    return a.weights.tobytes() == b.weights.tobytes() and a.steps == b.steps
+
+
+@dataclass(frozen=True)
+class Deadly(LocalRule):
+    """Kills its process the first so many times; counts in a file."""
+
+    counter: Path
+    times: int
+
+    def begin(self, local: Any) -> None:
+        with self.counter.open("a") as file:
+            file.write("x")
+        if self.counter.stat().st_size <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Patient(LocalRule):
+    """Writes its process id into a folder and waits there for a file named ``go``."""
+
+    folder: Path
+
+    def begin(self, local: Any) -> None:
+        (self.folder / str(os.getpid())).touch()
+        while not (self.folder / "go").exists():
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Failing(LocalRule):
+    """Raises what it was given."""
+
+    error: BaseException
+
+    def begin(self, local: Any) -> None:
+        raise self.error
+
+
+def begun(folder: Path, count: int = 1) -> list[int]:
+    """Process ids of the ``Patient`` trainings in a folder, once there are so many."""
+    eventually(lambda: len(list(folder.iterdir())) >= count)
+    return [int(path.name) for path in folder.iterdir()]
+
+
+def eventually(condition: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """True when a process has ended (a zombie counts as ended)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,77 @@
+"""A setup as message and blocks: the same values and memory layout, and nothing large in the message."""
+
+import os
+
+import numpy as np
+import torch
+
+from freshet.compute.base import Setup
+from freshet.compute.share import BlockFile, assemble, dismantle, mapped
+from freshet.training.batches import FederatedData, Samples
+from freshet.training.options import TrainingOptions
+
+from .helpers import linear, make_setup
+
+
+def through_a_file(setup: Setup) -> Setup:
+    parts = dismantle(setup)
+    file = BlockFile(parts.blocks)
+    return assemble(parts.message, mapped(file.descriptor, file.spans))
+
+
+def big_setup() -> Setup:
+    x = torch.arange(600 * 3 * 8 * 8, dtype=torch.float32).view(600, 3, 8, 8).to(memory_format=torch.channels_last)
+    mean = torch.ones(1, 3, 1, 1)
+    train = Samples(x, torch.arange(600), mean, mean)
+    test = Samples(torch.arange(60_000, dtype=torch.uint8).view(100, 600), torch.arange(100), None, None)
+    shards = [np.arange(100), np.arange(100, 600)]
+    return Setup(linear, FederatedData(train, test, shards), TrainingOptions(), 3)
+
+
+def test_a_setup_comes_back_as_it_was():
+    setup = big_setup()
+    again = through_a_file(setup)
+    assert (again.seed, again.training, again.factory) == (3, setup.training, linear)
+    for before, after in ((setup.data.train, again.data.train), (setup.data.test, again.data.test)):
+        assert torch.equal(before.x, after.x)
+        assert before.x.stride() == after.x.stride()
+        assert torch.equal(before.y, after.y)
+    assert torch.equal(again.data.train.mean, setup.data.train.mean)
+    assert all(np.array_equal(a, b) for a, b in zip(again.data.shards, setup.data.shards, strict=True))
+
+
+def test_large_arrays_stay_out_of_the_message():
+    setup = big_setup()
+    large = [setup.data.train.x, setup.data.test.x]
+    parts = dismantle(setup)
+    assert sorted(block.nbytes for block in parts.blocks) == sorted(tensor.nbytes for tensor in large)
+    assert len(parts.message) < 20_000
+
+
+def test_what_a_factory_captured_is_shared_as_well():
+    ballast = np.zeros(1_000_000)
+    parts = dismantle(make_setup(lambda: linear() if len(ballast) else None))
+    assert len(parts.message) < 20_000
+    assert [block.nbytes for block in parts.blocks] == [8_000_000]
+
+
+def test_a_worker_cannot_change_what_others_see():
+    parts = dismantle(big_setup())
+    file = BlockFile(parts.blocks)
+    one, other = (assemble(parts.message, mapped(file.descriptor, file.spans)) for _ in range(2))
+    one.data.train.x.zero_()
+    assert torch.equal(other.data.train.x, big_setup().data.train.x)
+
+
+def test_the_file_has_no_name_and_its_descriptor_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = BlockFile([np.zeros(100_000, np.uint8)])
+    assert list(tmp_path.iterdir()) == []
+    descriptor = file.descriptor
+    assert os.fstat(descriptor).st_size == 100_000
+    del file
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return
+    raise AssertionError("the descriptor is still open")

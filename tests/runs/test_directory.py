@@ -1,0 +1,268 @@
+"""The run directory: the keys that issue 2 lists, exact floats, whole files, the same bits from the same seed."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from freshet import Observer, RunError
+from freshet.runs import writer
+from freshet.runs.reader import Run
+from freshet.runs.writer import plain, write_atomically
+
+METHODS = ["fedasmu", "fedssmu", "fedavg"]
+EVERY = "seq time kind"
+AGGREGATE = "version base staleness alpha update_norm"
+ASMU = "lambda sigma iota xi adapted device"
+ADAPTED = "q p s_p xi_p lambda_p sigma_p grad_lambda grad_sigma grad_iota"
+MERGE = (
+    "device base fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward slot slot_by"
+)
+SUMMARY = (
+    "method seed final_accuracy best_accuracy virtual_time aggregations uploads discards bytes_up bytes_down"
+    " weights_sha256 status"
+)
+FEDASMU = (
+    "eta_lambda eta_sigma eta_iota eta_gamma eta_upsilon eta_rl mu_alpha mu_beta lambda0 sigma0 iota0 gamma0 upsilon0"
+    " tau_max xi_min epsilon phi_q psi rho slot equations dynamic_server adaptive_device"
+)
+
+
+def expected_keys(event: dict, method: str) -> set[str]:
+    more = {
+        "aggregate": AGGREGATE,
+        "merge": MERGE,
+        "trigger": "device",
+        "request": "device",
+        "upload": "device",
+        "discard": "device reason",
+        "rejected": "device reason",
+        "lost": "device reason",
+        "evaluate": "version accuracy loss",
+    }[event["kind"]]
+    keys = f"{EVERY} {more}"
+    if event["kind"] == "aggregate" and method != "fedavg":
+        keys += f" {ASMU}" + (f" {ADAPTED}" if event["adapted"] else "")
+    if event["kind"] in ("aggregate", "merge") and method == "fedssmu":
+        keys += " round k"
+    return set(keys.split())
+
+
+def rows(directory: Path, name: str = "events.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_line_is_an_object_with_the_keys_of_its_kind(finished, method):
+    kinds = set()
+    for event in rows(finished(method).directory):
+        assert expected_keys(event, method) <= set(event), event
+        kinds.add(event["kind"])
+    assert kinds >= {"trigger", "upload", "aggregate", "evaluate"}
+    assert ({"request", "merge"} <= kinds) == (method != "fedavg")
+
+
+def test_discard_rejected_and_lost_name_their_reason(federate, tmp_path):
+    trouble = {"loss": 0.3, "on_seconds": 25.0, "off_seconds": 6.0}
+    late = federate({"name": "fedasmu", "tau_max": 2}, fleet=trouble).run(60, out=tmp_path / "late")
+    wild = federate("fedasmu", training={"lr": 1e38}).run(30, out=tmp_path / "wild")
+    events = rows(late.directory) + rows(wild.directory)
+    for kind in ("discard", "rejected", "lost"):
+        chosen = [event for event in events if event["kind"] == kind]
+        assert chosen, kind
+        assert all(expected_keys(event, "fedasmu") <= set(event) and event["reason"] for event in chosen)
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
+def test_values_of_the_log_have_their_meaning(finished, method):
+    events = rows(finished(method).directory)
+    aggregates = [e for e in events if e["kind"] == "aggregate"]
+    assert {e["adapted"] for e in aggregates} == {True, False}
+    assert all(0 < e["alpha"] < 1 and e["staleness"] == e["version"] - e["base"] + 1 for e in aggregates)
+    slots = {e["slot_by"] for e in events if e["kind"] == "merge"}
+    assert slots <= {"meta", "q", "explore", "fixed"}
+    if method == "fedssmu":
+        assert all(e["k"] == e["staleness"] - 1 for e in aggregates)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_summary_has_its_keys_and_agrees_with_the_log(finished, method):
+    result = finished(method)
+    summary = json.loads((result.directory / "summary.json").read_text())
+    assert set(SUMMARY.split()) <= set(summary)
+    events = rows(result.directory)
+    count = {kind: sum(e["kind"] == kind for e in events) for kind in ("aggregate", "upload", "discard")}
+    assert (summary["aggregations"], summary["uploads"], summary["discards"]) == tuple(count.values())
+    tested = [e["accuracy"] for e in events if e["kind"] == "evaluate"]
+    assert (summary["final_accuracy"], summary["best_accuracy"]) == (tested[-1], max(tested))
+    assert (summary["method"], summary["seed"], summary["status"]) == (method, 0, "finished")
+    assert summary["virtual_time"] == 60.0
+
+
+def test_the_hash_is_of_the_final_flat_float32_vector(finished):
+    result = finished("fedasmu")
+    assert result.weights.dtype == np.float32
+    digest = hashlib.sha256(result.weights.tobytes()).hexdigest()
+    assert result.summary["weights_sha256"] == digest
+    saved = load_file(result.directory / "model.safetensors")
+    flat = np.concatenate([saved["1.weight"].reshape(-1), saved["1.bias"]])
+    np.testing.assert_array_equal(flat, result.weights)
+
+
+def test_metrics_are_the_evaluations(finished):
+    directory = finished("fedasmu").directory
+    tests = [e for e in rows(directory) if e["kind"] == "evaluate"]
+    metrics = rows(directory, "metrics.jsonl")
+    assert [e["time"] for e in tests] == [0.0, 20.0, 40.0, 60.0]
+    for test, metric in zip(tests, metrics, strict=True):
+        assert all(test[key] == metric[key] for key in ("time", "version", "accuracy", "loss"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_config_holds_every_value_in_the_six_sections(finished, method):
+    config = tomllib.loads((finished(method).directory / "config.toml").read_text())
+    assert {"method", "training", "fleet", "data", "model", "run"} <= set(config)
+    assert config["method"]["name"] == method
+    if method != "fedavg":
+        assert set(FEDASMU.split()) <= set(config["method"])
+    assert {"epochs", "batch_size", "lr", "lr_decay", "momentum", "weight_decay"} <= set(config["training"])
+    assert {"seed", "until", "trigger", "per_round", "period", "in_flight"} <= set(config["run"])
+    assert config["run"]["until"] == 60.0
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_comes_back_bit_for_bit(value):
+    assert np.float64(tomllib.loads(tomli_w.dumps({"x": value}))["x"]).tobytes() == np.float64(value).tobytes()
+    assert np.float64(json.loads(json.dumps(plain({"x": value})))["x"]).tobytes() == np.float64(value).tobytes()
+
+
+def test_floats_of_the_configuration_come_back_bit_for_bit(federate, tmp_path):
+    odd = {"lambda0": 0.1 + 0.2, "sigma0": 1e-310, "eta_lambda": 1 / 3, "mu_alpha": 123456789.000000001}
+    result = federate({"name": "fedasmu"} | odd, training={"lr": 1 / 7}).run(1, out=tmp_path / "run")
+    config = Run(result.directory).config()
+    assert {key: config["method"][key] for key in odd} == odd
+    assert config["training"]["lr"] == 1 / 7
+
+
+def test_events_are_in_memory_as_they_are_on_disk(federate, tmp_path):
+    class Keep(Observer):
+        def __init__(self):
+            self.events = []
+
+        def on_event(self, event):
+            self.events.append(event)
+
+    keep = Keep()
+    result = federate("fedasmu").run(20, out=tmp_path / "run", observers=[keep])
+    assert keep.events == rows(result.directory)
+
+
+def test_what_is_not_finite_becomes_null():
+    values = {"a": [float("nan"), 1.5, (float("inf"),)], "b": {"c": -float("inf")}, "d": "nan"}
+    assert plain(values) == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "nan"}
+
+
+# ---- the same bits
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, federate, tmp_path, method):
+    again = federate(method).run(60, out=tmp_path / "again")
+    other = federate(method, seed=1).run(60, out=tmp_path / "other")
+    files = [(r.directory / "events.jsonl").read_bytes() for r in (finished(method), again, other)]
+    hashes = [r.summary["weights_sha256"] for r in (finished(method), again, other)]
+    assert (files[0], hashes[0]) == (files[1], hashes[1])
+    assert files[0] != files[2]
+    assert hashes[0] != hashes[2]
+
+
+def test_a_federation_can_be_run_twice(federate, tmp_path):
+    federation = federate("fedasmu", fleet={"on_seconds": 20.0, "off_seconds": 5.0})
+    one, two = (federation.run(30, out=tmp_path / name) for name in ("one", "two"))
+    assert one.summary["weights_sha256"] == two.summary["weights_sha256"]
+
+
+# ---- whole files
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part_of_the_new(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_atomically(path, b"old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(writer.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_failed_first_write_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "config.toml", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_leaves_no_temporary_files(finished):
+    names = {path.name for path in finished("fedasmu").directory.iterdir()}
+    assert names == {"config.toml", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"}
+
+
+def test_a_run_that_fails_in_the_middle_leaves_a_log_that_adds_up(federate, tmp_path):
+    from freshet.runs.audit import audit
+
+    class Bomb(Observer):
+        def on_progress(self, time):
+            if time > 30:
+                raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        federate("fedasmu").run(60, out=tmp_path / "run", observers=[Bomb()])
+    run = Run(tmp_path / "run")
+    assert run.summary()["status"] == "failed"
+    assert audit(run).problem is None
+
+
+# ---- reading what is broken
+
+
+@pytest.mark.parametrize("content", ["{", "[1, 2]", "nonsense", '{"a": 1}\n3'])
+def test_a_line_that_is_no_object_is_named(finished, tmp_path, content):
+    (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
+    (tmp_path / "events.jsonl").write_text(content + "\n")
+    with pytest.raises(RunError, match=r"events\.jsonl, line \d"):
+        list(Run(tmp_path).events())
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n"], ids=["not utf-8", "deeply nested"])
+def test_hostile_lines_are_a_sentence_too(finished, tmp_path, content):
+    (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
+    (tmp_path / "events.jsonl").write_bytes(content)
+    with pytest.raises(RunError, match=r"events\.jsonl"):
+        list(Run(tmp_path).events())
+
+
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
+    with pytest.raises(RunError, match="no such folder"):
+        Run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"config\.toml"):
+        Run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_broken_summary_is_a_sentence(tmp_path, content):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "summary.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"summary\.json"):
+        Run(tmp_path).summary()
