@@ -33,8 +33,8 @@ class DataOptions(Options):
 
     name: str = Field("digits", description="data set: see `freshet data list`")
     dir: str = Field("", description="folder with the data sets (default: FRESHET_DATA, the cache, a download)")
-    partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural"] = Field(
-        "dirichlet", description="how samples are dealt to devices"
+    partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural", "custom"] = Field(
+        "dirichlet", description="how samples are dealt to devices (custom: shards given from Python)"
     )
     concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
     min_samples: int = Field(5, ge=1, description="every device holds at least so many samples")
@@ -115,11 +115,7 @@ class Config:
 
 def resolve(tables: Mapping[str, Any]) -> Config:
     """Check tables of settings and fill in every default; raises ``ConfigError`` with one sentence."""
-    for section, value in tables.items():
-        if section != "method" and section not in SECTIONS:
-            raise ConfigError(section, f"is not a known section; known: method, {', '.join(SECTIONS)}")
-        if not isinstance(value, Mapping):
-            raise ConfigError(section, f"must be a table of settings, but {value!r} was given")
+    check_tables(tables)
     given = dict(tables.get("method", {}))
     name = given.pop("name", "fedasmu")
     if not isinstance(name, str):
@@ -169,6 +165,9 @@ def _check_together(config: Config) -> None:
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    waits_for = getattr(config.method, "K", 0) if config.method_class.replaces == "aggregation" else 0
+    if waits_for > run.in_flight:
+        raise ConfigError("method.K", f"must be at most run.in_flight = {run.in_flight}, but {waits_for} was given")
     slot = getattr(config.method, "slot", "rl")
     if isinstance(slot, int) and not 1 <= slot <= epochs:
         raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
@@ -178,11 +177,33 @@ def load_tables(path: Path) -> dict[str, Any]:
     """Read a TOML file of settings."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            tables = tomllib.load(file)
+        check_tables(tables)
+        return tables
     except FileNotFoundError:
         raise ConfigError("--config", f"{path} does not exist") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("--config", f"{path} cannot be read as TOML ({error})") from None
+
+
+def check_tables(tables: Mapping[str, Any]) -> None:
+    """Every section is known and is a table."""
+    for section, value in tables.items():
+        if section != "method" and section not in SECTIONS:
+            raise ConfigError(section, f"is not a known section; known: method, {', '.join(SECTIONS)}")
+        if not isinstance(value, Mapping):
+            raise ConfigError(section, f"must be a table of settings, but {value!r} was given")
+
+
+def with_method(tables: dict[str, Any], name: str) -> None:
+    """Choose another method for given tables: options and trigger of the old one do not stay behind."""
+    previous = tables.get("method", {})
+    if previous.get("name") == name:
+        return
+    tables["method"] = {"name": name}
+    trigger = tables.get("run", {}).get("trigger", "auto")
+    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].kind == "sync"):
+        del tables["run"]["trigger"]
 
 
 def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:

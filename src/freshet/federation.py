@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -13,6 +14,7 @@ from freshet.compute.base import Executor, Setup
 from freshet.compute.processes import ProcessExecutor, WorkerPool, available_cores
 from freshet.compute.serial import SerialExecutor
 from freshet.config import CUSTOM, Config, resolve
+from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.data.dataset import DataSet, from_arrays
@@ -28,8 +30,8 @@ from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
 from freshet.sim.snapshot import Tree, reinstate
-from freshet.training.batches import FederatedData
-from freshet.training.flat import Factory, layout_of
+from freshet.training.batches import FederatedData, Samples
+from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.local import initial_weights
 
 
@@ -42,7 +44,7 @@ class Federation:
 
     def __init__(
         self,
-        model: Factory | str | None = None,
+        model: Factory | str | Mapping[str, Any] | None = None,
         train: Any = None,
         test: Any = None,
         *,
@@ -60,7 +62,7 @@ class Federation:
             "training": dict(training or {}),
             "fleet": {} if fleet is None or isinstance(fleet, Fleet) else dict(fleet),
             "data": {"name": data} if isinstance(data, str) else dict(data or {}),
-            "model": {},
+            "model": dict(model) if isinstance(model, Mapping) else {},
             "run": dict(run or {}),
         }
         if devices is not None:
@@ -71,14 +73,23 @@ class Federation:
             tables["run"]["seed"] = seed
         if train is not None:
             tables["data"]["name"] = CUSTOM
-        if model is not None:
-            tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
+        if isinstance(model, str):
+            tables["model"]["name"] = model
+        factory = None if model is None or isinstance(model, str | Mapping) else model
+        if factory is not None:
+            tables["model"]["name"] = CUSTOM
+        if isinstance(fleet, Fleet):
+            tables["fleet"]["custom"] = True
+        if shards is not None:
+            tables["data"]["partition"] = CUSTOM
         dataset = None
+        if test is not None and train is None:
+            raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
         if train is not None:
             if test is None:
                 raise DataError("test data are missing: give test=(x, y) or a Dataset beside train")
             dataset = from_arrays(CUSTOM, train, test)
-        self._prepare(resolve(tables), dataset, None if isinstance(model, str) else model, fleet, shards)
+        self._prepare(resolve(tables), dataset, factory, fleet, shards)
 
     @classmethod
     def from_config(cls, config: Config) -> "Federation":
@@ -98,9 +109,15 @@ class Federation:
         seed = config.run.seed
         self.config = config
         self.dataset = _load(config) if dataset is None else dataset
+        if config.data.train_samples or config.data.test_samples:
+            wanted = (config.data.train_samples or None, config.data.test_samples or None)
+            self.dataset = self.dataset.subset(*wanted, seed)
         if config.data.validation:
             self.dataset = self.dataset.with_validation(config.data.validation, seed)
         self.factory = _factory(config, self.dataset) if factory is None else factory
+        _check_model(config, self.factory, self.dataset)
+        if config.fleet.custom and not isinstance(fleet, Fleet):
+            raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
         self.fleet = fleet if isinstance(fleet, Fleet) else config.fleet.draw(seed)
         if len(self.fleet) != config.fleet.devices:
             raise ConfigError(
@@ -147,14 +164,7 @@ class Federation:
     def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: WorkerPool | None) -> Result:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
-        world = World(
-            config.fleet.devices,
-            np.array([len(shard) for shard in self.shards], np.int64),
-            config.training.epochs,
-            config.run.per_round,
-            layout_of(self.factory()),
-            config.run.seed,
-        )
+        world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         server = Server(method, world, weights, config.training.lr, config.training.lr_decay)
@@ -215,10 +225,7 @@ def _load(config: Config) -> DataSet:
         raise ConfigError(
             "data.name", "'custom' stands for data given from Python; name a data set (`freshet data list`)"
         )
-    dataset = load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
-    if options.train_samples or options.test_samples:
-        dataset = dataset.subset(options.train_samples or None, options.test_samples or None, config.run.seed)
-    return dataset
+    return load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
 
 
 def _factory(config: Config, dataset: DataSet) -> Factory:
@@ -239,12 +246,43 @@ def _factory(config: Config, dataset: DataSet) -> Factory:
             pad_id=dataset.pad_id,
         )
 
-    factory()
     return factory
+
+
+def _check_model(config: Config, factory: Factory, dataset: DataSet) -> None:
+    """The model takes the data and has an output per class; said before anything is written."""
+    module = build_quietly(factory)
+    layout_of(module)
+    config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout_of(module))).rule().check(
+        module
+    )
+    samples = Samples.of(dataset, test=True)
+    x, _ = next(samples.chunks(2))
+    try:
+        with torch.no_grad():
+            output = module.float().eval()(x)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+        raise ConfigError("model", f"cannot take samples of shape {dataset.sample_shape}: {problem}") from None
+    if not isinstance(output, torch.Tensor) or output.shape[:1] != x.shape[:1] or output.ndim != 2:
+        raise ConfigError(
+            "model", f"must give one row of class scores per sample, not {getattr(output, 'shape', output)}"
+        )
+    if output.shape[1] < dataset.classes:
+        raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {dataset.classes} classes")
+
+
+def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
+    """What the method knows; one round's worth of uploads is what is in flight under constant concurrency."""
+    worth = config.run.in_flight if config.run.trigger == "concurrency" else config.run.per_round
+    counts = np.array(samples, np.int64)
+    return World(config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed)
 
 
 def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
     options = config.data
+    if options.partition == CUSTOM:
+        raise ConfigError("data.partition", "'custom' stands for shards given from Python; choose another or give them")
     return partition(
         dataset.y_train,
         config.fleet.devices,
@@ -270,5 +308,11 @@ def _check_shards(shards: Sequence[NDArray[np.int64]], devices: int, samples: in
 def default_directory(config: Config) -> Path:
     """``runs/<time>-<method>-seed<n>``, with a number added if that is taken."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{config.method_name.replace(':', '.')}-seed{config.run.seed}"
-    candidates = (Path("runs") / (stem if n == 0 else f"{stem}-{n}") for n in range(10_000))
-    return next(path for path in candidates if not path.exists())
+    for number in range(10_000):
+        path = Path("runs") / (stem if number == 0 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")

@@ -13,7 +13,7 @@ from freshet.config import Config
 from freshet.core.vectors import Vector
 from freshet.runs.writer import weights_sha256
 from freshet.sim.driver import Simulation
-from freshet.training.flat import Factory, FlatModel
+from freshet.training.flat import Factory, FlatModel, build_quietly
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ class Result:
 
     def module(self) -> nn.Module:
         """The final model as a module, ready for prediction."""
-        flat = FlatModel(self._factory())
+        flat = FlatModel(build_quietly(self._factory))
         flat.load(self.weights)
         return flat.module.eval()
 

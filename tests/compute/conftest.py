@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from freshet.compute.processes import WorkerPool
+from freshet.result import Result
+
+from .helpers import UNTIL, federation
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +29,16 @@ def pool_of() -> Iterator[Callable[[int], WorkerPool]]:
 def pool(pool_of) -> WorkerPool:
     """Two processes."""
     return pool_of(2)
+
+
+@pytest.fixture(scope="session")
+def serial_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """``serial_run("fedasmu")``: the run that all executors have to repeat, computed once."""
+    results: dict[str, Result] = {}
+
+    def get(method: str) -> Result:
+        if method not in results:
+            results[method] = federation(method).run(UNTIL, out=tmp_path_factory.mktemp(method) / "run")
+        return results[method]
+
+    return get

@@ -14,11 +14,16 @@ from torch import nn
 from freshet.compute.base import Setup
 from freshet.core.method import LocalRule
 from freshet.core.trip import DeviceTrip
+from freshet.errors import ConfigError
+from freshet.federation import Federation
 from freshet.methods import registry
+from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.local import Outcome, Work, initial_weights
 from freshet.training.options import TrainingOptions
 
+#: Seconds of virtual time.
+UNTIL = 60.0
 #: Methods whose runs must be the same bits on every executor, as far as they exist.
 METHODS = [m for m in ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn") if m in registry()]
 
@@ -93,6 +98,13 @@ class Failing(LocalRule):
         raise self.error
 
 
+class Objecting(LocalRule):
+    """Finds every module unsuitable."""
+
+    def check(self, module: nn.Module) -> None:
+        raise ConfigError("model.name", "no features")
+
+
 def begun(folder: Path, count: int = 1) -> list[int]:
     """Process ids of the ``Patient`` trainings in a folder, once there are so many."""
     eventually(lambda: len(list(folder.iterdir())) >= count)
@@ -112,3 +124,23 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def federation(method: str) -> Federation:
+    """Eight devices with 240 digits and the small convolutional network; one upload in ten is lost."""
+    return Federation(
+        method=method,
+        data={"train_samples": 240, "test_samples": 120},
+        model="digits",
+        training={"epochs": 3},
+        fleet={"devices": 8, "fastest": 3.0, "ratio": 4.0, "loss": 0.1},
+        run={"per_round": 3, "period": 4.0, "in_flight": 6, "eval_every": 15.0, "executor": "serial"},
+    )
+
+
+def assert_same_run(one: Result, other: Result) -> None:
+    """The same log, byte for byte, and the same final weights, of runs in which something happened."""
+    assert (one.directory / "events.jsonl").read_bytes() == (other.directory / "events.jsonl").read_bytes()
+    assert one.summary["weights_sha256"] == other.summary["weights_sha256"]
+    assert one.summary["aggregations"] >= 2
+    assert one.summary["status"] == "finished"

@@ -144,7 +144,7 @@ def test_workers_keep_a_few_trainers(stage):
 
 def test_the_trainer_of_a_federation_that_is_over_makes_room(stage):
     pool = stage()
-    first, second = pool.register("setup"), pool.register(None)
+    first, second = pool.register("setup"), pool.register("setup")
     pool.submit(first, "x", (), 0.0).result(WAIT)
     pool.release(first)
     pool.submit(second, "x", (), 0.0).result(WAIT)
@@ -153,7 +153,7 @@ def test_the_trainer_of_a_federation_that_is_over_makes_room(stage):
 
 def test_a_federation_that_is_over_takes_only_its_own_tasks_along(stage):
     pool = stage()
-    first, second = pool.register("setup"), pool.register(None)
+    first, second = pool.register("setup"), pool.register("setup")
     pool.block(first)
     mine, other = pool.submit(first, "mine", (), 0.0), pool.submit(second, "other", (), 0.0)
     pool.release(first)

@@ -11,7 +11,7 @@ from torch import nn
 from freshet.compute.processes import ProcessExecutor, WorkerPool
 from freshet.errors import ConfigError, RunError
 
-from .helpers import Big, Deadly, Failing, Patient, begun, eventually, gone, make_setup, make_work, same
+from .helpers import Big, Deadly, Failing, Objecting, Patient, begun, eventually, gone, make_setup, make_work, same
 
 WAIT = 60
 
@@ -82,8 +82,7 @@ def test_training_that_tries_to_leave_is_an_error_too(executor, error):
 
 def test_a_rules_objection_arrives_as_it_was(executor):
     with pytest.raises(ConfigError, match=r"^model\.name: no features$"):
-        work = make_work(make_setup(), rule=Failing(ConfigError("model.name", "no features")))
-        executor.train(work, 0.0).result(WAIT)
+        executor.train(make_work(make_setup(), rule=Objecting()), 0.0).result(WAIT)
 
 
 def test_a_factory_that_fails_is_an_error(pool):

@@ -308,7 +308,7 @@ def scripted(*answers) -> Server:
 
 
 def test_devices_waiting_for_an_aggregation_are_busy_until_it_comes():
-    s = scripted(Wait(), Aggregate(np.ones(SIZE, np.float32), {"base": 1, "staleness": 1}))
+    s = scripted(Wait(), Aggregate(np.ones(SIZE, np.float32), {"base": 1, "staleness": 1, "update_norm": 1.0}))
     s.trigger([0, 1])
     assert s.upload(upload(0)) == []
     assert (s.busy, 0 in s.select(6, lambda device: True)) == (2, False)

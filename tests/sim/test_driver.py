@@ -160,7 +160,7 @@ def test_the_concurrency_trigger_keeps_the_number_in_flight_constant(federate, t
 def test_under_constant_concurrency_a_round_equivalent_is_the_number_in_flight(federate, tmp_path):
     """Baselines C8 and C9: C jobs are outstanding, and the rate is eta gamma^floor(a / C), a = consumed uploads."""
     run = {"trigger": "concurrency", "in_flight": 6, "per_round": 3}
-    result = federate("fedasmu", training={"lr": 0.1, "lr_decay": 0.5}, run=run).run(40, out=tmp_path / "run")
+    result = federate("fedasmu", training={"lr": 0.1, "lr_decay": 0.5}, run=run).run(80, out=tmp_path / "run")
     consumed = 0
     for row in events(result, "trigger", "aggregate"):
         consumed += row["kind"] == "aggregate"

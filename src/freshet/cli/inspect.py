@@ -1,13 +1,15 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from freshet.cli.screen import number, results_table, size
+from freshet.errors import RunError
 from freshet.methods import registry
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
@@ -95,9 +97,23 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
     run = Run(directory)
     summary, config = run.summary(), run.config()
     console = Console()
-    console.print(results_table([summary]))
-    facts = {
-        "status": summary["status"],
+    try:
+        table, facts = results_table([summary]), _facts(summary)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
+    console.print(table)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in facts.items():
+        table.add_row(f"[dim]{key}", escape(value))
+    console.print(table)
+    for section in ("method", "fleet", "data", "model", "training", "run"):
+        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
+        console.print(f"[dim]{section}:[/dim] {escape(values)}", highlight=False, soft_wrap=True)
+
+
+def _facts(summary: dict[str, Any]) -> dict[str, str]:
+    return {
+        "status": str(summary["status"]),
         "virtual time": f"{summary['virtual_time']:g} s in {summary['wall_seconds']:g} s of real time",
         "trips": ", ".join(f"{summary[key]} {key}" for key in ("trips", "uploads", "discards", "lost", "rejected")),
         "fresh models": f"{summary['requests']} requests, {summary['merges']} merges",
@@ -105,13 +121,6 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
         "traffic": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
         "weights": f"sha256 {summary['weights_sha256'][:16]}…",
     }
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for key, value in facts.items():
-        table.add_row(f"[dim]{key}", value)
-    console.print(table)
-    for section in ("method", "fleet", "data", "model", "training", "run"):
-        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
-        console.print(f"[dim]{section}:[/dim] {values}", highlight=False, soft_wrap=True)
 
 
 def audit(

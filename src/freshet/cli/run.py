@@ -9,7 +9,7 @@ from rich.console import Console
 
 from freshet.cli.screen import LiveProgress, results_table
 from freshet.compute.processes import WorkerPool
-from freshet.config import load_tables, override, resolve, seconds
+from freshet.config import load_tables, override, resolve, seconds, with_method
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.presets import cell_tables, find_cell
 from freshet.federation import Federation
@@ -52,8 +52,7 @@ def run(
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
     tables: dict[str, Any] = load_tables(config) if config else {}
     if method is not None:
-        previous = tables.get("method", {})
-        tables["method"] = (previous if previous.get("name") == method else {}) | {"name": method}
+        with_method(tables, method)
     if cell is not None:
         preset = cell_tables(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
         tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}

@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,6 +23,7 @@ class LiveProgress(Observer):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._end = 0.0
@@ -78,7 +80,7 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
     for summary in summaries:
         reached = summary["time_to_target"]
         table.add_row(
-            summary["method"],
+            escape(str(summary["method"])),
             number(summary["final_accuracy"]),
             number(summary["best_accuracy"]),
             "–" if reached is None else f"{reached:.0f} s",

@@ -71,9 +71,8 @@ class Layout:
         spans = {e.name: (e.start, e.start + e.size) for e in entries if e.kind == "learnable"}
         if groups is None:
             groups = [[name] for name in spans]
-        return Layout(
-            tuple(entries), learnable, floats, start, tuple(tuple(spans[name] for name in group) for group in groups)
-        )
+        kept = (tuple(spans[name] for name in group if name in spans) for group in groups)
+        return Layout(tuple(entries), learnable, floats, start, tuple(group for group in kept if group))
 
     def max_counters(self, out: Vector, *models: Vector) -> None:
         """Integer counters of ``out`` become the largest among ``models``; an average of counters means nothing."""

@@ -3,6 +3,7 @@
 Every answer comes with the event records that the driver stamps with a time and writes to the log.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,11 @@ class Server:
         instruction = self.method.instruct(self, device)
         return Assignment(device, trip, self.version, self.age, weights, epochs, lr, instruction)
 
+    def empty_round(self) -> list[Event]:
+        """Nobody could be selected: the round counts and the model stays (baselines C7)."""
+        self.round += 1
+        return self._after_landing()
+
     def request(self, device: int, trip: int) -> Fresh | None:
         """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""
         flight = self.flights.get(device)
@@ -155,19 +161,24 @@ class Server:
             if isinstance(verdict, Wait) and self.method.replaces == "aggregation":
                 self.waiting.add(upload.device)
             events = self._apply(verdict, upload.device, upload.trip)
+            self._land(upload.device)
         else:
             events = [{"kind": "rejected", "device": upload.device, "reason": problem, "trip": upload.trip}]
-        self._land(upload.device)
-        return events + self._after_landing(upload.device)
+            self._land(upload.device)
+            events += self._forget(upload.device)
+        return events + self._after_landing()
 
     def discard_unseen(self, device: int, trip: int) -> list[Event] | None:
         """Discard an upload by its staleness alone, before anybody looks inside; None when it has to be looked at."""
-        verdict = self.method.prejudge(self, self.flights[device])
+        flight = self.flights.get(device)
+        if flight is None or flight.trip != trip:
+            return None
+        verdict = self.method.prejudge(self, flight)
         if verdict is None:
             return None
         events = self._apply(verdict, device, trip)
         self._land(device)
-        return events + self._after_landing(device)
+        return events + self._after_landing()
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -181,10 +192,7 @@ class Server:
             return []
         self._land(device)
         events: list[Event] = [{"kind": "lost", "device": device, "reason": reason, "trip": trip}]
-        verdict = self.method.forget(self, device)
-        if verdict is not None:
-            events += self._apply(verdict, None, None)
-        return events + self._after_landing(device)
+        return events + self._forget(device) + self._after_landing()
 
     # ---- inside
 
@@ -192,14 +200,16 @@ class Server:
         """Why an upload may not touch the model, or None."""
         if upload.base != flight.base:
             return f"trained from version {upload.base}, but was given {flight.base}"
+        if not isinstance(upload.weights, np.ndarray):
+            return "model is not an array"
         if upload.weights.dtype != np.float32 or upload.weights.shape != (self.world.layout.size,):
             return f"model has shape {upload.weights.shape}, expected ({self.world.layout.size},) of float32"
         if not is_finite(upload.weights):
             return "model has entries that are not finite"
         if upload.steps < 1:
             return "no training step was taken"
-        if not all(np.isfinite(value) for value in upload.report.values()):
-            return "report has a number that is not finite"
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in upload.report.values()):
+            return "report has something that is not a finite number"
         return self.method.objection(upload, flight)
 
     def _apply(self, verdict: Verdict, device: int | None, trip: int | None) -> list[Event]:
@@ -209,6 +219,8 @@ class Server:
         if isinstance(verdict, Wait):
             self.urgent += verdict.urgent
             return []
+        if not math.isfinite(verdict.record["update_norm"]):
+            return [{"kind": "rejected", **who, "reason": "the aggregated model would not be finite"}]
         record: Event = {"kind": "aggregate", **who, "version": self.version, **verdict.record}
         if self.synchronous:
             record["round"] = self.round
@@ -216,13 +228,17 @@ class Server:
         self.waiting.clear()
         return [record]
 
+    def _forget(self, device: int) -> list[Event]:
+        verdict = self.method.forget(self, device)
+        return [] if verdict is None else self._apply(verdict, None, None)
+
     def _land(self, device: int) -> None:
         flight = self.flights.pop(device)
         self.store.release(flight.base)
         if flight.fresh is not None:
             self.store.release(flight.fresh)
 
-    def _after_landing(self, device: int) -> list[Event]:
+    def _after_landing(self) -> list[Event]:
         if not self.synchronous or self.flights:
             return []
         verdict = self.method.finish_round(self)

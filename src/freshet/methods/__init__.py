@@ -64,6 +64,9 @@ def _from_path(path: str) -> type[Method]:
 def options_for(name: str, given: dict[str, Any]) -> Any:
     """The checked options of a method: its defaults, then its variant's presets, then what was given."""
     method, preset = find(name)
+    for key, value in preset.items():
+        if given.get(key, value) != value:
+            raise ConfigError(f"method.{key}", f"{name} sets it to {value}; use {method.name} to choose it yourself")
     try:
         return method.Options(**(preset | given))
     except ValidationError as error:

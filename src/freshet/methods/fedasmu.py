@@ -41,6 +41,7 @@ from freshet.methods.parts.staleness import (
     descend,
     freshness_weight,
     merge_gradients,
+    moved,
     saturate,
     staleness_weight,
 )
@@ -290,8 +291,8 @@ class FreshModelRule(LocalRule):
         h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
         q = dot_combined([(1.0, fresh.weights[:n]), (-1.0, at[:n])], h)
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s)
-        memory["gamma"] = gamma - o.eta_gamma * grad_gamma
-        memory["upsilon"] = upsilon - o.eta_upsilon * grad_upsilon
+        memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
+        memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
         reward = loss_before - loss_after
         self._learn_slot(memory, trip, reward)
         local.report |= {"beta": beta, "reward": reward, "phi": phi, "gamma": gamma, "upsilon": upsilon, "q": q}

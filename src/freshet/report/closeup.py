@@ -1,5 +1,6 @@
 """Plotly figures of one run, as plain dicts: weights, controls, slots and data (colours as in ``plots``)."""
 
+import math
 from collections.abc import Sequence
 
 from freshet.report.extract import (
@@ -65,11 +66,10 @@ def alpha_figure(run: RunData) -> Figure | None:
         "y": [float(f"{point.alpha:.4g}") for point in shown],
         "customdata": [[point.device, round(point.time, 1)] for point in shown],
         "marker": marker | {"line": {"width": 0}},
-        "hovertemplate": "device %{customdata[0]} at %{customdata[1]} s<br>"
-        "α %{y:.4f}, staleness %{x}<extra></extra>",
+        "hovertemplate": "device %{customdata[0]} at %{customdata[1]} s<br>α %{y:.4f}, staleness %{x}<extra></extra>",
     }
     low, high = min(point.alpha for point in shown), max(point.alpha for point in shown)
-    scale = {"type": "log", "dtick": "D2", "exponentformat": "none"} if 0 < 20 * low < high else {"rangemode": "tozero"}
+    scale = _log_axis(low, high) if 0 < 20 * low < high else {"rangemode": "tozero"}
     layout = {
         "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "α, weight of the upload"}, **scale},
@@ -77,6 +77,13 @@ def alpha_figure(run: RunData) -> Figure | None:
     }
     left_out = f"{len(shown):,} of {len(points):,} uploads, evenly chosen" if len(shown) < len(points) else ""
     return {"data": [trace], "layout": layout, "note": left_out}
+
+
+def _log_axis(low: float, high: float) -> Record:
+    """A logarithmic axis with plain labels: 0.01, 0.02, 0.05, ..."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{decade}") for decade in decades for digit in ((1, 2, 5) if len(decades) < 5 else (1,))]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:

@@ -19,7 +19,10 @@ _MOST_SLOTS = 50
 def stalenesses(run: RunData) -> list[int]:
     """Staleness of every upload that entered an aggregation."""
     found = (
-        staleness for event in run.events if event.get("kind") == "aggregate" for _, staleness, _ in contributions(event)
+        staleness
+        for event in run.events
+        if event.get("kind") == "aggregate"
+        for _, staleness, _ in contributions(event)
     )
     return [staleness for staleness in found if staleness is not None and staleness >= 1]
 

@@ -1,9 +1,20 @@
 """Figures from run directories, drawn with matplotlib."""
 
+import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from freshet.errors import RunError
+from freshet.report import plots
+from freshet.report.groups import Group, common_step, headline
+from freshet.report.reading import Record
 from freshet.runs.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0b6e99", "#e07a1f", "#3a9d5d", "#8c5bb5", "#c8385a", "#8a7a52", "#4b5563", "#d4a017", "#2a9d8f", "#9d4b30")
 
@@ -36,3 +47,115 @@ def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path)
     return path
+
+
+# ---- for a paper
+
+
+def paper_figures(groups: Sequence[Group], target: float, path: Path) -> Path:
+    """A PDF with one figure per page: accuracy over time, over traffic, time to target, staleness."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    step = common_step([run for group in groups for run in group.runs])
+    with PdfPages(path, metadata={"Creator": "freshet", "CreationDate": None}) as pages:
+        for figure in (
+            _curves_figure(groups, target, "time"),
+            _curves_figure(groups, target, "bytes"),
+            _times_figure([headline(group, target, step, None) for group in groups if group.counted], target),
+            _staleness_figure(groups),
+        ):
+            if figure is not None:
+                pages.savefig(figure)
+        if not pages.get_pagecount():
+            raise RunError("these runs have nothing to draw yet")
+    return path
+
+
+def _page(width: float = 3.5, height: float = 2.5) -> "tuple[Figure, Axes]":
+    """One column of a paper: small serif type, thin lines, no frame at the top and right."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e7eb", lw=0.4)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=7, width=0.6, length=2.5)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_linewidth(0.6)
+    return figure, axes
+
+
+def _finish(axes: "Axes", x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8, family="serif")
+    axes.set_ylabel(y, fontsize=8, family="serif")
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_fontfamily("serif")
+
+
+def _plain(label: str) -> str:
+    """A label without matplotlib's own mathematics in it."""
+    return label.replace("$", r"\$")
+
+
+def _curves_figure(groups: Sequence[Group], target: float, axis: str) -> "Figure | None":
+    drawn = plots.accuracy(groups, target, axis)
+    if drawn is None:
+        return None
+    figure, axes = _page()
+    below: list[float | None] = []
+    for trace in drawn["data"]:
+        index = trace["meta"]["group"]
+        colour, dash = (
+            COLOURS[index % len(COLOURS)],
+            {"solid": "-", "dash": "--", "dot": ":"}[trace["line"].get("dash", "solid")],
+        )
+        if trace.get("fill") == "tonexty":
+            pairs = [(x, a, b) for x, a, b in zip(trace["x"], below, trace["y"], strict=True) if None not in (a, b)]
+            axes.fill_between(*zip(*pairs, strict=True), color=colour, alpha=0.16, lw=0)  # type: ignore[arg-type]
+        elif trace.get("hoverinfo") == "skip":
+            below = trace["y"]
+        else:
+            ys = [math.nan if y is None else y for y in trace["y"]]
+            axes.plot(trace["x"], ys, dash, color=colour, lw=1.1, label=_plain(html.unescape(trace["name"])))
+    axes.axhline(100 * target, color="#6b7280", lw=0.6, ls=":", zorder=0)
+    axes.set_ylim(0, 100)
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, fontsize=6.5, loc="lower right", prop={"family": "serif", "size": 6.5})
+    _finish(axes, plots.AXES[axis][1], "Test accuracy (%)")
+    return figure
+
+
+def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
+    if plots.time_to_target(lines) is None:
+        return None
+    figure, axes = _page(height=0.7 + 0.42 * len(lines))
+    for row, line in enumerate(lines):
+        for offset, key, opacity in ((-0.19, "time_raw", 1.0), (0.19, "time_mean", 0.45)):
+            spread, colour = line[key], COLOURS[row % len(COLOURS)]
+            if spread["median"] is None:
+                axes.text(0, row + offset, " — not reached", fontsize=6, va="center", color="#6b7280", family="serif")
+                continue
+            axes.barh(row + offset, spread["median"], 0.34, color=colour, alpha=opacity, lw=0)
+            high = spread["high"] if spread["count"] == spread["of"] else spread["median"]
+            axes.plot([spread["low"], high], [row + offset] * 2, color="#1f2937", lw=0.8)
+    axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    _finish(axes, f"Virtual time to {100 * target:g} % (s): first crossing, and 5-point mean (pale)", "")
+    return figure
+
+
+def _staleness_figure(groups: Sequence[Group]) -> "Figure | None":
+    drawn = plots.staleness(groups)
+    if drawn is None or not drawn["data"]:
+        return None
+    figure, axes = _page()
+    for trace in drawn["data"]:
+        colour = COLOURS[trace["meta"]["group"] % len(COLOURS)]
+        name = _plain(html.unescape(trace["name"]))
+        axes.plot(trace["x"], trace["y"], color=colour, lw=1.0, drawstyle="steps-mid", label=name)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, prop={"family": "serif", "size": 6.5})
+    _finish(axes, "Staleness (versions)", "Share of uploads (%)")
+    return figure

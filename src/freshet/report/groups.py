@@ -179,7 +179,9 @@ def settings(groups: Sequence[Group]) -> Record:
     keys = list(dict.fromkeys(key for group in flats for table in group for key in table))
     common: dict[str, list[Record]] = {}
     differing: list[Record] = []
-    for key in sorted(keys, key=lambda key: SECTIONS.index(key.partition(".")[0]) if key.partition(".")[0] in SECTIONS else 99):
+    for key in sorted(
+        keys, key=lambda key: SECTIONS.index(key.partition(".")[0]) if key.partition(".")[0] in SECTIONS else 99
+    ):
         cells = [sorted({table[key] for table in group if key in table}, key=_by_number) for group in flats]
         values = [", ".join(cell) for cell in cells]
         section, _, name = key.partition(".")

@@ -1,8 +1,8 @@
 """The report page: everything that the browser needs, in one file that asks nobody for anything.
 
-The data travel as JSON inside a script element that is never executed, with every ``<`` written as ``\\u003c``; the page
-puts texts in as text. A content security policy names the hashes of the page's own scripts: nothing else can run, and no
-request can leave.
+The data travel as JSON inside a script element that is never executed, with every ``<`` written as ``\\u003c``; the
+page puts texts in as text. A content security policy names the hashes of the page's own scripts: nothing else can run,
+and no request can leave.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Plotly figures that compare methods, as plain dicts.
 
-Colours are names such as ``@c0`` (the first method's colour), ``@c0/18`` (the same at 18 %) or ``@ink``; the page puts in
-those of its light or dark theme. A trace's ``meta`` names the group that it belongs to, so that the legend can hide it.
+Colours are names such as ``@c0`` (the first method's colour), ``@c0/18`` (the same at 18 %) or ``@ink``; the page puts
+in those of its light or dark theme. A trace's ``meta`` names its group, so that the legend can hide it.
 """
 
 import html
@@ -66,7 +66,7 @@ AXES = {
 
 def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None:
     """Accuracy over virtual time, bytes or wall time: median and band over seeds, unfinished runs dashed."""
-    get, title, _ = AXES[axis]
+    title = AXES[axis][1]
     step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
     data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, axis, step)]
     if not data:
@@ -147,7 +147,8 @@ def _line(name: str, index: int, xs: Sequence[float], ys: Sequence[Maybe], unfin
 
 
 def _ribbon(index: int, xs: Sequence[float], low: Sequence[Maybe], high: Sequence[Maybe]) -> list[Record]:
-    edge = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3), "line": {"width": 0, "color": colour(index)}}
+    edge: Record = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3)}
+    edge["line"] = {"width": 0, "color": colour(index)}
     edge |= {"hoverinfo": "skip", "showlegend": False, "meta": {"group": index}}
     bottom = edge | {"y": [None if y is None else round(100 * y, 2) for y in low]}
     top = edge | {"y": [None if y is None else round(100 * y, 2) for y in high]}

@@ -4,6 +4,7 @@
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -112,15 +113,17 @@ class Paired:
 def sign_flip(differences: Sequence[float]) -> float | None:
     """Exact permutation test: the share of sign patterns whose mean is at least as far from 0 as the observed one.
 
-    Under "no difference" each paired difference could as well have had the other sign. With n pairs the p-value is never
-    below 2 / 2^n, so three seeds cannot give less than 0.25. Above ``MOST_PAIRS`` pairs there is no answer.
+    Under "no difference" each paired difference could as well have had the other sign. With n pairs the p-value is
+    never below 2 / 2^n, so three seeds cannot give less than 0.25. Above ``MOST_PAIRS`` pairs there is no answer.
     """
     if not differences or len(differences) > MOST_PAIRS:
         return None
     observed = abs(math.fsum(differences))
-    slack = 1e-12 * max(1.0, observed)
-    sums = (math.fsum(s * d for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=len(differences)))
-    return sum(abs(total) >= observed - slack for total in sums) / 2 ** len(differences)
+    least = observed - 1e-12 * max(1.0, observed)
+    extreme = 0
+    for signs in product((1, -1), repeat=len(differences)):
+        extreme += abs(math.fsum(map(operator.mul, signs, differences))) >= least
+    return extreme / (1 << len(differences))
 
 
 def paired(ours: dict[int, Maybe], theirs: dict[int, Maybe]) -> Paired:

@@ -2,9 +2,9 @@
 
     trigger --download--> train --ask--> fresh model down --merge--> train on --upload--> verdict
 
-Trigger, arrival of the request, merge and arrival of the upload are in the log. When a device began to train and when it
-began to send follows from the fleet's figures in the config; they are used only if they explain the log (a fleet given
-from Python, or a real network, has others), and the legs stay unknown otherwise.
+Trigger, arrival of the request, merge and arrival of the upload are in the log. When a device began to train and when
+it began to send follows from the fleet's figures in the config; they are used only if they explain the log (a fleet
+given from Python, or a real network, has others), and the legs stay unknown otherwise.
 """
 
 from collections import deque

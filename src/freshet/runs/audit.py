@@ -1,8 +1,8 @@
 """Replaying a log against the formulas: the first line that does not add up is named.
 
 For every method: line numbers without gaps, time that never goes back, versions that grow by one per aggregation,
-staleness that follows from the versions, trips that are triggered before they ask, merge or upload, and merges that come
-after the request by the time a download takes. For the weights, each method brings its own formulas.
+staleness that follows from the versions, trips that are triggered before they ask, merge or upload, merges that come
+later than their request, and verdicts that follow an upload. For the weights, each method brings its own formulas.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,8 @@ class _Replay:
     version: int = 1
     trips: dict[int, Event] = field(default_factory=dict)
     requests: dict[int, Event] = field(default_factory=dict)
+    diverged: set[tuple[int, int]] = field(default_factory=set)
+    arrived: Event | None = None
 
 
 def audit(run: Run) -> Audit:
@@ -52,7 +54,7 @@ def audit(run: Run) -> Audit:
     for number, event in enumerate(run.events(), 1):
         try:
             _check(replay, event)
-            if not event.get("diverged"):
+            if not (event["kind"] == "merge" and event.get("diverged")):
                 method.audit(options, event, memory)
         except Mismatch as problem:
             found.problem = f"events.jsonl, line {number} ({event.get('kind')}): {problem}"
@@ -64,7 +66,19 @@ def audit(run: Run) -> Audit:
         found.events += 1
         found.aggregations += event["kind"] == "aggregate"
         found.merges += event["kind"] == "merge"
+    found.problem = _against_summary(run, found)
     return found
+
+
+def _against_summary(run: Run, found: Audit) -> str | None:
+    """A finished run's log holds as much as its summary says: nothing is missing at the end."""
+    if not run.finished():
+        return None
+    summary = run.summary()
+    for key, count in (("aggregations", found.aggregations), ("merges", found.merges)):
+        if summary.get(key, count) != count:
+            return f"events.jsonl holds {count} {key}, summary.json says {summary[key]}"
+    return None
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -77,9 +91,8 @@ def _check(replay: _Replay, event: Event) -> None:
     _require(event["seq"] == replay.seq, f"seq is {event['seq']}, expected {replay.seq}")
     _require(event["time"] >= replay.time, f"time goes back from {replay.time} to {event['time']}")
     replay.time = event["time"]
-    check = _CHECKS.get(event["kind"])
-    if check is not None:
-        check(replay, event)
+    _require(event["kind"] in _CHECKS, f"{event['kind']!r} is not a known kind")
+    _CHECKS[event["kind"]](replay, event)
 
 
 def _trigger(replay: _Replay, event: Event) -> None:
@@ -101,11 +114,15 @@ def _merge(replay: _Replay, event: Event) -> None:
     _require(request is not None and request["trip"] == event["trip"], "merge without a request")
     assert request is not None
     _require(event["fresh"] == request["fresh"], f"merged version {event['fresh']}, but got {request['fresh']}")
+    _require(event["time"] > request["time"], "merged at the time of the request: a download takes time")
+    if event.get("diverged"):
+        replay.diverged.add((event["device"], event["trip"]))
 
 
 def _upload(replay: _Replay, event: Event) -> None:
     trip = _trip(replay, event)
     _require(event["base"] == trip["version"], f"base is {event['base']}, but {trip['version']} was sent")
+    replay.arrived = event | {"lr": trip["lr"]}
     del replay.trips[event["device"]]
     replay.requests.pop(event["device"], None)
 
@@ -118,11 +135,27 @@ def _lost(replay: _Replay, event: Event) -> None:
 
 def _aggregate(replay: _Replay, event: Event) -> None:
     _require(event["version"] == replay.version, f"version is {event['version']}, expected {replay.version}")
+    if "device" in event:
+        _decided(replay, event)
+        _require((event["device"], event["trip"]) not in replay.diverged, "a trip that diverged was aggregated")
+        if "lr" in event and replay.arrived is not None:
+            _require(event["lr"] == replay.arrived["lr"], f"lr is {event['lr']}, the device had {replay.arrived['lr']}")
     pairs = zip(event.get("bases", [event["base"]]), event.get("stalenesses", [event["staleness"]]), strict=True)
     for base, staleness in pairs:
         expected = replay.version - base + 1
         _require(staleness == expected, f"staleness is {staleness}, expected {expected}")
     replay.version += 1
+
+
+def _decided(replay: _Replay, event: Event) -> None:
+    """The verdict on an upload comes right after it arrived."""
+    arrived = replay.arrived
+    same = arrived is not None and (arrived["device"], arrived["trip"]) == (event["device"], event["trip"])
+    _require(same, "there is no upload that this decides about")
+
+
+def _urgent(replay: _Replay, event: Event) -> None:
+    _trip(replay, event)
 
 
 def _evaluate(replay: _Replay, event: Event) -> None:
@@ -144,4 +177,7 @@ _CHECKS: dict[str, Callable[[_Replay, Event], None]] = {
     "lost": _lost,
     "aggregate": _aggregate,
     "evaluate": _evaluate,
+    "discard": _decided,
+    "rejected": _decided,
+    "urgent": _urgent,
 }

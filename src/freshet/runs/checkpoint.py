@@ -1,4 +1,4 @@
-"""Checkpoints: a tree of plain values and arrays as JSON + safetensors, with checksums, written as a whole or not at all.
+"""Checkpoints: a tree of plain values and arrays as JSON + safetensors with checksums, written whole or not at all.
 
     checkpoint/000007/state.json, arrays.safetensors, checksums.json
 

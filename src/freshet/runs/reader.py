@@ -55,11 +55,11 @@ class Run:
         path = self.directory / name
         if not path.is_file():
             raise RunError(f"{self.directory} has no {name}")
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
                     value = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise RunError(f"{path}, line {number}: is not a JSON object") from None
                 if not isinstance(value, dict):
                     raise RunError(f"{path}, line {number}: is not a JSON object")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,16 +54,16 @@ class Observer:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a reader sees the old content or the new, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -88,6 +88,8 @@ def to_safetensors(layout: Layout, weights: Vector) -> bytes:
 
 def plain(value: Any) -> Any:
     """What JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -144,11 +146,16 @@ class RunWriter:
     @staticmethod
     def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
         """Begin a new run directory."""
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConfigError("run.out", f"{directory} is not an empty folder; choose another or remove it")
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
-        return RunWriter(directory, observers)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if any(directory.iterdir()):
+                raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
+            write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
+            return RunWriter(directory, observers)
+        except FileExistsError:
+            raise ConfigError("run.out", f"{directory} is a file; choose a folder") from None
+        except OSError as error:
+            raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
 
     def position(self) -> Record:
         """Where the log ends now, for a checkpoint."""
@@ -191,9 +198,10 @@ class RunWriter:
             os.fsync(file.fileno())
 
     def abandon(self) -> None:
-        """Forget events whose numbers never arrived (an interrupted run)."""
-        self._queue = deque(item for item in self._queue if item[1] is None or item[1].done())
-        self.drain(wait=True)
+        """Give up on an event whose numbers never arrived, and on those after it: the log stays whole up to there."""
+        self.drain()
+        self.seq -= len(self._queue)
+        self._queue.clear()
 
     def close(self, summary: Record, layout: Layout, weights: Vector) -> None:
         """Finish the run: logs closed, final model and summary written."""

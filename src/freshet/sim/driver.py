@@ -127,9 +127,11 @@ class Simulation:
         if chosen:
             for assignment in self.server.trigger(chosen):
                 self._start(now, assignment)
+        elif wanted and self.server.synchronous:
+            self._write(now, self.server.empty_round())
         nobody_there = len(chosen) < wanted and not self.triggers
         if not self.trigger.on_arrival or nobody_there:
-            self._trigger_at(now + self.trigger.period)
+            self._trigger_at(_next(now, self.trigger.period))
 
     def _trigger_at(self, time: float) -> None:
         if time not in self.triggers:
@@ -275,6 +277,7 @@ class Simulation:
         trip = journey.trip
         del self.journeys[trip.device]
         finished = self.fleet.available(trip.device, entry.time)
+        self.counts.bytes_up += self.model_bytes * finished
         self._set_aside(journey, finished)
         self._log(entry.time, self.server.lost(trip.device, trip.trip, "upload lost" if finished else "device left"))
 
@@ -289,6 +292,14 @@ class Simulation:
             future.cancel()
 
     def _log(self, time: float, events: list[Event]) -> None:
+        """Write what the server decided, and act on it."""
+        self._write(time, events)
+        for device in self.server.take_urgent():
+            self._hurry(time, device)
+        if self.trigger.on_arrival:
+            self._trigger_at(time)
+
+    def _write(self, time: float, events: list[Event]) -> None:
         for event in events:
             self.writer.event(time, event)
             kind = event["kind"]
@@ -300,16 +311,12 @@ class Simulation:
                 stale = event.get("stalenesses", [event["staleness"]] * len(event.get("devices", [0])))
                 self.counts.staleness_sum += sum(stale)
                 self.counts.staleness_count += len(stale)
-        for device in self.server.take_urgent():
-            self._hurry(time, device)
-        if self.trigger.on_arrival:
-            self._trigger_at(time)
 
     # ---- testing the model
 
     def _on_evaluate(self, entry: Entry) -> None:
         self._test(entry.time)
-        self.heap.push(Entry(entry.time + self.eval_every, Rank.EVALUATE))
+        self.heap.push(Entry(_next(entry.time, self.eval_every), Rank.EVALUATE))
 
     def _test(self, time: float) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
@@ -323,6 +330,11 @@ class Simulation:
 
 
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
+
+
+def _next(time: float, period: float) -> float:
+    """The next multiple of a period (multiplied, not added up: no drift)."""
+    return (round(time / period) + 1) * period
 
 
 def _merge_numbers(outcome: Outcome) -> dict[str, Any]:

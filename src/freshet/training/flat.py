@@ -16,11 +16,17 @@ from freshet.models.groups import layer_groups
 Factory = Callable[[], nn.Module]
 
 
+def build_quietly(factory: Factory) -> nn.Module:
+    """A module from a factory, without moving the caller's random numbers."""
+    with torch.random.fork_rng(devices=[]):
+        return factory()
+
+
 def layout_of(module: nn.Module) -> Layout:
     """Plan the flat vector of a module: parameters, float buffers, integer counters."""
     tensors: list[tuple[str, tuple[int, ...], Kind]] = []
     for name, parameter in module.named_parameters():
-        tensors.append((name, tuple(parameter.shape), "learnable"))
+        tensors.append((name, tuple(parameter.shape), "learnable" if parameter.requires_grad else "buffer"))
     persistent = module.state_dict().keys()
     for name, buffer in module.named_buffers():
         if name in persistent:
@@ -61,11 +67,12 @@ class FlatModel:
                 self.parameters.append(parameter)
                 self.gradient_parts.append(view(self.gradient, entry))
             else:
-                place.copy_(buffers[entry.name])
+                tensor = buffers[entry.name] if entry.name in buffers else named[entry.name]
+                place.copy_(tensor.data)
                 if entry.kind == "buffer":
-                    buffers[entry.name].data = place
+                    tensor.data = place
                 else:
-                    self._counters.append((entry.span, buffers[entry.name]))
+                    self._counters.append((entry.span, tensor))
 
     @property
     def learnable(self) -> Tensor:

@@ -11,6 +11,7 @@ from freshet.methods.parts.staleness import (
     descend,
     freshness_weight,
     merge_gradients,
+    moved,
     saturate,
     staleness_weight,
 )
@@ -42,10 +43,10 @@ def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind
     if event["adapted"] != (past is not None and not event.get("forgotten")):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
     if event["adapted"] and past is not None:
-        logged = (event["p"], event["s_p"], event["xi_p"], event["lambda_p"], event["sigma_p"])
-        kept = (past.p, past.s_p, past.xi_p, past.control.lambda_, past.control.sigma)
-        for name, a, b in zip(("p", "s_p", "xi_p", "lambda_p", "sigma_p"), logged, kept, strict=True):
-            expect(name, a, b)
+        c = past.control
+        kept = {"p": past.p, "s_p": past.s_p, "xi_p": past.xi_p, "lambda_p": c.lambda_, "sigma_p": c.sigma}
+        for name, value in (kept | {"iota_p": c.iota}).items():
+            expect(name, event[name], value)
         gradients = control_gradients(event["q"], options.mu_alpha, past, options.equations)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, event[name], value)
@@ -73,8 +74,8 @@ def _merge(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Ki
     expect("beta", event["beta"], saturate(options.mu_beta, phi))
     expect("reward", event["reward"], event["loss_before"] - event["loss_after"])
     grad_gamma, grad_upsilon = merge_gradients(event["q"], options.mu_beta, phi, gamma, upsilon, age, s)
-    expect("gamma_after", event["gamma_after"], gamma - options.eta_gamma * grad_gamma)
-    expect("upsilon_after", event["upsilon_after"], upsilon - options.eta_upsilon * grad_upsilon)
+    expect("gamma_after", event["gamma_after"], moved(gamma, options.eta_gamma, grad_gamma))
+    expect("upsilon_after", event["upsilon_after"], moved(upsilon, options.eta_upsilon, grad_upsilon))
     memory[device] = (event["gamma_after"], event["upsilon_after"])
 
 

@@ -99,7 +99,10 @@ def _prior_logits(epochs: int) -> Tensor:
 
 
 class MetaSelector:
-    """The server's meta model: proposes the first slot of each device and learns from its reward (REINFORCE)."""
+    """The server's meta model: proposes the first slot of each device and learns from its reward (REINFORCE).
+
+    As in the paper's Algorithm 2, the running mean b takes a reward in before that reward is measured against it.
+    """
 
     def __init__(self, epochs: int, eta_rl: float, rho: float, seed: int, hidden: int = 16) -> None:
         with torch.random.fork_rng(devices=[]):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Equations = Literal["corrected", "published"]
+#: No weight grows beyond this before it is saturated: already there alpha and beta are 1 to twelve digits.
+LARGEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,28 @@ def discount(age: int, s: int, sigma: float) -> float:
 
 def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
     """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
-    return max(xi_min, control.lambda_ * discount(age, s, control.sigma) + control.iota)
+    return min(max(xi_min, control.lambda_ * discount(age, s, control.sigma) + control.iota), LARGEST)
 
 
 def saturate(mu: float, x: float) -> float:
     """``mu x / (1 + mu x)``, inside (0, 1) for x > 0: alpha from xi, beta from phi."""
-    return mu * x / (1.0 + mu * x)
+    y = mu * x
+    return 1.0 if math.isinf(y) else y / (1.0 + y)
 
 
 def saturation_slope(mu: float, x: float) -> float:
     """``d saturate / dx = mu / (1 + mu x)^2``."""
-    return mu / (1.0 + mu * x) ** 2
+    return mu / (1.0 + mu * x) / (1.0 + mu * x)
+
+
+def moved(value: float, rate: float, gradient: float) -> float:
+    """``value - rate gradient``; a step that is not finite is not taken, so controls stay numbers."""
+    after = value - rate * gradient
+    return after if math.isfinite(after) else value
+
+
+def _finite(*gradients: float) -> tuple[float, ...]:
+    return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
 
 
 def control_gradients(q: float, mu_alpha: float, past: Past, equations: Equations) -> tuple[float, float, float]:
@@ -62,20 +75,19 @@ def control_gradients(q: float, mu_alpha: float, past: Past, equations: Equation
         inner = -past.control.lambda_ * math.log(past.s_p)
     else:
         inner = -math.log(past.control.sigma) if past.control.sigma > 0 else 0.0
-    return c * weight, c * weight * inner, c
+    g_lambda, g_sigma, g_iota = _finite(c * weight, c * weight * inner, c)
+    return g_lambda, g_sigma, g_iota
 
 
 def descend(control: Control, gradients: tuple[float, float, float], rates: tuple[float, float, float]) -> Control:
     """One gradient step on the three control parameters."""
-    (g_lambda, g_sigma, g_iota), (r_lambda, r_sigma, r_iota) = gradients, rates
-    return Control(
-        control.lambda_ - r_lambda * g_lambda, control.sigma - r_sigma * g_sigma, control.iota - r_iota * g_iota
-    )
+    values = (control.lambda_, control.sigma, control.iota)
+    return Control(*(moved(*item) for item in zip(values, rates, gradients, strict=True)))
 
 
 def freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
     """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0."""
-    return max(0.0, gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s)))
+    return min(max(0.0, gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s))), LARGEST)
 
 
 def merge_gradients(
@@ -83,4 +95,5 @@ def merge_gradients(
 ) -> tuple[float, float]:
     """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``."""
     c = q * saturation_slope(mu_beta, phi)
-    return c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s)
+    g_gamma, g_upsilon = _finite(c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s))
+    return g_gamma, g_upsilon

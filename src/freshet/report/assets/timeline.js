@@ -3,7 +3,7 @@
    that thousands of trips are some thirty elements for the browser; shapes of fixed size are made anew after each zoom. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
-  let place, tip, data, lanes, spans, view, bounds, alphas, running = false;
+  let place, tip, data, lanes, spans, view, bounds, alphas, typical, running = false;
 
   const shape = () => ({ x: [], y: [] });
   function polygon(path, points) {
@@ -52,6 +52,8 @@ const Timeline = (() => {
     const known = data.trips.alpha.filter((value) => value !== null).sort((a, b) => a - b);
     const at = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))];
     alphas = known.length ? [at(0.01), at(0.99)] : null;
+    const long = data.trips.end.map((stop, i) => (stop ?? data.end) - data.trips.start[i]).sort((a, b) => a - b);
+    typical = long[Math.floor(long.length / 2)];
     place.dataset.lanes = devices.length;
     return show();
   }
@@ -74,7 +76,7 @@ const Timeline = (() => {
     const { width, inner } = size(), t = data.trips, end = data.end;
     const px = (view.x[1] - view.x[0]) / width, py = Math.abs(view.y[0] - view.y[1]) / inner;
     const from = 2 * view.x[0] - view.x[1], to = 2 * view.x[1] - view.x[0];
-    const radius = Math.max(1.6, Math.min(4.2, 0.3 / py));
+    const radius = Math.max(1.5, Math.min(4.2, 0.3 / py, 0.15 * typical / px));
     const paths = { down: shape(), train: shape(), retrain: shape(), fresh: shape(), lostbar: shape(), urgent: shape() };
     const uploads = Array.from({ length: BINS }, shape);
     const marks = { asked: shape(), merged: shape(), discarded: shape(), lost: shape(), rejected: shape() };

@@ -1,0 +1,99 @@
+"""``freshet report``, ``watch`` and ``export``: what run directories have to say, for people and for other programs."""
+
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from freshet.cli.screen import size
+from freshet.errors import ConfigError, RunError
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
+Target = Annotated[
+    float | None, typer.Option("--target", min=0, max=1, help="Accuracy to reach (default: the runs' own).")
+]
+
+
+def find_runs(places: list[Path]) -> list[Path]:
+    """Run directories among these folders: the folder itself, or those directly inside it."""
+    found: list[Path] = []
+    for place in places:
+        inside = [] if (place / "config.toml").is_file() or not place.is_dir() else sorted(place.iterdir())
+        runs = [folder for folder in inside if (folder / "config.toml").is_file()]
+        found += runs or [place]
+    return found
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    target: Target = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one self-contained HTML page about some runs: tables, curves with seed bands, the fleet's timeline.
+
+    Runs that differ only in their seed are put together; runs that have not finished are shown but not averaged.
+
+    Example: freshet report runs/demo -o report.html --open
+    """
+    from freshet.report.page import report as write
+
+    path = write(find_runs(runs), out, target)
+    typer.echo(f"{path} ({size(path.stat().st_size)})")
+    if open_:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def watch(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also one that is being written.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: a free one).")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Show the report of a run live while it goes, in a browser on this machine. Ctrl-C stops watching, not the run."""
+    from freshet.report.live import Server
+
+    with Server(directory, port) as server:
+        typer.echo(f"watching {directory} at {server.url} (Ctrl-C to stop)")
+        if open_:
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            typer.echo("stopped watching")
+
+
+def export(
+    runs: Runs,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Tidy table of all metrics.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="The same as Parquet (needs pyarrow).")] = None,
+    pdf: Annotated[Path | None, typer.Option("--pdf", help="Figures for a paper, one per page.")] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", help="Results table in LaTeX.")] = None,
+    target: Target = None,
+) -> None:
+    """Write the runs' numbers for other programs: CSV, Parquet, PDF figures, a LaTeX table; several at once if asked.
+
+    Example: freshet export runs/demo --csv metrics.csv --latex table.tex
+    """
+    from freshet.report import export as to
+    from freshet.report.reading import read_all
+
+    wanted: list[tuple[str, Path | None, Callable[[Path], None]]] = [
+        ("--csv", csv, lambda path: to.to_csv(data, path)),
+        ("--parquet", parquet, lambda path: to.to_parquet(data, path)),
+        ("--pdf", pdf, lambda path: to.to_pdf(data, path, target)),
+        ("--latex", latex, lambda path: to.to_latex(data, path, target)),
+    ]
+    if not any(path for _, path, _ in wanted):
+        raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
+    data = read_all(find_runs(runs))
+    if not data:
+        raise RunError("there is no run to export")
+    for option, path, write in wanted:
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                raise ConfigError(option, f"{path} cannot be written ({error.strerror or error})") from None
+            typer.echo(f"{path} ({size(path.stat().st_size)})")

@@ -1,0 +1,95 @@
+"""Running a grid: what is finished is never repeated, what was interrupted goes on, what crashes is put on record."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+from freshet.compute.processes import WorkerPool, available_cores
+from freshet.config import resolve
+from freshet.errors import RunError
+from freshet.experiments.grid import Job, run_key
+from freshet.experiments.store import State, Store
+from freshet.federation import Federation
+from freshet.runs.reader import Run
+from freshet.runs.writer import Observer
+
+
+class Watch(Observer):
+    """Watches a grid as well as each of its runs. Override what you need."""
+
+    def on_begin(self, job: Job, state: State) -> None:
+        """A run starts, or goes on (``state`` says how far it was)."""
+
+    def on_done(self, job: Job, state: State, error: str | None) -> None:
+        """A run is over: finished, failed with an error, or unfinished because somebody pressed Ctrl-C."""
+
+
+def to_do(jobs: Sequence[Job], store: Store, *, retry: bool = False) -> list[Job]:
+    """The runs that are missing; a crashed one only when it shall be tried again. Runs with equal keys count once."""
+    over = (State.FINISHED,) if retry else (State.FINISHED, State.FAILED)
+    return [job for job in {job.key: job for job in jobs}.values() if store.state(job.key) not in over]
+
+
+def run_grid(jobs: Sequence[Job], store: Store, *, watch: Watch | None = None, retry: bool = False) -> bool:
+    """Run whatever is missing, one run after the other over shared workers; False when it was interrupted."""
+    watch = watch or Watch()
+    with store.locked(), closing(Workers()) as workers:
+        try:
+            for job in to_do(jobs, store, retry=retry):
+                if perform(job, store, watch, workers) is State.UNFINISHED:
+                    return False
+        except KeyboardInterrupt:  # between two runs, or while data are loaded
+            return False
+    return True
+
+
+def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
+    """One run, from its start or from its last checkpoint; a crash is recorded and does not stop the others."""
+    before = store.state(job.key)
+    store.forgive(job.key)
+    watch.on_begin(job, before)
+    error: str | None = None
+    try:
+        summary = execute(job, store, [watch], workers.pool(job))
+        state = State.FINISHED if summary["status"] == "finished" else State.UNFINISHED
+    except Exception as problem:
+        error = store.fail(job.key, problem)
+        state = State.FAILED
+        workers.close()  # the workers may be what crashed: the next run gets new ones
+    watch.on_done(job, state, error)
+    return state
+
+
+def execute(job: Job, store: Store, observers: Sequence[Observer], pool: WorkerPool | None) -> dict[str, Any]:
+    """Run or resume one job in its directory and return its summary."""
+    directory = store.directory(job.key)
+    if not store.resumable(job.key):
+        store.clear(job.key)
+        return Federation.from_config(job.config).run(out=directory, observers=observers, pool=pool).summary
+    config = resolve(Run(directory).config())
+    if run_key(config) != job.key:
+        raise RunError(f"{directory} holds another configuration than its name says; remove it to run it again")
+    return Federation.from_config(config).resume(directory, observers=observers, pool=pool).summary
+
+
+class Workers:
+    """One pool for a whole grid, started when it is first needed and again after a crash."""
+
+    def __init__(self, start: Callable[[int], WorkerPool] = WorkerPool) -> None:
+        self._start = start
+        self._pool: WorkerPool | None = None
+
+    def pool(self, job: Job) -> WorkerPool | None:
+        """The pool for a run, or None when it trains in this process."""
+        run = job.config.run
+        workers = run.workers or available_cores()
+        if run.executor == "serial" or (run.executor == "auto" and workers == 1):
+            return None
+        if self._pool is None:
+            self._pool = self._start(workers)
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close(now=True)
+            self._pool = None

@@ -1,0 +1,269 @@
+"""A grid of runs as plain data: methods x worlds x seeds. Each run has a key, the hash of everything that decides its bits.
+
+Nothing here runs or reads a file: given the same request, the same jobs with the same keys come out.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from freshet.config import SECTIONS, Config, override, resolve
+from freshet.errors import ConfigError
+from freshet.experiments.cells import Cell
+from freshet.experiments.presets import cell_tables
+from freshet.methods import find
+
+Tables = Mapping[str, Mapping[str, Any]]
+#: Settings of a run that decide none of its bits: where it trains, how often it is saved, what its log is held against.
+ASIDE = ("executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "target")
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a comparison: a method or variant, perhaps with options of its own."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """The label as shown in tables: a method whose formulas are not accessible is marked."""
+        return f"{self.label} [R]" if find(self.method)[0].reconstructed else self.label
+
+
+@dataclass(frozen=True)
+class World:
+    """What all methods of one comparison share: a cell of the paper, or settings, or both."""
+
+    name: str = ""
+    cell: Cell | None = None
+    tables: Tables = field(default_factory=dict, hash=False)
+    #: Whether the cell's published numbers were measured in this very world.
+    published: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for besides the grid: a config file, results of tuning, single settings (later ones win)."""
+
+    tables: Tables = field(default_factory=dict)
+    tuned: Sequence[Tables] = ()
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the grid."""
+
+    world: World
+    entry: Entry
+    seed: int
+    config: Config
+
+    @cached_property
+    def key(self) -> str:
+        return run_key(self.config)
+
+
+def essence(config: Config) -> dict[str, dict[str, Any]]:
+    """Everything that decides a run's bits."""
+    tables = config.tables()
+    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in ASIDE}}
+
+
+def run_key(config: Config) -> str:
+    """A run's name in a grid: method and seed to be read by people, and the hash that decides."""
+    digest = hashlib.sha256(json.dumps(essence(config), sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name)
+    return f"{method}-seed{config.run.seed}-{digest}"
+
+
+# ---- from words to entries and seeds
+
+
+def parse_entries(text: str) -> list[Entry]:
+    """``fedasmu,fedasync@alpha=0.4``: methods separated by commas, each perhaps with options of its own."""
+    entries = [_entry(part.strip()) for part in text.split(",") if part.strip()]
+    if not entries:
+        raise ConfigError("--methods", "give at least one method (see `freshet methods`)")
+    labels = [entry.label for entry in entries]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ConfigError("--methods", f"{twice!r} is named twice")
+    return entries
+
+
+def _entry(text: str) -> Entry:
+    name, *options = text.split("@")
+    find(name)
+    table: dict[str, Any] = {}
+    override(table, [f"method.{option}" for option in options])
+    return Entry(text, name, table.get("method", {}))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``3``: the seeds 0, 1, 2. ``4,7``: these two."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    seeds = numbers if "," in text else list(range(numbers[0])) if numbers else []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError("--seeds", f"expects a number of seeds, or different seeds as in 4,7; {text!r} was given")
+    return seeds
+
+
+# ---- from entries to jobs
+
+
+def expand(
+    entries: Sequence[Entry],
+    seeds: Sequence[int],
+    request: Request | None = None,
+    worlds: Sequence[World] = (World(),),
+) -> list[Job]:
+    """Every run of the grid, world by world and in each seed by seed, so that early results cover all methods."""
+    request = request or Request()
+    check_settings(request.settings, entries)
+    jobs = [
+        Job(world, entry, seed, resolve(_seeded(tables, seed)))
+        for world in worlds
+        for drawn in [[(entry, tables_for(entry, world, request)) for entry in entries]]
+        for seed in seeds
+        for entry, tables in drawn
+    ]
+    check_fair(jobs)
+    return jobs
+
+
+def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[str, Any]]:
+    """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options."""
+    tables: dict[str, dict[str, Any]] = {"method": {}}
+    layers: list[Tables] = [world.tables, request.tables]
+    if world.cell is not None:
+        layers.insert(0, cell_tables(world.cell, entry.method))
+    for layer in layers:
+        for section, values in layer.items():
+            if section != "method":
+                tables[section] = tables.get(section, {}) | dict(values)
+        tables["method"] |= options_from(layer.get("method", {}), entry.method)
+    for tuned in request.tuned:
+        options = options_from(tuned.get("method", {}), entry.method)
+        if options:
+            tables["method"] |= options
+        if same_family(str(tuned.get("method", {}).get("name", "")), entry.method):
+            tables["training"] = tables.get("training", {}) | {"lr": tuned["training"]["lr"]}
+    for setting in _in_order(request.settings, entry):
+        override(tables, [setting])
+    tables["method"] |= dict(entry.options) | {"name": entry.method}
+    return tables | {"run": _with_trigger(tables.get("run", {}), find(entry.method)[0].kind)}
+
+
+def same_family(one: str, other: str) -> bool:
+    """Whether two names stand for the same method, variants included."""
+    return bool(one) and bool(other) and find(one)[0] is find(other)[0]
+
+
+def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A method table's options as far as they concern another line: the same method, or a variant of it.
+
+    What makes a variant a variant is not carried over, else a full config file would turn all variants into one.
+    """
+    name = str(table.get("name", "fedasmu")) if table else ""
+    if not same_family(name, method):
+        return {}
+    switches = {key for preset in find(method)[0].variants.values() for key in preset} if name != method else set()
+    return {key: value for key, value in table.items() if key != "name" and key not in switches}
+
+
+def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:
+    """The settings that concern an entry, as ``section.key=value``; those for its very name come last and win."""
+    common, family, own = [], [], []
+    for setting in settings:
+        section, _, rest = setting.strip().partition(".")
+        if section in SECTIONS:
+            common.append(setting)
+        elif section == entry.method:
+            own.append(f"method.{rest}")
+        elif same_family(section, entry.method) and section == find(section)[0].name:
+            family.append(f"method.{rest}")
+    return common + family + own
+
+
+def check_settings(settings: Sequence[str], entries: Sequence[Entry]) -> None:
+    """Every ``--set`` must concern somebody: a section that all share, or a method of the grid."""
+    families = {name for entry in entries for name in (entry.method, find(entry.method)[0].name)}
+    for setting in settings:
+        section = setting.strip().partition(".")[0]
+        if section == "method":
+            raise ConfigError("--set", f"several methods run here: write METHOD.key=value instead of {setting!r}")
+        if section not in SECTIONS and section not in families:
+            allowed = ", ".join([*SECTIONS, *sorted(families)])
+            raise ConfigError("--set", f"{setting!r} concerns nobody here; it can begin with {allowed}")
+
+
+def _with_trigger(run: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """All asynchronous methods share one kind of trigger; synchronous ones have rounds."""
+    given = run.get("trigger", "auto")
+    trigger = "rounds" if kind == "sync" else "auto" if given == "rounds" else given
+    return dict(run) | {"trigger": trigger}
+
+
+def _seeded(tables: Tables, seed: int) -> dict[str, Any]:
+    return {**tables, "run": dict(tables.get("run", {})) | {"seed": seed}}
+
+
+# ---- what makes a comparison fair
+
+
+def shared(config: Config) -> dict[str, Any]:
+    """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
+    tables = essence(config)
+    del tables["method"]
+    tables["training"] = {key: value for key, value in tables["training"].items() if key != "lr"}
+    tables["run"] = {key: value for key, value in tables["run"].items() if key != "trigger"}
+    return tables
+
+
+def check_fair(jobs: Iterable[Job]) -> None:
+    """Refuse a grid in which two methods meet different data, devices, networks, seeds or triggers."""
+    first: dict[tuple[str, int], Job] = {}
+    triggers: dict[tuple[str, str], Job] = {}
+    for job in jobs:
+        other = first.setdefault((job.world.name, job.seed), job)
+        mine, theirs = shared(job.config), shared(other.config)
+        for section, values in mine.items():
+            for key, value in values.items():
+                if value != theirs[section][key]:
+                    problem = (
+                        f"differs between {other.entry.label} ({theirs[section][key]}) and {job.entry.label} ({value})"
+                    )
+                    raise ConfigError(f"{section}.{key}", problem)
+        kind = find(job.entry.method)[0].kind
+        peer = triggers.setdefault((job.world.name, kind), job)
+        if job.config.run.trigger != peer.config.run.trigger:
+            raise ConfigError("run.trigger", f"differs between {peer.entry.label} and {job.entry.label}")
+
+
+# ---- time left
+
+
+def seconds_left(done: Sequence[tuple[str, float, float]], todo: Sequence[tuple[str, float]]) -> float | None:
+    """Real seconds for what is left: ``done`` has (method, virtual, real seconds), ``todo`` (method, virtual seconds).
+
+    Each method goes on at its own pace; one that has not run yet at the mean pace of the others.
+    """
+    pace: dict[str, tuple[float, float]] = {}
+    for label, virtual, real in done:
+        before = pace.get(label, (0.0, 0.0))
+        pace[label] = (before[0] + virtual, before[1] + real)
+    virtual, real = (sum(column) for column in zip(*pace.values(), strict=True)) if pace else (0.0, 0.0)
+    if virtual <= 0:
+        return None
+    known = {label: spent / length for label, (length, spent) in pace.items() if length > 0}
+    return sum(length * known.get(label, real / virtual) for label, length in todo)

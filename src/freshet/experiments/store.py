@@ -1,0 +1,104 @@
+"""Where a grid keeps its runs: DIR/runs/<key> (run directories) and DIR/failures/<key>.json (why a run crashed)."""
+
+import fcntl
+import json
+import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+from freshet.errors import FreshetError, RunError
+from freshet.runs import checkpoint
+from freshet.runs.reader import Run
+from freshet.runs.writer import write_atomically
+
+
+class State(StrEnum):
+    """How far a run is."""
+
+    MISSING = "missing"
+    FINISHED = "finished"
+    UNFINISHED = "unfinished"
+    FAILED = "failed"
+
+
+class Store:
+    """The folder of a grid. What is in it decides what is left to do."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def directory(self, key: str) -> Path:
+        """The run directory of this key."""
+        return self.folder / "runs" / key
+
+    def state(self, key: str) -> State:
+        """How far this run is."""
+        directory = self.directory(key)
+        if _finished(directory):
+            return State.FINISHED
+        if self._failure(key).is_file():
+            return State.FAILED
+        return State.UNFINISHED if directory.is_dir() and any(directory.iterdir()) else State.MISSING
+
+    def resumable(self, key: str) -> bool:
+        """Whether an unfinished run has a checkpoint to go on from."""
+        directory = self.directory(key)
+        if not (directory / "config.toml").is_file():
+            return False
+        try:
+            checkpoint.read(directory)
+        except RunError:
+            return False
+        return True
+
+    def clear(self, key: str) -> None:
+        """Forget what an unfinished run left behind; a finished one is never touched."""
+        if _finished(self.directory(key)):
+            raise RunError(f"{self.directory(key)} is finished and is not repeated")
+        shutil.rmtree(self.directory(key), ignore_errors=True)
+
+    def fail(self, key: str, error: Exception) -> str:
+        """Record why a run crashed; returns the sentence to show."""
+        sentence = str(error) if isinstance(error, FreshetError) else f"{type(error).__name__}: {error}"
+        record = {"error": sentence, "traceback": "".join(traceback.format_exception(error))}
+        path = self._failure(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(record, indent=2) + "\n").encode())
+        return sentence
+
+    def error(self, key: str) -> str | None:
+        """Why this run crashed, or None if it did not."""
+        try:
+            return str(json.loads(self._failure(key).read_text(encoding="utf-8"))["error"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return "its record cannot be read"
+
+    def forgive(self, key: str) -> None:
+        """Forget that a run crashed."""
+        self._failure(key).unlink(missing_ok=True)
+
+    def _failure(self, key: str) -> Path:
+        return self.folder / "failures" / f"{key}.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one command at a time works in a folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"another freshet command is working in {self.folder}; wait for it to end") from None
+            yield
+
+
+def _finished(directory: Path) -> bool:
+    try:
+        return Run(directory).finished()
+    except RunError:
+        return False

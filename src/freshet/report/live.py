@@ -1,0 +1,108 @@
+"""``freshet watch``: the report page of a run that is still going, served to this machine only.
+
+Two addresses exist: the page and its data. The page asks every second; the server reads what is new in the log, and
+answers "nothing new" without work when there is none.
+"""
+
+import json
+import sys
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from freshet.errors import ConfigError
+from freshet.report.page import document, render
+from freshet.report.reading import Reader
+
+HOST = "127.0.0.1"
+#: The log is looked at no more often than this, however many pages are open.
+EVERY_SECONDS = 0.8
+
+
+class Source:
+    """The newest data of one run; a new number for each change."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._reader = Reader(directory)
+        self._lock = threading.Lock()
+        self._version = 0
+        self._body = b""
+        self._looked = float("-inf")
+
+    def answer(self, have: str) -> bytes | None:
+        """The data as JSON, or None when the caller has the newest."""
+        with self._lock:
+            if time.monotonic() - self._looked >= EVERY_SECONDS:
+                if self._reader.refresh() or not self._version:
+                    self._version += 1
+                    answer = {"version": str(self._version), "document": document([self._reader.data()])}
+                    self._body = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
+                self._looked = time.monotonic()
+            return None if have == str(self._version) else self._body
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "Server"
+    protocol_version = "HTTP/1.1"
+    server_version = "freshet"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in self.server.names:  # another site's name that points here
+            self._send(HTTPStatus.FORBIDDEN, b"", "text/plain")
+            return
+        address = urlsplit(self.path)
+        if address.path == "/":
+            self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
+        elif address.path == "/data.json":
+            body = self.server.source.answer(parse_qs(address.query).get("have", [""])[0])
+            if body is None:
+                self._send(HTTPStatus.NO_CONTENT, b"", "application/json")
+            else:
+                self._send(HTTPStatus.OK, body, "application/json")
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"", "text/plain")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        if status is not HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one run's page on the loopback interface."""
+
+    daemon_threads = True
+
+    def __init__(self, directory: str | Path, port: int = 0) -> None:
+        self.source = Source(directory)
+        self.page = render(None).encode()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                "--port", f"{port} cannot be used ({getattr(error, 'strerror', None) or error})"
+            ) from None
+        self.names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error of ours."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)

@@ -1,0 +1,160 @@
+"""Ray actors, on a cluster of two nodes: the same bits, and nothing is lost with an actor or a node."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from freshet.compute import ray as ours
+from freshet.compute.ray import RayExecutor, RayPool
+from freshet.errors import ConfigError, RunError
+
+from .helpers import (
+    METHODS,
+    UNTIL,
+    Big,
+    Deadly,
+    Failing,
+    Patient,
+    assert_same_run,
+    begun,
+    federation,
+    make_setup,
+    make_work,
+    same,
+)
+
+WAIT = 60
+
+
+def test_without_ray_there_is_one_clear_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"^run\.executor: Ray is not installed .*pip install 'freshet\[ray\]'$"):
+        RayPool()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes with one CPU each, on the loopback interface."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    built = Cluster(initialize_head=True, head_node_args=node)
+    built.second = built.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+    yield built
+    ray.shutdown()
+    built.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(cluster):
+    built = RayPool(address=cluster.address)
+    assert len(built.workers) == 2
+    yield built
+    built.close(now=True)
+
+
+@pytest.fixture
+def executor(pool):
+    built = RayExecutor(make_setup(), pool, owns_pool=False)
+    yield built
+    built.close()
+
+
+def check(executor, setup, count=4):
+    works = [make_work(setup, trip) for trip in range(count)]
+    futures = [executor.train(work, 0.0) for work in works]
+    assert all(same(f.result(WAIT), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
+
+
+def test_training_and_scores_are_those_of_this_process(executor):
+    setup = make_setup()
+    check(executor, setup)
+    weights = make_work(setup).weights
+    assert executor.evaluate(weights).result(WAIT) == setup.trainer().evaluate(weights)
+
+
+def test_factories_may_be_lambdas_and_models_large(pool):
+    for factory in (lambda: nn.Linear(8, 3, bias=False), Big):
+        setup = make_setup(factory)
+        executor = RayExecutor(setup, pool, owns_pool=False)
+        check(executor, setup, 2)
+        executor.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ray_gives_the_same_bits_as_one_process(pool, serial_run, tmp_path, method):
+    assert_same_run(federation(method).run(UNTIL, out=tmp_path / "run", pool=pool), serial_run(method))
+
+
+def test_an_error_in_training_brings_its_traceback_along(executor):
+    with pytest.raises(RunError, match="(?s)training failed in a worker:.*ZeroDivisionError: one by nothing"):
+        work = make_work(make_setup(), rule=Failing(ZeroDivisionError("one by nothing")))
+        executor.train(work, 0.0).result(WAIT)
+
+
+def test_an_actor_killed_in_training(executor, tmp_path):
+    work = make_work(make_setup(), rule=Patient(tmp_path))
+    future = executor.train(work, 0.0)
+    os.kill(begun(tmp_path)[0], signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert same(future.result(WAIT), make_setup().trainer().train(work))
+
+
+def test_a_task_that_always_kills_its_actor_is_given_up(executor, tmp_path):
+    with pytest.raises(RunError, match=r"task \(train\) ended its worker 3 times"):
+        executor.train(make_work(make_setup(), rule=Deadly(tmp_path / "count", 99)), 0.0).result(WAIT)
+    assert (tmp_path / "count").stat().st_size == 3
+
+
+def test_a_node_that_dies_in_the_middle(executor, cluster, tmp_path):
+    setup = make_setup()
+    check(executor, setup)
+    works = [make_work(setup, trip, Patient(tmp_path)) for trip in range(2)]
+    futures = [executor.train(work, 0.0) for work in works]
+    begun(tmp_path, 2)
+    cluster.remove_node(cluster.second, allow_graceful=False)
+    (tmp_path / "go").touch()
+    assert all(same(f.result(WAIT), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
+    check(executor, setup, 8)
+
+
+SCRIPT = """
+import ray
+from torch import nn
+from freshet.compute.ray import RayExecutor, RayPool
+from tests.compute.helpers import make_setup, make_work, same
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+setup = make_setup(lambda: Net())
+executor = RayExecutor(setup, RayPool(1), owns_pool=True)
+work = make_work(setup)
+assert same(executor.train(work, 0.0).result(), setup.trainer().train(work))
+assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+executor.close()
+assert not ray.is_initialized()
+"""
+
+
+def test_a_script_without_a_guard_starts_and_ends_its_own_cluster(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b""
+    assert done.stderr == b""
+
+
