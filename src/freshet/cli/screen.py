@@ -73,10 +73,10 @@ def number(value: float | None, digits: int = 3) -> str:
 def results_table(summaries: list[dict[str, Any]]) -> Table:
     """One line per run: what it reached, how fast, at what cost."""
     target = summaries[0]["target"]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("method")
-    for heading in ("accuracy", "best", f"time to {target:g}", "uploads", "discarded", "staleness", "up", "down"):
-        table.add_column(heading, justify="right")
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    table.add_column("method", no_wrap=True)
+    for heading in ("accuracy", "best", f"to {target:g}", "uploads", "discards", "staleness", "up", "down"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         reached = summary["time_to_target"]
         table.add_row(

@@ -1,4 +1,4 @@
-"""A grid of runs as plain data: methods x worlds x seeds. Each run has a key, the hash of everything that decides its bits.
+"""A grid of runs as plain data: methods x worlds x seeds, each with a key, the hash of all that decides its bits.
 
 Nothing here runs or reads a file: given the same request, the same jobs with the same keys come out.
 """

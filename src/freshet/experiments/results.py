@@ -15,7 +15,7 @@ from freshet._version import __version__
 from freshet.errors import RunError
 from freshet.experiments.grid import Entry, Job, World
 from freshet.experiments.store import State, Store
-from freshet.methods import find
+from freshet.methods import find, options_for
 from freshet.report.groups import Group, headline, times_to
 from freshet.report.reading import RunData, number
 from freshet.report.statistics import over_seeds
@@ -111,8 +111,11 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], numbers: Record, world: Wor
 
 
 def published(entry: Entry, world: World) -> Record | None:
-    """The paper's numbers for a line, where it has them for this very world and method without extra options."""
-    if world.cell is None or not world.published or entry.options or entry.method not in world.cell.published:
+    """The paper's numbers for a line, where it has them for this world and the method runs with its own options."""
+    if world.cell is None or not world.published or entry.method not in world.cell.published:
+        return None
+    usual = options_for(entry.method, {})
+    if any(getattr(usual, key, None) != value for key, value in entry.options.items()):
         return None
     return asdict(world.cell.published[entry.method])
 
