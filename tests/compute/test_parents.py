@@ -45,7 +45,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """One script per signal, started side by side: (process, folder of its training, its folder for temporary files)."""
+    """One script per signal, started side by side: process, folder of its training, folder for temporary files."""
     started = {}
     for number in SIGNALS:
         folder = tmp_path_factory.mktemp(number.name)

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch import nn
 
-from freshet.compute import ray as ours
 from freshet.compute.ray import RayExecutor, RayPool
 from freshet.errors import ConfigError, RunError
 
@@ -39,8 +39,8 @@ def test_without_ray_there_is_one_clear_sentence(monkeypatch):
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes with one CPU each, on the loopback interface."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # read by the import
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -93,7 +93,7 @@ def test_ray_gives_the_same_bits_as_one_process(pool, serial_run, tmp_path, meth
 
 
 def test_an_error_in_training_brings_its_traceback_along(executor):
-    with pytest.raises(RunError, match="(?s)training failed in a worker:.*ZeroDivisionError: one by nothing"):
+    with pytest.raises(RunError, match=r"(?s)training failed in a worker:.*ZeroDivisionError: one by nothing"):
         work = make_work(make_setup(), rule=Failing(ZeroDivisionError("one by nothing")))
         executor.train(work, 0.0).result(WAIT)
 
@@ -151,10 +151,9 @@ assert not ray.is_initialized()
 def test_a_script_without_a_guard_starts_and_ends_its_own_cluster(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
     assert done.stderr == b""
-
-

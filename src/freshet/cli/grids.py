@@ -1,5 +1,6 @@
 """What a grid of runs looks like in a terminal: a live table while it runs, and the tables of its results."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -129,20 +130,15 @@ def _clock(seconds: float) -> str:
 # ---- results
 
 
-def spread(value: Record, digits: int = 3) -> str:
-    """Median and range over seeds: 0.812 (0.805–0.820)."""
-    if value["median"] is None:
-        return "–"
-    text = number(value["median"], digits)
-    return f"{text} ({number(value['low'], digits)}–{number(value['high'], digits)})" if value["count"] > 1 else text
+def span(value: Record) -> str:
+    """Least and greatest over seeds: 0.805–0.820."""
+    return f"{number(value['low'])}–{number(value['high'])}" if value["count"] > 1 else "–"
 
 
 def reached(value: Record) -> str:
-    """Time to the target: its median, a dash when it was not reached, and how many seeds reached it if not all did."""
+    """Median time to the target, a dash when it was not reached, and how many seeds reached it if not all did."""
     text = "–" if value["median"] is None else f"{value['median']:.0f} s"
-    if value["count"] > 1 and value["median"] is not None:
-        text += f" ({value['low']:.0f}–{value['high']:.0f})"
-    return f"{text} {value['count']}/{value['of']} seeds" if 0 < value["count"] < value["of"] else text
+    return f"{text} ({value['count']}/{value['of']})" if 0 < value["count"] < value["of"] else text
 
 
 def _runs(line: Record) -> str:
@@ -151,19 +147,20 @@ def _runs(line: Record) -> str:
 
 
 def accuracy_table(world: Record) -> Table:
-    """What each method reached and how fast, held against the first one, with the paper's numbers where there are any."""
+    """What each method reached and how fast, held against the first one; the paper's numbers beside it."""
     lines, target = world["lines"], world["target"]
     paper = any(line["published"] for line in lines)
-    headings = ["runs", "accuracy", "best", f"to {target:g}", "5-point mean", "versus first", "p"]
-    table = _table([*headings, *(["published", f"published to {target:g}"] if paper else [])])
+    headings = ["runs", "accuracy", "range", "best", f"to {target:g}", "5-mean", "vs first", "p"]
+    table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
     for line in lines:
         against = line.get("against")
         difference = None if against is None else against["difference"]
         row = [
             escape(line["label"]),
             _runs(line),
-            spread(line["accuracy"]),
-            spread(line["best"]),
+            number(line["accuracy"]["median"]),
+            span(line["accuracy"]),
+            number(line["best"]["median"]),
             reached(line["time_raw"]),
             reached(line["time_mean"]),
             "–" if difference is None else f"{difference:+.3f}",
@@ -198,10 +195,16 @@ def cost_table(world: Record) -> Table:
 
 def _table(headings: Sequence[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     return table
+
+
+def wide_console() -> Console:
+    """A console for tables; in a file or a pipe there is room for all columns."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=160)
 
 
 def print_results(console: Console, results: Record) -> None:
@@ -229,11 +232,14 @@ def _reading(results: Record) -> list[str]:
     """How to read the tables."""
     lines = [line for world in results["worlds"] for line in world["lines"]]
     pairs = max((line["against"]["pairs"] for line in lines if "against" in line), default=0)
-    notes = ["accuracy, best, times: median (least–greatest) over the seeds that finished; – means never reached"]
+    notes = [
+        "accuracy, best, times: median over the seeds that finished; range: least–greatest. Times: first test with the "
+        "target reached, and first with the mean of five tests there; – means never, (1/3) by one seed of three"
+    ]
     if pairs:
         notes.append(
-            f"versus first: mean difference of accuracy over seeds; p: exact paired sign-flip test, not corrected for the "
-            f"number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
+            "vs first: mean difference of accuracy over seeds; p: exact paired sign-flip test, not corrected for "
+            f"the number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
         )
     if any(line["reconstructed"] for line in lines):
         notes.append("[R] reconstructed: the original formulas are not accessible")

@@ -7,9 +7,12 @@ Ray's object store once, and the actors of a node read them there without a copy
 import importlib
 import logging
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,8 @@ from freshet.errors import ConfigError, RunError
 #: Seconds without any worker after which a cluster is given up.
 PATIENCE = 120.0
 _POLL = 0.5
+_LOCALHOST = "127.0.0.1"
+_QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,7 @@ class RayHost(Host):
         """Answer as soon as the actor lives."""
         return True
 
-    def install_from(
-        self, number: int, drop: list[int], message: bytes, blocks: "list[NDArray[np.uint8]]"
-    ) -> bytes:
+    def install_from(self, number: int, drop: list[int], message: bytes, blocks: "list[NDArray[np.uint8]]") -> bytes:
         """Build a setup's trainer on the arrays of the object store."""
         return self.install(number, drop, lambda: assemble(message, [block.data for block in blocks]))
 
@@ -105,9 +108,8 @@ class RayPool(Pool[PutSetup]):
     """
 
     def __init__(self, workers: int = 0, address: str = "", *, patience: float = PATIENCE) -> None:
-        self._ray = _import()
+        self._ray, self._cluster = _connect(workers, address)
         self._patience = patience
-        self._owns = _connect(self._ray, workers, address)
         # with num_cpus=1 Ray itself sets OMP_NUM_THREADS=1 in the actor
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(RayHost)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))))
@@ -125,9 +127,22 @@ class RayPool(Pool[PutSetup]):
         return PutSetup(parts.message, self._ray.put(parts.blocks))
 
     def _end(self) -> None:
-        if self._owns:
-            self._owns = False
-            self._ray.shutdown()
+        if self._cluster is not None:
+            self._cluster.leave(self._ray)
+            self._cluster = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The connection that we made; with its session folder when the cluster is ours."""
+
+    session: Path | None
+
+    def leave(self, ray: Any) -> None:
+        """Disconnect, and end what was started here."""
+        ray.shutdown()
+        if self.session is not None:
+            shutil.rmtree(self.session, ignore_errors=True)
 
 
 class RayExecutor(PoolExecutor):
@@ -143,19 +158,47 @@ def _import() -> Any:
         raise ConfigError("run.executor", problem) from None
 
 
-def _connect(ray: Any, workers: int, address: str) -> bool:
-    """Join a cluster or start one on the loopback interface; True when it is ours to shut down."""
+def _connect(workers: int, address: str) -> tuple[Any, Cluster | None]:
+    """Ray itself, joined to a cluster; and the cluster when it was started here."""
+    ray = _import()
     if ray.is_initialized():
-        return False
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+        return ray, None
     address = address or os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        with _loopback():
+            return ray, _start(ray, workers or available_cores())
     try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            cores = workers or available_cores()
-            ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        ray.init(address=address, **_QUIET)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise ConfigError("run.address", f"no Ray cluster answers at {address or 'this machine'} ({first})") from None
-    return True
+        raise ConfigError("run.address", f"no Ray cluster answers at {address} ({first})") from None
+    return ray, Cluster(None)
+
+
+def _start(ray: Any, cores: int) -> Cluster:
+    """A cluster of this machine alone, that nobody else can reach."""
+    try:
+        context = ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address=_LOCALHOST, **_QUIET)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise RunError(f"Ray could not be started on this machine ({str(error).strip()})") from None
+    cluster = Cluster(Path(context.address_info["session_dir"]))
+    if ray.nodes()[0]["NodeManagerAddress"] != _LOCALHOST:
+        cluster.leave(ray)
+        raise RunError("Ray would listen on all network interfaces; start a cluster yourself and give its address")
+    return cluster
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray stay on the loopback interface; otherwise, on Linux, it replaces 127.0.0.1 by the machine's address."""
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    constants: Any = importlib.import_module("ray._private.ray_constants")  # has read the variable when it was imported
+    before, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
+    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

@@ -10,7 +10,7 @@ Number = float | int
 CONTROL_BYTES = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Server to device: train this model. ``age`` is what the formulas take the root of: version, or round."""
 
@@ -24,7 +24,7 @@ class Assignment:
     instruction: Mapping[str, Number] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fresh:
     """Server to device, in the middle of a trip: the model is now this one."""
 
@@ -33,7 +33,7 @@ class Fresh:
     weights: Vector
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Upload:
     """Device to server: the trained model, the SGD steps it took, and what the device's rule reports."""
 

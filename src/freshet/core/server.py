@@ -17,9 +17,11 @@ from freshet.core.vectors import Vector, is_finite
 from freshet.core.versions import VersionStore
 
 Event = dict[str, Any]
+#: Random devices drawn at a time.
+DRAWS = 4096
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """What the server remembers of a device that is training."""
 
@@ -49,7 +51,8 @@ class Server:
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
-        self.triggers = 0
+        self.draws = 0
+        self._block: tuple[int, list[int]] | None = None
         self.urgent: list[int] = []
 
     # ---- what is true now
@@ -88,29 +91,32 @@ class Server:
     # ---- events
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
-        """Up to ``count`` idle and available devices with data, uniformly without replacement."""
-        self.triggers += 1
-        rng = stream(self.world.seed, "select", self.triggers)
-
-        def idle(device: int) -> bool:
-            return (
-                device not in self.flights
-                and device not in self.waiting
-                and self.world.samples[device] > 0
-                and available(device)
-            )
-
-        chosen: dict[int, None] = {}
-        for device in rng.integers(self.world.devices, size=4 * count + 8):  # enough while most devices are idle
+        """Up to ``count`` idle and available devices with data, uniformly without replacement, in ascending order."""
+        flights, waiting, samples = self.flights, self.waiting, self.world.samples
+        chosen: set[int] = set()
+        for _ in range(4 * count + 64):  # enough while most devices are idle
             if len(chosen) == count:
-                break
-            if int(device) not in chosen and idle(int(device)):
-                chosen[int(device)] = None
+                return sorted(chosen)
+            device = self._draw()
+            if device in flights or device in chosen or device in waiting:
+                continue
+            if samples[device] > 0 and available(device):
+                chosen.add(device)
         if len(chosen) < count:
-            rest = [d for d in range(self.world.devices) if d not in chosen and idle(d)]
-            for index in rng.permutation(len(rest))[: count - len(chosen)]:
-                chosen[rest[index]] = None
+            busy = flights.keys() | waiting | chosen
+            idle = [d for d in range(self.world.devices) if d not in busy and samples[d] > 0 and available(d)]
+            order = stream(self.world.seed, "select rest", self.draws).permutation(len(idle))
+            chosen.update(idle[index] for index in order[: count - len(chosen)])
         return sorted(chosen)
+
+    def _draw(self) -> int:
+        """The next device of one long random sequence, whose place is all the state there is."""
+        block, place = divmod(self.draws, DRAWS)
+        if self._block is None or self._block[0] != block:
+            drawn = stream(self.world.seed, "select", block).integers(self.world.devices, size=DRAWS)
+            self._block = (block, drawn.tolist())
+        self.draws += 1
+        return self._block[1][place]
 
     def trigger(self, devices: Sequence[int]) -> list[Assignment]:
         """Send the current model to these devices. For a synchronous method this opens a round."""

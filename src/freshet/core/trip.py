@@ -28,7 +28,7 @@ class Slot(NamedTuple):
     action: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class DeviceTrip:
     """One local training of one device, from the model it was given to the model it uploads."""
 

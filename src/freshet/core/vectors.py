@@ -22,6 +22,9 @@ def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) ->
     """``sum_j c_j v_j``, added in the order given. ``out`` may be one of the inputs."""
     size = len(terms[0][1])
     result = np.empty(size, np.float32) if out is None else out
+    if size <= BLOCK:
+        result[:] = sum(vector.astype(np.float64) * coefficient for coefficient, vector in terms)
+        return result
     width = min(BLOCK, size)
     total, part = np.empty(width), np.empty(width)
     for block in _blocks(size):
@@ -67,6 +70,10 @@ def norm(a: Vector) -> float:
 
 def distance(a: Vector, b: Vector) -> float:
     """``|a - b|``, without a temporary of full size."""
+    if len(a) <= BLOCK:
+        difference = a.astype(np.float64)
+        difference -= b
+        return math.sqrt(float(np.dot(difference, difference)))
     total = 0.0
     for block in _blocks(len(a)):
         difference = a[block].astype(np.float64)

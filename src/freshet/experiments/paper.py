@@ -13,7 +13,7 @@ from freshet.config import override
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS, METHODS, Cell
-from freshet.experiments.grid import Entry, Job, Request, World, expand, parse_entries
+from freshet.experiments.grid import ASIDE, Entry, Job, Request, World, expand, parse_entries
 from freshet.experiments.presets import find_cell
 from freshet.experiments.results import published
 from freshet.sim.fleet import FleetOptions
@@ -173,8 +173,15 @@ def plan(
     override(changed, settings)
     dataset = changed.get("data", {}).get("name")
     worlds = [_world(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
+    if not as_published(settings):
+        worlds = [replace(world, published=False) for world in worlds]
     jobs = expand(entries, seeds, Request(settings=settings), worlds)
     return Plan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
+
+
+def as_published(settings: Sequence[str]) -> bool:
+    """Whether the paper's numbers may stand beside runs with these settings: same data, network and devices."""
+    return not any(s.partition(".")[0] in ("data", "model", "fleet") and not s.startswith("data.dir") for s in settings)
 
 
 def _entries(suite: Suite, methods: str | None) -> list[Entry]:
@@ -236,6 +243,12 @@ def _merged(first: dict[str, dict[str, Any]], base: dict[str, dict[str, Any]]) -
     return {name: base.get(name, {}) | first.get(name, {}) for name in {**base, **first}}
 
 
+def changed(settings: Sequence[str]) -> list[str]:
+    """A sentence about settings that decide bits, if there are any."""
+    names = [s for s in settings if s.partition("=")[0].strip() not in {f"run.{key}" for key in ASIDE}]
+    return [f"changed by --set: {', '.join(names)}"] if names else []
+
+
 def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[str]) -> list[str]:
     notes = []
     if scale != 1.0:
@@ -245,13 +258,8 @@ def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[s
             f"{config.data.train_samples} training samples, {config.run.until:g} s in the first world; "
             "these are not the paper's conditions"
         )
-    if settings:
-        notes.append(f"changed by --set: {', '.join(settings)}")
+    notes += changed(settings)
     notes += [f"published: {sentence}" for sentence in suite.published]
-    if any(
-        job.world.published and job.entry.method in CELLS[job.world.cell.name].published
-        for job in jobs
-        if job.world.cell
-    ):
+    if any(published(job.entry, job.world) for job in jobs):
         notes.append(UNITS)
     return notes

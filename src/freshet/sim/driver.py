@@ -16,6 +16,7 @@ from typing import Any
 from freshet.compute.base import Executor, Future
 from freshet.compute.serial import Lazy
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Upload
+from freshet.core.method import LocalRule
 from freshet.core.server import Event, Server
 from freshet.core.streams import stream
 from freshet.core.trigger import Trigger
@@ -27,7 +28,7 @@ from freshet.sim.heap import Entry, EventHeap, Rank
 from freshet.training.local import Outcome, Score, Work
 
 
-@dataclass
+@dataclass(slots=True)
 class Journey:
     """A trip in virtual time: the device's state machine and the training that belongs to it."""
 
@@ -40,7 +41,7 @@ class Journey:
     due: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Counts:
     """Running totals for metrics and summary."""
 
@@ -78,6 +79,7 @@ class Simulation:
         self.executor, self.writer = executor, writer
         self.eval_every, self._stop, self._pause = eval_every, stop, pause
         self.rule = server.method.rule()
+        self._plans = type(self.rule).plan is not LocalRule.plan
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
         self.devices = DeviceStore(limit_bytes=device_memory)
@@ -140,8 +142,10 @@ class Simulation:
 
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number = assignment.device, assignment.trip
-        rng = stream(self.server.world.seed, "slot", device, number)
-        slot = self.rule.plan(self.devices.get(device), assignment, rng)
+        slot = None
+        if self._plans:
+            rng = stream(self.server.world.seed, "slot", device, number)
+            slot = self.rule.plan(self.devices.get(device), assignment, rng)
         trip = DeviceTrip(device, number, assignment.version, assignment.age, assignment.epochs, assignment.lr, slot)
         journey = self.journeys[device] = Journey(trip, assignment)
         record: Event = {"kind": "trigger", "device": device, "trip": number, "version": assignment.version}
@@ -177,7 +181,7 @@ class Simulation:
     def hand_out(self, journey: Journey, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
         work = Work(
-            replace(journey.trip),
+            journey.trip,
             journey.assignment.weights,
             journey.fresh,
             self.rule,
@@ -243,7 +247,7 @@ class Simulation:
         self.writer.event(now, record)
         if trip.slot is None and epochs < trip.epochs and journey.future is not None:
             journey.future.cancel()
-            trip.epochs = epochs
+            journey.trip = replace(trip, epochs=epochs)  # the old one may be in a worker's hands
             self._finish(journey.started, journey, epochs)  # arrives before the entry it replaces, which is then void
 
     def _on_upload(self, entry: Entry) -> None:

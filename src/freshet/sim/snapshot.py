@@ -59,7 +59,7 @@ def _server(server: Server) -> Tree:
         "trips": server.trips,
         "round": server.round,
         "consumed": server.consumed,
-        "triggers": server.triggers,
+        "draws": server.draws,
     }
 
 
@@ -68,7 +68,7 @@ def _restore_server(server: Server, tree: Tree) -> None:
     server.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
     server.waiting = set(tree["waiting"])
     server.trips = {int(device): count for device, count in tree["trips"].items()}
-    server.round, server.consumed, server.triggers = tree["round"], tree["consumed"], tree["triggers"]
+    server.round, server.consumed, server.draws = tree["round"], tree["consumed"], tree["draws"]
 
 
 def _journey(journey: Journey) -> Tree:

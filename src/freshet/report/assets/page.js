@@ -191,7 +191,7 @@
     setTimeout(poll, wait);
   }
 
-  Timeline.setup($$("chart-timeline"), $$("tip"));
+  Timeline.setup($$("chart-timeline"), $$("lanes"), $$("tip"));
   $$("theme").addEventListener("click", () => { Theme.cycle(); again(); });
   Theme.onSystem(again);
   $$("run").addEventListener("change", (event) => { chosen = event.target.value; closeup(false); });

@@ -1,29 +1,20 @@
 "use strict";
-/* The fleet's timeline: one lane per device. Everything of a kind is one filled path (polygons with gaps between them), so
-   that thousands of trips are some thirty elements for the browser; shapes of fixed size are made anew after each zoom. */
+/* The fleet's timeline: one lane per device. Plotly draws the axes and handles the zoom; the trips are painted on a canvas
+   beneath it, in layers of one colour, so that thousands of them follow the mouse. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
-  let place, tip, data, lanes, spans, view, bounds, alphas, typical, running = false;
+  let place, canvas, tip, data, lanes, spans, view, bounds, alphas, typical, layers, running = false;
 
-  const shape = () => ({ x: [], y: [] });
-  function polygon(path, points) {
-    if (path.x.length) { path.x.push(null); path.y.push(null); }
-    for (const [x, y] of points) { path.x.push(x); path.y.push(y); }
-    path.x.push(points[0][0]); path.y.push(points[0][1]);
-  }
-  function box(path, from, to, lane, half = HALF) {
-    if (to > from) polygon(path, [[from, lane - half], [to, lane - half], [to, lane + half], [from, lane + half]]);
-  }
   const GLYPHS = {
-    dot: Array.from({ length: 10 }, (_, i) => [Math.cos(i * Math.PI / 5), Math.sin(i * Math.PI / 5)]),
+    dot: Array.from({ length: 12 }, (_, i) => [Math.cos(i * Math.PI / 6), Math.sin(i * Math.PI / 6)]),
     diamond: [[0, -1.25], [1, 0], [0, 1.25], [-1, 0]],
     cross: [[-1, -.55], [-.55, -1], [0, -.45], [.55, -1], [1, -.55], [.45, 0], [1, .55], [.55, 1], [0, .45], [-.55, 1], [-1, .55], [-.45, 0]],
     triangle: [[-1, -.8], [1, -.8], [0, 1]],
     square: [[-.85, -.85], [.85, -.85], [.85, .85], [-.85, .85]],
   };
 
-  function setup(element, tooltip) {
-    place = element; tip = tooltip;
+  function setup(element, painting, tooltip) {
+    place = element; canvas = painting; tip = tooltip;
     place.addEventListener("pointermove", point);
     place.addEventListener("pointerdown", point);
     place.addEventListener("pointerleave", () => { tip.hidden = true; });
@@ -34,29 +25,31 @@ const Timeline = (() => {
   function load(timeline, order, keep) {
     data = timeline;
     tip.hidden = true;
-    if (!data) { view = null; return Theme.draw(place.id, null, "The log of this run has no trips."); }
-    const seconds = data.seconds, devices = [...Array(data.devices).keys()];
+    canvas.hidden = !data;
+    if (!data) { view = null; delete place.dataset.bound; return Theme.draw(place.id, null, "The log of this run has no trips."); }
+    const seconds = data.seconds, devices = [...Array(data.devices).keys()], t = data.trips;
     if (order === "speed") {
       const counts = new Map();
-      for (const device of data.trips.device) counts.set(device, (counts.get(device) || 0) + 1);
+      for (const device of t.device) counts.set(device, (counts.get(device) || 0) + 1);
       const slow = (d) => (seconds ? seconds[d] : -(counts.get(d) || 0));
       devices.sort((a, b) => slow(a) - slow(b) || a - b);
     }
     lanes = { order: devices, of: new Map(devices.map((device, lane) => [device, lane])) };
     spans = devices.map(() => []);
-    data.trips.device.forEach((device, index) => { const lane = lanes.of.get(device); if (lane !== undefined) spans[lane].push(index); });
-    const whole = [data.first || 0, Math.max(data.end, (data.first || 0) + 1e-6)];
-    const before = bounds;
+    t.device.forEach((device, index) => { const lane = lanes.of.get(device); if (lane !== undefined) spans[lane].push(index); });
+    const first = data.first || 0, whole = [first, Math.max(data.end, first + 1e-6)], before = bounds;
     bounds = whole;
-    if (!keep || !view || (before && view.x[0] === before[0] && view.x[1] === before[1])) view = { x: whole, y: [devices.length - 0.4, -0.6] };
-    const known = data.trips.alpha.filter((value) => value !== null).sort((a, b) => a - b);
+    if (!keep || !view || (before && view.x[0] === before[0] && view.x[1] === before[1])) view = { x: [...whole], y: everyone() };
+    const known = t.alpha.filter((value) => value !== null).sort((a, b) => a - b);
     const at = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))];
     alphas = known.length ? [at(0.01), at(0.99)] : null;
-    const long = data.trips.end.map((stop, i) => (stop ?? data.end) - data.trips.start[i]).sort((a, b) => a - b);
+    const long = t.end.map((stop, i) => (stop ?? data.end) - t.start[i]).sort((a, b) => a - b);
     typical = long[Math.floor(long.length / 2)];
     place.dataset.lanes = devices.length;
+    layers = sorted();
     return show();
   }
+  const everyone = () => [lanes.order.length - 0.4, -0.6];
 
   function size() {
     const rows = lanes.order.length, height = Math.min(1100, Math.max(200, rows * Math.min(18, Math.max(8, 1000 / rows)))) + 56;
@@ -71,86 +64,126 @@ const Timeline = (() => {
     return Math.max(0, Math.min(BINS - 1, Math.floor(share * BINS)));
   }
 
-  /* All shapes in view, and one screen to either side of it. */
-  function build() {
-    const { width, inner } = size(), t = data.trips, end = data.end;
-    const px = (view.x[1] - view.x[0]) / width, py = Math.abs(view.y[0] - view.y[1]) / inner;
-    const from = 2 * view.x[0] - view.x[1], to = 2 * view.x[1] - view.x[0];
-    const radius = Math.max(1.5, Math.min(4.2, 0.3 / py, 0.15 * typical / px));
-    const paths = { down: shape(), train: shape(), retrain: shape(), fresh: shape(), lostbar: shape(), urgent: shape() };
-    const uploads = Array.from({ length: BINS }, shape);
-    const marks = { asked: shape(), merged: shape(), discarded: shape(), lost: shape(), rejected: shape() };
-    const mark = (path, glyph, x, lane, scale = 1) => polygon(path, GLYPHS[glyph].map(([a, b]) => [x + a * radius * scale * px, lane + b * radius * scale * py]));
+  /* All trips as boxes and glyphs, in layers of one colour. A box keeps a least width on the screen, to its left or right. */
+  function sorted() {
+    const t = data.trips, end = data.end, boxes = (half, least) => ({ half, least, items: [] }), glyphs = (glyph, scale) => ({ glyph, scale, items: [] });
+    const made = {
+      down: boxes(HALF, 1), train: boxes(HALF, 0), retrain: boxes(HALF, 0), fresh: boxes(HALF, 1.5), gone: boxes(HALF, -2), urgent: boxes(0.48, 2),
+      uploads: Array.from({ length: BINS }, () => boxes(0.46, -3)), asked: glyphs("dot", 0.8), merged: glyphs("diamond", 1),
+      discarded: glyphs("cross", 1.25), lost: glyphs("triangle", 1.25), rejected: glyphs("square", 1.25),
+    };
+    const box = (layer, from, to, lane) => { if (to > from || layer.least) layer.items.push(from, to, lane); };
     for (let i = 0; i < t.device.length; i++) {
       const lane = lanes.of.get(t.device[i]), start = t.start[i], stop = t.end[i] ?? end;
-      if (lane === undefined || stop < from || start > to) continue;
-      const outcome = data.outcomes[t.outcome[i]], train = t.train[i] ?? start, sent = t.sent[i] ?? stop;
+      if (lane === undefined) continue;
+      const outcome = data.outcomes[t.outcome[i]], train = Math.min(t.train[i] ?? start, stop), sent = t.sent[i] ?? stop;
       const asked = t.asked[i] ?? t.answered[i];
-      box(paths.down, start, Math.max(Math.min(train, stop), start + px), lane);
-      if (asked === null) box(paths.train, train, sent, lane);
+      if (data.legs) box(made.down, start, train, lane);
+      if (asked === null) box(made.train, train, sent, lane);
       else {
         const resume = t.resume[i] ?? (t.fresh[i] === null ? asked : stop);
-        box(paths.train, train, asked, lane);
-        if (t.fresh[i] !== null) box(paths.fresh, t.answered[i], Math.max(resume, t.answered[i] + 1.5 * px), lane);
-        if (resume < sent) box(t.merged[i] !== null ? paths.retrain : paths.train, resume, sent, lane);
-        mark(marks.asked, "dot", asked, lane, 0.8);
-        if (t.merged[i] !== null) mark(marks.merged, "diamond", t.merged[i], lane);
+        box(made.train, train, asked, lane);
+        if (t.fresh[i] !== null) box(made.fresh, t.answered[i], resume, lane);
+        if (resume < sent) box(t.merged[i] !== null ? made.retrain : made.train, resume, sent, lane);
+        made.asked.items.push(asked, lane);
+        if (t.merged[i] !== null) made.merged.items.push(t.merged[i], lane);
       }
-      if (t.urgent[i] !== null) box(paths.urgent, t.urgent[i] - px, t.urgent[i] + px, lane, 0.48);
+      if (t.urgent[i] !== null) box(made.urgent, t.urgent[i], t.urgent[i], lane);
       if (t.end[i] === null) continue;
-      if (outcome === "aggregated" || outcome === "waiting") box(uploads[shade(t.alpha[i])], Math.min(sent, stop - 3 * px), stop, lane, 0.46);
-      else {
-        box(paths.lostbar, Math.min(sent, stop - 2 * px), stop, lane);
-        mark(marks[outcome], { discarded: "cross", lost: "triangle", rejected: "square" }[outcome], stop, lane, 1.25);
+      if (outcome === "aggregated" || outcome === "waiting") box(made.uploads[shade(t.alpha[i])], sent, stop, lane);
+      else { box(made.gone, sent, stop, lane); made[outcome].items.push(stop, lane); }
+    }
+    return made;
+  }
+
+  function paint() {
+    const { width, inner, margin } = size(), dots = window.devicePixelRatio || 1, theme = Theme.now();
+    Object.assign(canvas.style, { left: `${margin.l}px`, top: `${margin.t}px`, width: `${width}px`, height: `${inner}px` });
+    if (canvas.width !== Math.round(width * dots) || canvas.height !== Math.round(inner * dots)) { canvas.width = Math.round(width * dots); canvas.height = Math.round(inner * dots); }
+    const ink = canvas.getContext("2d"), kx = width / (view.x[1] - view.x[0]), ky = inner / (view.y[0] - view.y[1]);
+    const radius = Math.max(1.5, Math.min(4.2, 0.3 * ky, 0.15 * typical * kx));
+    ink.setTransform(dots, 0, 0, dots, 0, 0);
+    ink.fillStyle = theme.fleet;
+    ink.fillRect(0, 0, width, inner);
+    function boxes({ half, least, items }, fill) {
+      ink.fillStyle = fill;
+      for (let i = 0; i < items.length; i += 3) {
+        let from = (items[i] - view.x[0]) * kx, to = (items[i + 1] - view.x[0]) * kx;
+        if (least > 0) to = Math.max(to, from + least); else if (least < 0) from = Math.min(from, to + least);
+        if (to < 0 || from > width) continue;
+        from = Math.max(from, -5); to = Math.min(to, width + 5);
+        ink.fillRect(from, (items[i + 2] - half - view.y[1]) * ky, to - from, 2 * half * ky);
       }
     }
-    const theme = Theme.now(), bin = (index) => Theme.mix(theme.scale, (index + 0.5) / BINS);
-    return [
-      [paths.down, theme.down], [paths.train, theme.train], [paths.retrain, theme.retrain], [paths.fresh, theme.fresh],
-      [paths.lostbar, theme.muted], [paths.urgent, theme.c[6]], ...uploads.map((path, index) => [path, bin(index)]),
-      [marks.asked, theme.ink], [marks.merged, theme.c[1]], [marks.discarded, theme.bad], [marks.lost, theme.ink], [marks.rejected, theme.c[6]],
-    ].map(([path, fillcolor]) => ({ type: "scatter", mode: "none", fill: "toself", fillcolor, hoverinfo: "skip", ...path }));
+    function glyphs({ glyph, scale, items }, fill) {
+      const points = GLYPHS[glyph].map(([a, b]) => [a * radius * scale, b * radius * scale]);
+      let drawn = 0;
+      ink.fillStyle = fill;
+      ink.beginPath();
+      for (let i = 0; i < items.length; i += 2) {
+        const x = (items[i] - view.x[0]) * kx, y = (items[i + 1] - view.y[1]) * ky;
+        if (x < -8 || x > width + 8) continue;
+        points.forEach(([a, b], index) => (index ? ink.lineTo(x + a, y + b) : ink.moveTo(x + a, y + b)));
+        ink.closePath();
+        if (++drawn % 40 === 0) { ink.fill(); ink.beginPath(); }  // long paths are slow to fill
+      }
+      ink.fill();
+    }
+    boxes(layers.down, theme.down); boxes(layers.train, theme.train); boxes(layers.retrain, theme.retrain); boxes(layers.fresh, theme.fresh);
+    boxes(layers.gone, theme.muted); boxes(layers.urgent, theme.c[6]);
+    layers.uploads.forEach((layer, index) => boxes(layer, Theme.mix(theme.scale, (index + 0.5) / BINS)));
+    glyphs(layers.asked, theme.ink); glyphs(layers.merged, theme.c[1]); glyphs(layers.discarded, theme.bad); glyphs(layers.lost, theme.ink); glyphs(layers.rejected, theme.c[6]);
   }
 
   function labels(inner) {
-    const rows = lanes.order.length, visible = Math.abs(view.y[0] - view.y[1]);
+    const visible = Math.abs(view.y[0] - view.y[1]);
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000].find((n) => (inner / visible) * n >= 13) || 10000;
-    const tickvals = lanes.order.map((_, lane) => lane).filter((lane) => lane % step === 0 && lane < rows);
+    const tickvals = lanes.order.map((_, lane) => lane).filter((lane) => lane % step === 0);
     return { tickvals, ticktext: tickvals.map((lane) => String(lanes.order[lane])) };
   }
 
   function show() {
-    const { height, margin, inner } = size(), theme = Theme.now();
+    const { height, margin, inner } = size();
     const layout = Theme.layout({
       height, margin, hovermode: false, uirevision: null,
-      xaxis: { title: { text: "virtual time (s)" }, range: [...view.x] },
+      xaxis: { title: { text: "virtual time (s)" }, range: [...view.x], gridcolor: Theme.colour("@muted/16") },
       yaxis: { range: [...view.y], showgrid: false, ...labels(inner), title: { text: Theme.narrow() ? "" : "device", standoff: 4 } },
     });
-    layout.plot_bgcolor = theme.fleet;
     if (!place.data) place.replaceChildren();
+    paint();
     running = true;
-    return Plotly.react(place, build(), layout, Theme.CONFIG).then(() => {
+    const config = { ...Theme.CONFIG, modeBarButtonsToRemove: [...Theme.CONFIG.modeBarButtonsToRemove, "toImage"] };
+    return Plotly.react(place, [{ type: "scatter", x: [], y: [] }], layout, config).then(() => {
       running = false;
-      if (!place.dataset.bound) { place.dataset.bound = "yes"; place.on("plotly_relayout", moved); }
+      if (place.dataset.bound) return;
+      place.dataset.bound = "yes";
+      place.on("plotly_relayout", moved);
+      place.on("plotly_relayouting", moving);
     });
   }
 
-  /* After a zoom by mouse, by button, or a new width of the window. */
+  /* After a zoom by mouse or double click. */
   function moved(change) {
     if (running || !data || !view) return;
-    const full = place.layout;
-    if (change["xaxis.autorange"] || change["yaxis.autorange"]) view = { x: [...bounds], y: [lanes.order.length - 0.4, -0.6] };
-    else view = { x: [...full.xaxis.range], y: [...full.yaxis.range] };
+    if (change["xaxis.autorange"] || change["yaxis.autorange"]) view = { x: [...bounds], y: everyone() };
+    else view = { x: [...place.layout.xaxis.range], y: [...place.layout.yaxis.range] };
     show();
+  }
+  /* While the mouse drags. */
+  function moving(change) {
+    const now = (axis, index, other) => change[`${axis}.range[${index}]`] ?? other;
+    view = { x: [0, 1].map((i) => now("xaxis", i, view.x[i])), y: [0, 1].map((i) => now("yaxis", i, view.y[i])) };
+    tip.hidden = true;
+    paint();
   }
   function move(how) {
     if (!view) return;
     const [a, b] = view.x, span = b - a, middle = (a + b) / 2;
     const set = { left: [a - span / 2, b - span / 2], right: [a + span / 2, b + span / 2], in: [middle - span / 4, middle + span / 4], out: [middle - span, middle + span], all: [...bounds] }[how];
     const wide = Math.min(set[1] - set[0], bounds[1] - bounds[0]), left = Math.max(bounds[0], Math.min(set[0], bounds[1] - wide));
-    view = { x: [left, left + wide], y: how === "all" ? [lanes.order.length - 0.4, -0.6] : view.y };
+    view = { x: [left, left + wide], y: how === "all" ? everyone() : view.y };
     tip.hidden = true;
-    show();
+    return show();
   }
 
   // ---- what is under the pointer

@@ -1,0 +1,274 @@
+"""Tuning a method with Optuna on a part of the training set that is held out for this; the test set is never scored.
+
+Every method gets the same budget: so many trials of so many seeds, the defaults first. A hopeless trial is stopped
+early and counts. The study lies in a journal beside its runs, so that the same command goes on after an interruption.
+"""
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tomli_w
+
+from freshet.config import Config, resolve
+from freshet.errors import RunError
+from freshet.experiments.compare import Watch, Workers, execute
+from freshet.experiments.grid import Entry, Job, Tables, World, run_key
+from freshet.experiments.spaces import Range, space_for
+from freshet.experiments.store import State, Store
+from freshet.report.statistics import WINDOW
+from freshet.runs.reader import Run
+from freshet.runs.writer import write_atomically
+
+#: Share of the training set that trials are scored on.
+VALIDATION = 0.2
+#: Seeds of tuning begin here, so that no method is tuned on the very partitions that it is compared on.
+FIRST_SEED = 1000
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every method may spend."""
+
+    trials: int = 20
+    seeds: int = 2
+
+
+class Hopeless(Exception):
+    """Raised inside a run to end it: the trial cannot win any more."""
+
+
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C."""
+
+
+def load_optuna() -> Any:
+    """Optuna, or one sentence about how to get it."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ImportError:
+        raise RunError("freshet tune needs Optuna; install it with: pip install 'freshet[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+# ---- pure parts
+
+
+def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Tables with ``section.key`` values put in."""
+    changed = {section: dict(table) for section, table in tables.items()}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        changed.setdefault(section, {})[key] = value
+    return changed
+
+
+def trial_config(tables: Tables, values: Mapping[str, Any], seed: int) -> Config:
+    """The configuration of one run of a trial: scored on held-out training data, whatever the tables say."""
+    return resolve(with_values(tables, {**values, "data.validation": VALIDATION, "run.seed": seed}))
+
+
+def best_config(tables: Tables, values: Mapping[str, Any]) -> Config:
+    """The configuration to use afterwards: the values found, all training data, the real test set."""
+    return resolve(with_values(tables, {**values, "data.validation": 0.0}))
+
+
+def defaults(tables: Tables, space: Mapping[str, Range]) -> Values:
+    """What the method does untuned: the first trial."""
+    resolved = resolve(tables).tables()
+    return {name: space[name].clip(resolved[name.partition(".")[0]][name.partition(".")[2]]) for name in space}
+
+
+def score(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Mean validation accuracy of the last tests of a run; a test that diverged counts as 0."""
+    last = [row["accuracy"] or 0.0 for row in rows[-WINDOW:]]
+    return fmean(last) if last else 0.0
+
+
+def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
+    """Where a test stands in its trial: after all tests of the seeds before this one."""
+    per_seed = int(config.run.until / config.run.eval_every) + 2
+    return place * per_seed + int(row["time"] / config.run.eval_every + 1e-9)
+
+
+def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int]) -> str:
+    """What a study is about; a study of something else is not gone on with."""
+    content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# ---- watching a trial
+
+
+class Pruner(Watch):
+    """Reports each test to the trial and ends the run when the trial has become hopeless."""
+
+    def __init__(self, trial: Any, place: int, config: Config) -> None:
+        self._trial, self._place, self._config = trial, place, config
+        self._seen: set[int] = set()
+        self.rows: list[Mapping[str, Any]] = []
+        self.over = False
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        step = step_of(row, self._place, self._config)
+        if self.over or step in self._seen:
+            return
+        self._seen.add(step)
+        self._trial.report(row["accuracy"] or 0.0, step)
+        if self._trial.should_prune():
+            self.over = True
+            raise Hopeless
+
+
+# ---- the study
+
+
+class Tuner:
+    """One study: a method, its space, its budget, and the folder where everything lies."""
+
+    def __init__(
+        self, method: str, tables: Tables, folder: str | Path, budget: Budget | None = None, sampler_seed: int = 0
+    ) -> None:
+        self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
+        self.tables = with_values(tables, {"method.name": method})
+        self.store, self.folder = Store(folder), Path(folder)
+        self.space = space_for(method)
+        self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
+        trial_config(self.tables, {}, 0)
+
+    def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
+        """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
+        optuna = load_optuna()
+        with self.store.locked(), closing(Workers()) as workers:
+            study = self._open(optuna)
+            try:
+                while (number := len(self._counted(optuna, study))) < self.budget.trials:
+                    study.sampler = optuna.samplers.TPESampler(seed=self._sampler_seed * 100_003 + number)
+                    record = self._trial(optuna, study, watch or Watch(), workers)
+                    if on_trial is not None:
+                        on_trial(record, number + 1)
+            except (Interrupted, KeyboardInterrupt):
+                return False
+            self._write(optuna, study)
+        return True
+
+    def _open(self, optuna: Any) -> Any:
+        """The study of this folder, new or gone on with; a trial that was cut off is put in line again."""
+        journal = optuna.storages.journal.JournalFileBackend(str(self.folder / "study.journal"))
+        warmup = max(1, step_of({"time": resolve(self.tables).run.until}, 0, trial_config(self.tables, {}, 0)) // 4)
+        study = optuna.create_study(
+            study_name=self.method,
+            direction="maximize",
+            storage=optuna.storages.JournalStorage(journal),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warmup),
+            load_if_exists=True,
+        )
+        mine = fingerprint(self.tables, self.space, self.seeds)
+        theirs = study.user_attrs.get("fingerprint", mine)
+        if theirs != mine:
+            raise RunError(f"{self.folder} holds a study of other settings; choose another --out")
+        if not study.trials:
+            study.set_user_attr("fingerprint", mine)
+            study.enqueue_trial(defaults(self.tables, self.space))
+        for trial in study.trials:
+            if trial.state == optuna.trial.TrialState.RUNNING:
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+                study.enqueue_trial(trial.params)
+        return study
+
+    def _counted(self, optuna: Any, study: Any) -> list[Any]:
+        """Trials that used up their share of the budget: completed, stopped as hopeless, or crashed."""
+        states = optuna.trial.TrialState
+        return [t for t in study.trials if t.state in (states.COMPLETE, states.PRUNED) or "error" in t.user_attrs]
+
+    def _trial(self, optuna: Any, study: Any, watch: Watch, workers: Workers) -> dict[str, Any]:
+        trial = study.ask()
+        values = {name: suggest(trial, name, each) for name, each in self.space.items()}
+        states = optuna.trial.TrialState
+        value, error = None, None
+        try:
+            value = fmean([self._score(trial, values, place, watch, workers) for place in range(len(self.seeds))])
+            state = states.COMPLETE
+        except Hopeless:
+            state = states.PRUNED
+        except Interrupted:
+            raise
+        except Exception as problem:
+            state, error = states.FAIL, f"{type(problem).__name__}: {problem}"
+            trial.set_user_attr("error", error)
+            workers.close()
+        study.tell(trial, value, state=state)
+        return {"state": state.name.lower(), "value": value, "values": values, "error": error}
+
+    def _score(self, trial: Any, values: Values, place: int, watch: Watch, workers: Workers) -> float:
+        """Run one seed of a trial (or read it, if it is there) and score it on the validation split."""
+        config = trial_config(self.tables, values, self.seeds[place])
+        assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
+        job = Job(World(), Entry(self.method, self.method), self.seeds[place], config)
+        pruner = Pruner(trial, place, config)
+        directory, state = self.store.directory(job.key), self.store.state(job.key)
+        try:
+            if state is not State.FINISHED:
+                watch.on_begin(job, state)
+                summary = execute(job, self.store, [pruner, watch], workers.pool(job))
+                if summary["status"] == "interrupted":
+                    raise Interrupted
+                watch.on_done(job, State.FINISHED, None)
+            rows = Run(directory).metrics()
+            for row in rows:
+                pruner.on_metrics(row)
+        except Hopeless:
+            if self.store.state(job.key) is not State.FINISHED:
+                self.store.clear(job.key)
+            watch.on_done(job, State.UNFINISHED, None)
+            raise
+        return score(rows)
+
+    # ---- the result
+
+    def _write(self, optuna: Any, study: Any) -> None:
+        """best.toml, ready for ``freshet run --config``, and tuning.json with every trial."""
+        states = optuna.trial.TrialState
+        complete = [trial for trial in study.trials if trial.state == states.COMPLETE]
+        if not complete:
+            errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
+            raise RunError(f"no trial of {self.method} came to its end{f' ({errors[0]})' if errors else ''}")
+        best = max(complete, key=lambda trial: (trial.value, -trial.number))
+        config = best_config(self.tables, best.params)
+        trials = self._counted(optuna, study)
+        ended = [trial.state.name.lower() for trial in trials]
+        record = {
+            "method": self.method,
+            "budget": asdict(self.budget) | {"until": config.run.until},
+            "validation": VALIDATION,
+            "seeds": self.seeds,
+            "score": best.value,
+            "values": best.params,
+            "space": {name: asdict(each) for name, each in self.space.items()},
+            "counts": {state: ended.count(state) for state in ("complete", "pruned", "fail")},
+            "trials": [
+                {"state": state, "value": t.value, "values": t.params, "error": t.user_attrs.get("error")}
+                for t, state in zip(trials, ended, strict=True)
+            ],
+        }
+        header = (
+            f"# {self.method}, tuned by freshet: {len(trials)} trials x {self.budget.seeds} seeds, "
+            f"accuracy {best.value:.4f} on a held-out {VALIDATION:g} of the training set; the test set was not used\n"
+        )
+        write_atomically(self.folder / "tuning.json", (json.dumps(record, indent=2) + "\n").encode())
+        write_atomically(self.folder / "best.toml", header.encode() + tomli_w.dumps(config.tables()).encode())
+
+
+def suggest(trial: Any, name: str, each: Range) -> float | int:
+    """Ask the study for a value in a range."""
+    if each.whole:
+        return int(trial.suggest_int(name, int(each.low), int(each.high), log=each.log))
+    return float(trial.suggest_float(name, each.low, each.high, log=each.log))

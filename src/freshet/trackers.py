@@ -1,0 +1,142 @@
+"""Runs in TensorBoard and MLflow, through the same small interface that users can implement: ``Observer``.
+
+A tracker never changes or ends a run: when its server is gone, it says so once and stays silent.
+"""
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from freshet.errors import ConfigError, RunError
+from freshet.runs.writer import Observer
+
+Record = dict[str, Any]
+Tables = Mapping[str, Mapping[str, Any]]
+_log = logging.getLogger(__name__)
+
+
+class Tracker(Observer):
+    """Turns a run into named series over virtual time; subclasses say where they go."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._broken = False
+
+    # ---- for subclasses
+
+    def series(self, values: Mapping[str, float], step: int) -> None:
+        """New points of series; the step is whole seconds of virtual time."""
+
+    def close(self, summary: Record) -> None:
+        """The run is over."""
+
+    # ---- from the run
+
+    def on_event(self, event: Record) -> None:
+        """Remember what aggregations were like, for the next point."""
+        if event.get("kind") != "aggregate":
+            return
+        for key in ("staleness", "alpha"):
+            value = event.get(key)
+            if isinstance(value, int | float):
+                total, count = self._sums.get(key, (0.0, 0))
+                self._sums[key] = (total + value, count + 1)
+
+    def on_metrics(self, row: Record) -> None:
+        values = {key: float(row[key]) for key in row if key != "time" and isinstance(row[key], int | float)}
+        values |= {f"mean_{key}": total / count for key, (total, count) in self._sums.items()}
+        self._sums = {}
+        self._safely(lambda: self.series(values, round(row["time"])))
+
+    def on_end(self, summary: Record) -> None:
+        self._safely(lambda: self.close(summary))
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._broken = True
+            _log.warning("%s stops tracking this run: %s", type(self).__name__, error)
+
+
+class TensorBoardTracker(Tracker):
+    """Event files for TensorBoard in a folder; see them with ``tensorboard --logdir DIR``."""
+
+    def __init__(self, logdir: str, config: Tables | None = None) -> None:
+        super().__init__()
+        try:
+            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError:
+            raise _missing("TensorBoard") from None
+        self._writer: Any = writer(logdir)
+        if config:
+            lines = "".join(f"| {key} | {value} |\n" for key, value in _flat(config).items())
+            self._writer.add_text("config", f"| setting | value |\n|---|---|\n{lines}")
+
+    def series(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(f"freshet/{key}", value, step)
+
+    def close(self, summary: Record) -> None:
+        lines = "".join(f"| {key} | {value} |\n" for key, value in summary.items())
+        self._writer.add_text("summary", f"| fact | value |\n|---|---|\n{lines}")
+        self._writer.close()
+
+
+class MLflowTracker(Tracker):
+    """A run on an MLflow server (or in a local store): settings as parameters, metrics over virtual time, a summary."""
+
+    def __init__(
+        self, uri: str, experiment: str = "freshet", config: Tables | None = None, name: str | None = None
+    ) -> None:
+        super().__init__()
+        try:
+            mlflow = importlib.import_module("mlflow")
+            self._metric: Any = importlib.import_module("mlflow.entities").Metric
+        except ImportError:
+            raise _missing("MLflow") from None
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+        try:
+            known = self._client.get_experiment_by_name(experiment)
+            number = known.experiment_id if known is not None else self._client.create_experiment(experiment)
+            self._run: str = self._client.create_run(number, run_name=name).info.run_id
+            for key, value in _flat(config or {}).items():
+                self._client.log_param(self._run, key, value)
+        except Exception as error:
+            raise RunError(f"MLflow at {uri} cannot be used ({error})") from None
+
+    def series(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._metric(key, value, now, step) for key, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, summary: Record) -> None:
+        for key in ("best_accuracy", "final_accuracy", "time_to_target", "wall_seconds"):
+            if isinstance(summary.get(key), int | float):
+                self._client.log_metric(self._run, f"summary.{key}", float(summary[key]))
+        for key in ("method", "seed", "status", "weights_sha256", "freshet"):
+            self._client.set_tag(self._run, f"freshet.{key}", str(summary.get(key)))
+        ends = {"finished": "FINISHED", "interrupted": "KILLED"}
+        self._client.set_terminated(self._run, status=ends.get(str(summary.get("status")), "FAILED"))
+
+
+def tracker(spec: str, config: Tables | None = None, name: str | None = None) -> Tracker:
+    """``tensorboard:DIR`` or ``mlflow:URI`` as a tracker of one run."""
+    kind, colon, place = spec.partition(":")
+    if kind == "tensorboard" and place:
+        return TensorBoardTracker(place, config)
+    if kind == "mlflow" and colon and place:
+        return MLflowTracker(place, config=config, name=name)
+    raise ConfigError("--track", f"expects tensorboard:DIR or mlflow:URI, but {spec!r} was given")
+
+
+def _flat(config: Tables) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, table in config.items() for key, value in table.items()}
+
+
+def _missing(what: str) -> RunError:
+    return RunError(f"tracking with {what} needs packages that are not installed: pip install 'freshet[track]'")

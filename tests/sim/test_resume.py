@@ -1,0 +1,174 @@
+"""A run that was stopped anywhere goes on as if nothing had happened: the same log, the same model, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet import Federation, Observer, RunError
+from freshet.runs import checkpoint
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+
+SMALL = {
+    "training": {"epochs": 3, "batch_size": 20},
+    "data": {"train_samples": 300, "test_samples": 100},
+    "fleet": {"devices": 12, "ratio": 8, "loss": 0.05, "on_seconds": 200.0, "off_seconds": 40.0},
+}
+METHODS = ["fedasmu", "fedssmu", "fedbuff", "port", "moon", "feddyn", "asofed", "fedavg"]
+
+
+class CrashError(Exception):
+    pass
+
+
+class Crash(Observer):
+    """Ends a run abruptly when so many events have been written."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.said: list[str] = []
+
+    def on_event(self, event: dict) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise CrashError
+
+    def on_message(self, message: str) -> None:
+        self.said.append(message)
+
+
+def federation(method: str, until: float = 150.0, every: float = 17.0) -> Federation:
+    run = {"executor": "serial", "per_round": 4, "in_flight": 8, "until": until, "checkpoint_every": every}
+    options = {"name": method} | ({"K": 3} if method in ("fedbuff", "port") else {})
+    return Federation(method=options, seed=3, run=run, **SMALL)
+
+
+def traces(directory: Path) -> tuple[bytes, str, bytes]:
+    summary = json.loads((directory / "summary.json").read_text())
+    return (
+        (directory / "events.jsonl").read_bytes(),
+        summary["weights_sha256"],
+        (directory / "metrics.jsonl").read_bytes(),
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
+    whole = federation(method).run(out=tmp_path / "whole")
+    total, rng = len((tmp_path / "whole" / "events.jsonl").read_bytes().splitlines()), random.Random(method)
+    directory, crashes = tmp_path / "cut", 0
+    with pytest.raises(CrashError):
+        federation(method).run(out=directory, observers=[Crash(rng.randint(1, total))])
+    for _ in range(4):
+        crash = Crash(rng.randint(1, total))
+        try:
+            federation(method).resume(directory, observers=[crash])
+        except CrashError:
+            crashes += 1
+            continue
+        break
+    else:
+        federation(method).resume(directory)
+    assert traces(directory) == traces(whole.directory)
+    assert audit(Run(directory)).passed
+    assert not (directory / "checkpoint").exists(), "a finished run needs no checkpoints"
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
+def test_ten_kills_at_random_moments_change_nothing(method: str, tmp_path: Path) -> None:
+    until, every = 3000.0, 20.0
+    whole = federation(method, until, every).run(out=tmp_path / "whole")
+    config, directory = whole.directory / "config.toml", tmp_path / "cut"
+    rng, kills = random.Random(1), 0
+    command = ["run", "--config", str(config), "--out", str(directory), "--quiet"]
+    deadline = time.monotonic() + 200
+    while kills < 10 and time.monotonic() < deadline:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "freshet", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        before = _newest(directory)
+        while process.poll() is None and _newest(directory) == before:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.15))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        command = ["resume", str(directory), "--quiet"]
+    assert kills >= 3, "the run must be killed several times in mid-flight"
+    if not (directory / "summary.json").exists():
+        subprocess.run([sys.executable, "-m", "freshet", *command], check=True, capture_output=True)
+    assert traces(directory) == traces(whole.directory)
+
+
+def _newest(directory: Path) -> int:
+    folder = directory / "checkpoint"
+    return max((int(p.name) for p in folder.iterdir() if p.name.isdigit()), default=0) if folder.is_dir() else 0
+
+
+def stopped(tmp_path: Path, after: int = 70) -> Path:
+    with pytest.raises(CrashError):
+        federation("fedasmu").run(out=tmp_path / "cut", observers=[Crash(after)])
+    return tmp_path / "cut"
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+    newest = directory / "checkpoint" / f"{_newest(directory):06d}"
+    content = bytearray((newest / "arrays.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "arrays.safetensors").write_bytes(content)
+    watcher = Crash(10**9)
+    federation("fedasmu").resume(directory, observers=[watcher])
+    assert any("is damaged (arrays.safetensors does not match its checksum)" in said for said in watcher.said)
+    assert traces(directory) == traces(whole.directory)
+
+
+def test_an_incomplete_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+    with (directory / "events.jsonl").open("ab") as file:
+        file.write(b'{"seq": 9999, "time": 1')
+    watcher = Crash(10**9)
+    federation("fedasmu").resume(directory, observers=[watcher])
+    assert any("the last one incomplete" in said and "cut off" in said for said in watcher.said)
+    assert traces(directory) == traces(whole.directory)
+
+
+def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
+    finished = federation("fedavg", until=20.0).run(out=tmp_path / "done")
+    with pytest.raises(RunError, match="already finished"):
+        federation("fedavg", until=20.0).resume(finished.directory)
+    directory = stopped(tmp_path)
+    with pytest.raises(RunError, match="another configuration"):
+        federation("fedavg").resume(directory)
+    for path in (directory / "checkpoint").iterdir():
+        (path / "checksums.json").write_text("{}")
+    with pytest.raises(RunError, match="has no checkpoint to resume from"):
+        federation("fedasmu").resume(directory)
+
+
+def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> None:
+    shared = np.arange(5, dtype=np.float32)
+    tree = {"a": {"x": shared, "y": [1, 0.1, None, "s", {"z": shared}]}, "n": np.float64(0.3), "e": np.zeros((0, 3))}
+    checkpoint.write(tmp_path, tree)
+    back, problems = checkpoint.read(tmp_path)
+    assert problems == []
+    assert back["a"]["y"][:4] == [1, 0.1, None, "s"] and back["n"] == 0.3 and back["e"].shape == (0, 3)
+    np.testing.assert_array_equal(back["a"]["x"], shared)
+    np.testing.assert_array_equal(back["a"]["y"][4]["z"], shared)
+    assert len(list((tmp_path / "checkpoint" / "000001").iterdir())) == 3
+
+
+def test_only_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    for value in range(4):
+        checkpoint.write(tmp_path, {"value": value})
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["000003", "000004"]
