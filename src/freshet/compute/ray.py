@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,10 @@ class PutSetup:
 
 class RayHost(Host):
     """A worker's part, as an actor."""
+
+    def __init__(self, path: list[str]) -> None:
+        sys.path += [entry for entry in path if entry not in sys.path]  # for modules beside a user's script
+        super().__init__()
 
     def ready(self) -> bool:
         """Answer as soon as the actor lives."""
@@ -117,7 +122,7 @@ class RayPool(Pool[PutSetup]):
 
     def _launch(self) -> RayWorker:
         try:
-            actor = self._actor.remote()
+            actor = self._actor.remote(sys.path)
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(str(error)) from None
         return RayWorker(self._ray, actor, lambda: bool(self._ready), self._patience)

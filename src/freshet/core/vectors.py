@@ -23,10 +23,12 @@ def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) ->
     size = len(terms[0][1])
     result = np.empty(size, np.float32) if out is None else out
     if size <= BLOCK:
-        result[:] = sum(vector.astype(np.float64) * coefficient for coefficient, vector in terms)
+        total = np.multiply(terms[0][1], terms[0][0], dtype=np.float64)
+        for coefficient, vector in terms[1:]:
+            total += np.multiply(vector, coefficient, dtype=np.float64)
+        result[:] = total
         return result
-    width = min(BLOCK, size)
-    total, part = np.empty(width), np.empty(width)
+    total, part = np.empty(BLOCK), np.empty(BLOCK)
     for block in _blocks(size):
         n = block.stop - block.start
         sum_, term = total[:n], part[:n]

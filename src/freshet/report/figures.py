@@ -142,7 +142,7 @@ def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
     axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    _finish(axes, f"Virtual time to {100 * target:g} % (s): first crossing, and 5-point mean (pale)", "")
+    _finish(axes, f"Virtual time to {100 * target:g} % (s); pale: 5-point mean", "")
     return figure
 
 
