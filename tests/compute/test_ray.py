@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from torch import nn
 
-from freshet.compute.ray import RayExecutor, RayPool
+from freshet.compute.pool import StartFailed
+from freshet.compute.ray import RayExecutor, RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
 
 from .helpers import (
@@ -34,6 +37,20 @@ def test_without_ray_there_is_one_clear_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"^run\.executor: Ray is not installed .*pip install 'freshet\[ray\]'$"):
         RayPool()
+
+
+def test_an_address_where_nobody_listens_is_said_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", MagicMock(**{"is_initialized.return_value": False}))
+    with pytest.raises(ConfigError, match=r"^run\.address: no Ray cluster answers at 127\.0\.0\.1:1 \(.*refused"):
+        RayPool(address="127.0.0.1:1")
+
+
+def test_a_cluster_without_a_free_place_is_given_up_only_when_nobody_works():
+    ray, others = MagicMock(), iter([True, True, False, False, False, False])
+    ray.wait.side_effect = lambda *_, **__: time.sleep(0.02) or ([], [])
+    with pytest.raises(StartFailed, match="no place"):
+        RayWorker(ray, MagicMock(), lambda: next(others), patience=0.05).wait_ready()
+    assert ray.wait.call_count >= 4
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +144,8 @@ def test_a_node_that_dies_in_the_middle(executor, cluster, tmp_path):
 SCRIPT = """
 import ray
 from torch import nn
-from freshet.compute.ray import RayExecutor, RayPool
+from freshet.compute.pool import StartFailed
+from freshet.compute.ray import RayExecutor, RayPool, RayWorker
 from tests.compute.helpers import make_setup, make_work, same
 
 class Net(nn.Module):

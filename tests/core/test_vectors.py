@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from freshet.core.vectors import BLOCK, combine, distance, dot, dot_combined, is_finite, mix, norm
+from freshet.core.vectors import BLOCK, combine, distance, dot, dot_differences, is_finite, mix, norm, step_along
 
 modest = settings(deadline=None, max_examples=60)
 floats = st.floats(-1e6, 1e6, width=32)
@@ -71,7 +71,7 @@ def test_combine_may_write_into_one_of_its_inputs():
 def test_inputs_are_left_as_they_are():
     w, u = long_vector(1), long_vector(2)
     before = bits(w), bits(u)
-    mix(w, u, 0.3), dot(w, u), dot_combined([(2.0, w)], u), norm(w), distance(w, u)
+    mix(w, u, 0.3), dot(w, u), dot_differences([(2.0, w, u)], u), norm(w), distance(w, u)
     assert (bits(w), bits(u)) == before
 
 
@@ -91,13 +91,31 @@ def test_a_cancelling_inner_product_keeps_what_float32_would_lose():
     a = np.array([3e7, 1.0, -3e7], np.float32)
     b = np.ones(3, np.float32)
     assert dot(a, b) == 1.0
-    assert dot_combined([(2.0, a), (-1.0, a)], b) == 1.0
+    assert dot_differences([(1.0, a, np.zeros(3, np.float32))], b) == 1.0
 
 
-def test_dot_combined_equals_the_dot_of_the_float64_sum():
-    u, v, b = long_vector(1), long_vector(2), long_vector(3)
-    exact = np.dot(0.3 * u.astype(np.float64) - 1.7 * v.astype(np.float64), b.astype(np.float64))
-    assert dot_combined([(0.3, u), (-1.7, v)], b) == pytest.approx(exact, rel=1e-12)
+def test_dot_differences_equals_the_dot_of_the_float64_sum():
+    u, v, w, b = (long_vector(seed) for seed in (1, 2, 3, 4))
+    difference = 0.3 * (u.astype(np.float64) - v) - 1.7 * (w.astype(np.float64) - v)
+    scale = np.linalg.norm(difference) * np.linalg.norm(b)
+    assert dot_differences([(0.3, u, v), (-1.7, w, v)], b) == pytest.approx(np.dot(difference, b), abs=1e-7 * scale)
+
+
+def test_a_step_along_differences_moves_the_model_and_keeps_the_step():
+    w, u, v = (long_vector(seed) for seed in (1, 2, 3))
+    new, step = np.empty_like(w), np.empty_like(w)
+    length = step_along(w, [(1.0, u, v), (-0.5, w, v)], 0.3, new, step)
+    exact = (u.astype(np.float64) - v) - 0.5 * (w.astype(np.float64) - v)
+    np.testing.assert_allclose(step, exact, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(new, w + 0.3 * exact, rtol=1e-5, atol=1e-6)
+    assert length == pytest.approx(np.linalg.norm(exact), rel=1e-6)
+
+
+def test_a_step_of_no_length_changes_no_bit():
+    w, u = long_vector(1), long_vector(2)
+    new = np.empty_like(w)
+    assert step_along(w, [(1.0, u, u)], 0.3, new, np.empty_like(w)) == 0.0
+    np.testing.assert_array_equal(new, w)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

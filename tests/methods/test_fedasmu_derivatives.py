@@ -7,7 +7,7 @@ from freshet.core.messages import Fresh
 from freshet.core.trip import DeviceTrip, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
-from freshet.methods.fedasmu import FreshModelRule
+from freshet.methods.parts.fresh import FreshModelRule
 from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
 from freshet.training.local import Outcome, Trainer, Work

@@ -18,23 +18,23 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
     a, b, c = vectors(3)
     for kind in ("exact", "budget"):
         memory = StepMemory(kind, LENGTH, 10**9, seed=0)
-        memory.remember(4, [(1.0, a), (-1.0, b)])
-        assert memory.product(4, [(2.0, c)]) == pytest.approx(2 * np.dot(a - b, c.astype(np.float64)), rel=1e-6)
+        memory.remember(4, a)
+        assert memory.product(4, [(2.0, b, c)]) == pytest.approx(2 * np.dot((b - c).astype(np.float64), a), rel=1e-6)
 
 
 def test_the_budget_drops_the_longest_unused_step() -> None:
     memory = StepMemory("budget", LENGTH, 3 * 4 * LENGTH, seed=0)
     for device, vector in enumerate(vectors(3)):
-        memory.remember(device, [(1.0, vector)])
-    memory.remember(0, [(1.0, vectors(1)[0])])
-    memory.remember(9, [(1.0, vectors(1)[0])])
+        memory.remember(device, vector)
+    memory.remember(0, vectors(1)[0])
+    memory.remember(9, vectors(1)[0])
     assert [device in memory for device in (0, 1, 2, 9)] == [True, False, True, True]
     assert memory.bytes == 3 * 4 * LENGTH
 
 
 def test_a_sketch_takes_four_kib_whatever_the_model() -> None:
     memory = StepMemory("sketch", LENGTH, 0, seed=0)
-    memory.remember(1, [(1.0, vectors(1)[0])])
+    memory.remember(1, vectors(1)[0])
     assert memory.bytes == 4 * SKETCH_SIZE == 4096
 
 
@@ -57,9 +57,9 @@ def test_the_sketch_estimates_inner_products_without_bias_and_within_its_error()
 def test_state_survives_a_round_trip(kind: str) -> None:
     memory, other = (StepMemory(kind, LENGTH, 10**9, seed=3) for _ in range(2))
     a, b = vectors(2)
-    memory.remember(7, [(1.0, a)])
+    memory.remember(7, a)
     other.restore(memory.state())
-    assert other.product(7, [(1.0, b)]) == memory.product(7, [(1.0, b)])
+    assert other.product(7, [(1.0, b, a)]) == memory.product(7, [(1.0, b, a)])
 
 
 def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> None:

@@ -8,7 +8,7 @@ from freshet.core.streams import stream
 from freshet.core.trip import DeviceTrip, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
-from freshet.methods.fedasmu import FreshModelRule
+from freshet.methods.parts.fresh import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.local import Trainer, Work
 from freshet.training.options import TrainingOptions

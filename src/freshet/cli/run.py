@@ -98,7 +98,7 @@ def pretrain(
 
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
-    from freshet.methods.fedasmu import ASMUOptions
+    from freshet.methods.parts.fresh import ASMUOptions
     from freshet.methods.parts import slots
 
     configs = [resolve(Run(directory).config()) for directory in directories]

@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -173,11 +174,19 @@ def _connect(workers: int, address: str) -> tuple[Any, Cluster | None]:
         with _loopback():
             return ray, _start(ray, workers or available_cores())
     try:
+        _knock(address)
         ray.init(address=address, **_QUIET)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ConfigError("run.address", f"no Ray cluster answers at {address} ({first})") from None
     return ray, Cluster(None)
+
+
+def _knock(address: str) -> None:
+    """Raise at once when nobody listens at ``host:port``; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _start(ray: Any, cores: int) -> Cluster:

@@ -60,10 +60,12 @@ def _answer(host: "Host", connection: Connection) -> bytes:
 
 
 def _leave_with_parent(descriptor: int) -> None:
-    """End this process as soon as the other end is closed, even in the middle of a training."""
+    """End this process as soon as the other end is closed or the parent is gone, even in the middle of a training."""
+    parent = os.getppid()
     poll = select.poll()
     poll.register(descriptor, 0)  # hang-ups are always reported
-    poll.poll()
+    while not poll.poll(2000) and os.getppid() == parent:  # a fork of the parent may keep the other end open
+        pass
     os._exit(0)
 
 

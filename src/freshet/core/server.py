@@ -34,6 +34,10 @@ class Flight:
     fresh_age: int = 0
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 class Refused(Exception):
     """A request that the server does not answer; the text is the reason."""
 
@@ -214,7 +218,7 @@ class Server:
             return "model has entries that are not finite"
         if upload.steps < 1:
             return "no training step was taken"
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in upload.report.values()):
+        if upload.report and not all(_is_number(value) for value in upload.report.values()):
             return "report has something that is not a finite number"
         return self.method.objection(upload, flight)
 

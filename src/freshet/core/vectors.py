@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
+#: A sum of models, each a scaled difference: ``sum_j c_j (a_j - b_j)``.
+Differences = Sequence[tuple[float, Vector, Vector]]
+#: Entries per block: the temporaries fit in the cache, and a dot product of this length stays on one thread.
 BLOCK = 1 << 13
 
 
@@ -54,15 +57,61 @@ def dot(a: Vector, b: Vector) -> float:
     return total
 
 
-def dot_combined(terms: Sequence[tuple[float, Vector]], b: Vector) -> float:
-    """``<sum_j c_j v_j, b>`` in float64, without forming the sum at full size."""
-    total = 0.0
+def dot_differences(differences: Differences, b: Vector) -> float:
+    """``<sum_j c_j (a_j - b_j), b>``: differences in float32 (exact for close models), the sum in float64."""
+    total, scratch = 0.0, _Scratch(len(b))
     for block in _blocks(len(b)):
-        sum_ = np.zeros(block.stop - block.start)
-        for coefficient, vector in terms:
-            sum_ += coefficient * vector[block].astype(np.float64)
-        total += float(np.dot(sum_, b[block].astype(np.float64)))
+        difference = scratch.difference(differences, block)
+        total += scratch.dot(difference, b[block])
     return total
+
+
+def step_along(w: Vector, differences: Differences, alpha: float, new: Vector, step: Vector) -> float:
+    """``step <- sum_j c_j (a_j - b_j)`` and ``new <- w + alpha step`` in one pass; returns ``|step|``.
+
+    ``step`` may be an old vector that is not needed any more; ``new`` must not be one of the models.
+    """
+    total, scratch, factor = 0.0, _Scratch(len(w)), np.float32(alpha)
+    for block in _blocks(len(w)):
+        difference = scratch.difference(differences, block)
+        step[block] = difference
+        total += scratch.dot(difference, difference)
+        difference *= factor
+        np.add(w[block], difference, out=new[block])
+    return math.sqrt(total)
+
+
+class _Scratch:
+    """Buffers for one pass over blocks, small enough for the cache."""
+
+    def __init__(self, size: int) -> None:
+        width = min(BLOCK, size)
+        self._sum, self._part = np.empty(width, np.float32), np.empty(width, np.float32)
+        self._left, self._right = np.empty(width), np.empty(width)
+
+    def difference(self, differences: Differences, block: slice) -> Vector:
+        """``sum_j c_j (a_j - b_j)`` of a block."""
+        n = block.stop - block.start
+        total, part = self._sum[:n], self._part[:n]
+        coefficient, a, b = differences[0]
+        np.subtract(a[block], b[block], out=total)
+        if coefficient != 1.0:
+            total *= np.float32(coefficient)
+        for coefficient, a, b in differences[1:]:
+            np.subtract(a[block], b[block], out=part)
+            part *= np.float32(coefficient)
+            total += part
+        return total
+
+    def dot(self, a: Vector, b: Vector) -> float:
+        """An inner product of blocks in float64."""
+        left = self._left[: len(a)]
+        left[:] = a
+        if a is b:
+            return float(np.dot(left, left))
+        right = self._right[: len(a)]
+        right[:] = b
+        return float(np.dot(left, right))
 
 
 def norm(a: Vector) -> float:
@@ -86,4 +135,6 @@ def distance(a: Vector, b: Vector) -> float:
 
 def is_finite(a: Vector) -> bool:
     """True when no entry is NaN or infinite (one pass, no temporary of full size)."""
+    if len(a) <= BLOCK:
+        return bool(np.isfinite(a).all())
     return all(bool(np.isfinite(a[block]).all()) for block in _blocks(len(a)))

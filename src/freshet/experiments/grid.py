@@ -45,6 +45,8 @@ class World:
     tables: Tables = field(default_factory=dict, hash=False)
     #: Whether the cell's published numbers were measured in this very world.
     published: bool = True
+    #: Options by method that this world needs.
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[s
             if section != "method":
                 tables[section] = tables.get(section, {}) | dict(values)
         tables["method"] |= options_from(layer.get("method", {}), entry.method)
+    tables["method"] |= dict(world.options.get(find(entry.method)[0].name, {}))
     for tuned in request.tuned:
         options = options_from(tuned.get("method", {}), entry.method)
         if options:

@@ -16,6 +16,7 @@ from freshet.experiments.cells import CELLS, METHODS, Cell
 from freshet.experiments.grid import ASIDE, Entry, Job, Request, World, expand, parse_entries
 from freshet.experiments.presets import find_cell
 from freshet.experiments.results import published
+from freshet.methods import registry
 from freshet.sim.fleet import FleetOptions
 
 #: A round needs at least so many devices, a federation so many times more.
@@ -152,7 +153,10 @@ class Plan:
         """What the results say about the scale; None for the full suite."""
         if self.scale == 1.0:
             return None
-        return {"scale": self.scale, "meaning": "devices, devices per round, samples and rounds times this number"}
+        return {
+            "scale": self.scale,
+            "meaning": "devices, devices per round, K of buffers, samples and rounds times this",
+        }
 
 
 def plan(
@@ -196,7 +200,7 @@ def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> W
     )
     name = f"{cell.name}, {setting.name}" if setting.name else cell.name
     tables = _merged(_varied(varied, cell, setting, scale), _scaled(varied, scale, dataset))
-    return World(name, varied, tables, setting.normal)
+    return World(name, varied, tables, setting.normal, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
 
 
 def _varied(varied: Cell, cell: Cell, setting: Setting, scale: float) -> dict[str, dict[str, Any]]:
@@ -236,6 +240,18 @@ def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str
             "test_samples": min(test, max(10 * spec.classes, round(test * scale))),
         }
     return tables
+
+
+def _buffers(share: float) -> dict[str, dict[str, Any]]:
+    """Methods that wait for K uploads wait for fewer when fewer devices train at once."""
+    if share == 1.0:
+        return {}
+    usual = {
+        name: method.Options.model_fields["K"].default
+        for name, method in registry().items()
+        if "K" in method.Options.model_fields
+    }
+    return {name: {"K": max(1, round(count * share))} for name, count in usual.items()}
 
 
 def _merged(first: dict[str, dict[str, Any]], base: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

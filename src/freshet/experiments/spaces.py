@@ -66,6 +66,13 @@ SPACES: dict[str, dict[str, Range]] = {
 }
 
 
-def space_for(method: str) -> dict[str, Range]:
-    """The space of a method or variant; one without a declared space is tuned over the learning rate alone."""
-    return {"training.lr": LR} | SPACES.get(find(method)[0].name, {})
+def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
+    """The space of a method or variant; one without a declared space is tuned over the learning rate alone.
+
+    A method cannot wait for more uploads than devices train at once, so ``in_flight`` bounds K.
+    """
+    space = {"training.lr": LR} | SPACES.get(find(method)[0].name, {})
+    if in_flight is not None and "method.K" in space:
+        whole = space["method.K"]
+        space["method.K"] = Range(min(whole.low, in_flight), min(whole.high, in_flight), whole=True)
+    return space

@@ -84,7 +84,8 @@ def best_config(tables: Tables, values: Mapping[str, Any]) -> Config:
 def defaults(tables: Tables, space: Mapping[str, Range]) -> Values:
     """What the method does untuned: the first trial."""
     resolved = resolve(tables).tables()
-    return {name: space[name].clip(resolved[name.partition(".")[0]][name.partition(".")[2]]) for name in space}
+    given = {name: resolved[name.partition(".")[0]][name.partition(".")[2]] for name in space}
+    return {name: each.clip(given[name]) for name, each in space.items()}
 
 
 def score(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -140,9 +141,8 @@ class Tuner:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
         self.store, self.folder = Store(folder), Path(folder)
-        self.space = space_for(method)
+        self.space = space_for(method, trial_config(self.tables, {}, 0).run.in_flight)
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
-        trial_config(self.tables, {}, 0)
 
     def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""

@@ -17,7 +17,8 @@ from pydantic import Field
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Kind, Options, Verdict
 from freshet.core.server import Flight, Server
-from freshet.methods.fedasmu import ASMUOptions, FedASMU
+from freshet.methods.fedasmu import FedASMU
+from freshet.methods.parts.fresh import ASMUOptions
 
 
 class SSMUOptions(ASMUOptions):

@@ -57,11 +57,12 @@ def paper_figures(groups: Sequence[Group], target: float, path: Path) -> Path:
     from matplotlib.backends.backend_pdf import PdfPages
 
     step = common_step([run for group in groups for run in group.runs])
+    lines = [headline(group, target, step, None) | {"group": place} for place, group in enumerate(groups)]
     with PdfPages(path, metadata={"Creator": "freshet", "CreationDate": None}) as pages:
         for figure in (
             _curves_figure(groups, target, "time"),
             _curves_figure(groups, target, "bytes"),
-            _times_figure([headline(group, target, step, None) for group in groups if group.counted], target),
+            _times_figure([line for line in lines if line["runs"]], target),
             _staleness_figure(groups),
         ):
             if figure is not None:
@@ -132,7 +133,7 @@ def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
     figure, axes = _page(height=0.7 + 0.42 * len(lines))
     for row, line in enumerate(lines):
         for offset, key, opacity in ((-0.19, "time_raw", 1.0), (0.19, "time_mean", 0.45)):
-            spread, colour = line[key], COLOURS[row % len(COLOURS)]
+            spread, colour = line[key], COLOURS[line["group"] % len(COLOURS)]
             if spread["median"] is None:
                 axes.text(0, row + offset, " — not reached", fontsize=6, va="center", color="#6b7280", family="serif")
                 continue

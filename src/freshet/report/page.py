@@ -50,7 +50,7 @@ def document(runs: Sequence[RunData], target: float | None = None) -> Record:
     target = target_of(runs) if target is None else target
     step = common_step(runs)
     reference = groups[0] if len(groups) > 1 else None
-    lines = [headline(group, target, step, reference) for group in groups]
+    lines = [headline(group, target, step, reference) | {"group": place} for place, group in enumerate(groups)]
     axes = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
     return {
         "freshet": __version__,
@@ -97,7 +97,7 @@ def _run(run: RunData, groups: Sequence[Group]) -> Record:
         "end": run.end,
         "until": run.setting("run", "until"),
         "accuracy": final_accuracy(run),
-        "uploads": number(run.summary.get("uploads")) or (run.column("uploads") or [None])[-1],
+        "uploads": number(run.summary.get("uploads")) or sum(event.get("kind") == "upload" for event in run.events),
         "notes": run.notes,
     }
 

@@ -163,13 +163,13 @@ def time_to_target(lines: Sequence[Record]) -> Figure | None:
     if not any(line[key]["count"] for line in lines for key in ("time_raw", "time_mean")):
         return None
     labels = [_short(line["label"]) for line in lines]
-    data = [_bars(lines, labels, key, name, percent) for key, name, percent in _KINDS]
-    notes = [note for row, line in enumerate(lines) for note in _dashes(line, labels[row])]
+    data = [_bars(lines, key, name, percent) for key, name, percent in _KINDS]
+    notes = [note for row, line in enumerate(lines) for note in _dashes(line, row)]
     layout = {
         "barmode": "group", "bargap": 0.34, "bargroupgap": 0.12,
         "xaxis": {"title": {"text": "virtual time to the target (s)"}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 6,
-                  "categoryorder": "array", "categoryarray": labels},
+        "yaxis": {"range": [len(lines) - 0.5, -0.5], "showgrid": False, "automargin": True, "ticklabelstandoff": 6,
+                  "tickvals": list(range(len(lines))), "ticktext": labels},
         "annotations": notes, "hovermode": "closest", "height": 84 + 58 * len(lines),
     }  # fmt: skip
     return {"data": data, "layout": layout}
@@ -178,15 +178,15 @@ def time_to_target(lines: Sequence[Record]) -> Figure | None:
 _KINDS = (("time_raw", "first crossing", 100), ("time_mean", "5-point mean", 48))
 
 
-def _bars(lines: Sequence[Record], labels: Sequence[str], key: str, name: str, percent: int) -> Record:
+def _bars(lines: Sequence[Record], key: str, name: str, percent: int) -> Record:
     middle = [line[key]["median"] for line in lines]
     spreads = [line[key] for line in lines]
-    more = [(s["high"] - s["median"]) if s["median"] is not None and s["count"] == s["of"] else 0 for s in spreads]
-    less = [(s["median"] - s["low"]) if s["median"] is not None else 0 for s in spreads]
+    whiskers = [_whiskers(spread) for spread in spreads]
     return {
-        "type": "bar", "orientation": "h", "name": name, "y": list(labels), "x": rounded(middle, 3),
-        "marker": {"color": [colour(index, percent) for index in range(len(lines))], "cornerradius": 3},
-        "error_x": {"type": "data", "symmetric": False, "array": rounded(more), "arrayminus": rounded(less),
+        "type": "bar", "orientation": "h", "name": name, "y": list(range(len(lines))), "x": rounded(middle, 3),
+        "marker": {"color": [colour(line["group"], percent) for line in lines], "cornerradius": 3},
+        "error_x": {"type": "data", "symmetric": False, "array": rounded([more for more, _ in whiskers]),
+                    "arrayminus": rounded([less for _, less in whiskers]),
                     "color": "@ink/70", "thickness": 1.4, "width": 4},
         "customdata": [[name, f"{s['count']} of {s['of']} seeds reach it"] for s in spreads],
         "hovertemplate": "%{customdata[0]}: %{x:.0f} s<br>%{customdata[1]}<extra></extra>",
@@ -194,7 +194,15 @@ def _bars(lines: Sequence[Record], labels: Sequence[str], key: str, name: str, p
     }  # fmt: skip
 
 
-def _dashes(line: Record, label: str) -> list[Record]:
+def _whiskers(spread: Record) -> tuple[Maybe, Maybe]:
+    """How far the bar's whiskers go up and down; up only if all seeds arrived, none for a single run."""
+    if spread["median"] is None or spread["of"] < 2:
+        return None, None
+    more = spread["high"] - spread["median"] if spread["count"] == spread["of"] else None
+    return more, spread["median"] - spread["low"]
+
+
+def _dashes(line: Record, row: int) -> list[Record]:
     """A dash where the median run never arrives."""
     missing = [name for key, name, _ in _KINDS if line[key]["median"] is None]
     if not missing:
@@ -204,7 +212,7 @@ def _dashes(line: Record, label: str) -> list[Record]:
     if reached and len(missing) == len(_KINDS):
         what = f"reached by {reached} of {line['time_raw']['of']} seeds"
     place = {"x": 0, "xanchor": "left", "xshift": 6, "yshift": 0 if len(missing) == len(_KINDS) else -11}
-    note = {"xref": "x", "y": label, "text": f"— {what}", "showarrow": False, "font": {"color": "@muted", "size": 12}}
+    note = {"xref": "x", "y": row, "text": f"— {what}", "showarrow": False, "font": {"color": "@muted", "size": 12}}
     return [note | place]
 
 
@@ -235,7 +243,8 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         line = {"color": colour(index), "width": 1.75, "shape": "hvh", "dash": dash(index)}
         data.append({
             "type": "scatter", "mode": "lines", "name": text(group.label), "x": [x + (width - 1) / 2 for x in xs],
-            "y": shares, "line": line, "fill": "tozeroy", "fillcolor": colour(index, 12), "meta": {"group": index},
+            "y": shares, "line": line, "fill": "tozeroy", "fillcolor": colour(index, 12 if len(groups) < 5 else 4),
+            "meta": {"group": index},
             "hovertemplate": "%{y:.1f} % of uploads",
         })  # fmt: skip
     layout = {

@@ -156,8 +156,16 @@ class Reader:
         status = status if isinstance(status, str) else "unfinished"
         notes = [tail.note for tail in (self._events, self._metrics) if tail.note]
         name = self.run.directory.name or str(self.run.directory.resolve().name)
-        rows = _ordered(self._metrics.rows)
-        return RunData(name, status, self.config, self._summary, rows, _ordered(self._events.rows), notes)
+        events = _ordered(self._events.rows)
+        rows = _with_tests(_ordered(self._metrics.rows), events)
+        return RunData(name, status, self.config, self._summary, rows, events, notes)
+
+
+def _with_tests(rows: list[Record], events: list[Record]) -> list[Record]:
+    """Metrics, and the tests that the events know already: of a run that goes on, the two files lag differently."""
+    last = float(rows[-1]["time"]) if rows else -1.0
+    later = (event for event in events if event.get("kind") == "evaluate" and float(event["time"]) > last)
+    return rows + [{key: event.get(key) for key in ("time", "version", "accuracy", "loss")} for event in later]
 
 
 def _ordered(rows: Iterable[Record]) -> list[Record]:

@@ -264,7 +264,9 @@ def timeline(run: RunData, trips: list[Trip], most: int = MOST_TRIPS) -> Record:
     shown = trips[-most:]
     reasons = sorted({trip.reason for trip in shown if trip.reason})
     fleet = fleet_of(run) if any(trip.train is not None for trip in shown) else None
-    seconds = None if fleet is None else [round(float(value), 2) for value in fleet.train_seconds]
+    seconds = (
+        None if fleet is None or len(fleet) > 10_000 else [round(float(value), 2) for value in fleet.train_seconds]
+    )
     times = ("start", "train", "asked", "answered", "resume", "merged", "sent", "end")
     columns: Record = {key: [_rounded(getattr(trip, key)) for trip in shown] for key in times}
     columns |= {key: [getattr(trip, key) for trip in shown] for key in ("device", "number", "base", "fresh", "slot")}

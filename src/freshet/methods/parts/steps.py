@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
-from freshet.core.vectors import Vector, combine, dot, dot_combined
+from freshet.core.vectors import Differences, Vector, dot, dot_differences, step_along
 
 ControlMemory = Literal["exact", "sketch", "budget"]
-Terms = list[tuple[float, Vector]]
 #: Buckets of a sketch: 4 KiB per device.
 SKETCH_SIZE = 1024
 
@@ -41,19 +40,27 @@ class StepMemory:
         """What the remembered steps take."""
         return sum(step.nbytes for step in self._steps.values())
 
-    def remember(self, device: int, terms: Terms) -> None:
-        """Keep ``sum_j c_j v_j`` (over the learnable part) as the device's step."""
-        step = combine([(c, v[: self._learnable]) for c, v in terms])
+    def take(self, device: int) -> Vector:
+        """A vector to write the device's next step into: its old one, which is given up, or a new one."""
+        old = self._steps.pop(device, None)
+        return np.empty(self._learnable, np.float32) if old is None or self._sketch is not None else old
+
+    def remember(self, device: int, step: Vector) -> None:
+        """Keep this as the device's step."""
         self._steps[device] = step if self._sketch is None else self._sketch(step)
         self._steps.move_to_end(device)
         if self._limit is not None and len(self._steps) > self._limit:
             self._steps.popitem(last=False)
 
-    def product(self, device: int, terms: Terms) -> float:
-        """``<sum_j c_j v_j, step>``, or its estimate."""
-        step = self._steps[device]
-        parts = [(c, v[: self._learnable]) for c, v in terms]
-        return dot_combined(parts, step) if self._sketch is None else dot(self._sketch(combine(parts)), step)
+    def product(self, device: int, differences: Differences) -> float:
+        """``<sum_j c_j (a_j - b_j), step>`` over the learnable part, or its estimate."""
+        step, n = self._steps[device], self._learnable
+        parts = [(c, a[:n], b[:n]) for c, a, b in differences]
+        if self._sketch is None:
+            return dot_differences(parts, step)
+        difference = np.empty(n, np.float32)
+        step_along(step=difference, w=difference, differences=parts, alpha=0.0, new=np.empty(n, np.float32))
+        return dot(self._sketch(difference), step)
 
     def state(self) -> list[Any]:
         return [[device, step] for device, step in self._steps.items()]

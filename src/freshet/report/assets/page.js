@@ -76,7 +76,7 @@
       });
       if (compare) {
         const a = line.against;
-        cells.push(a && a.pairs ? el("td", {}, `${a.difference >= 0 ? "+" : "−"}${Math.abs(100 * a.difference).toFixed(1)}`, el("small", {}, a.p === null ? "" : `p = ${a.p.toPrecision(2)}`)) : el("td", {}, "·"));
+        cells.push(a && a.pairs ? el("td", {}, `${a.difference >= 0 ? "+" : "−"}${Math.abs(100 * a.difference).toFixed(1)}`, el("small", {}, a.p === null || a.pairs < 2 ? `${a.pairs} seed${a.pairs > 1 ? "s" : ""}` : `p = ${a.p.toPrecision(2)}`)) : el("td", {}, "·"));
       }
       const seeds = line.seeds.length > 1 ? `seeds ${line.seeds.join(", ")}` : line.seeds.length ? `seed ${line.seeds[0]}` : "";
       return el("tr", {}, el("td", { class: "name" }, el("div", { class: "who" }, dot(group), el("span", {}, line.label)), el("small", {}, seeds)), ...cells);
@@ -114,7 +114,7 @@
     $$("target-note").textContent = `Virtual time until ${(100 * doc.target).toFixed(0)} % accuracy. Full bar: first crossing; pale: 5-point mean.`;
     Theme.draw("chart-target", doc.time_to_target, doc.lines.some((line) => line.runs) ? `— no finished run reached ${(100 * doc.target).toFixed(0)} %` : "No finished run yet.");
     $$("staleness-note").textContent = ["Versions the global model had moved on when an upload was used.", doc.staleness && doc.staleness.note].filter(Boolean).join(" ");
-    Theme.draw("chart-staleness", shown(doc.staleness), "No upload has been used yet.");
+    Theme.draw("chart-staleness", sized(shown(doc.staleness), Math.max(300, doc.time_to_target ? doc.time_to_target.layout.height : 0)), "No upload has been used yet.");
   }
   const shown = (figure) => figure && { ...figure, data: figure.data.map((trace) => (hidden.has(trace.meta.group) ? { ...trace, visible: false } : trace)) };
   const sized = (figure, height) => figure && { ...figure, layout: { ...figure.layout, height } };
@@ -183,8 +183,8 @@
     let wait = 1000;
     try {
       const answer = await fetch(`data.json?have=${encodeURIComponent(version)}`, { cache: "no-store" });
-      if (answer.status === 200) { const got = await answer.json(); version = got.version; doc = got.document; render(true); }
-      const run = doc && doc.runs[0], over = run && run.status !== "unfinished";
+      if (answer.status === 200) { const got = await answer.json(); version = got.version; doc = got.document; for (const run of doc.runs) if (run.status === "unfinished") run.status = "running"; render(true); }
+      const run = doc && doc.runs[0], over = run && run.status !== "running";
       if (run) badge(over ? run.status : `live · ${whole(run.end)} s`, over);
       if (over) wait = 5000;
     } catch (error) { badge("watch has stopped", true); wait = 5000; }

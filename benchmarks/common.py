@@ -1,0 +1,118 @@
+"""What the benchmarks share: synthetic data of the right shape, the textbook loop, and children that take turns.
+
+Each contender runs in a process of its own with one thread, so that neither its memory allocator nor its caches help the
+other; they take turns, and the figure is the median of the ratios of neighbouring turns.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from freshet.core.streams import stream
+from freshet.data.dataset import DataSet
+from freshet.models.registry import build
+
+BATCH, LR = 50, 0.03
+
+
+def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSet:
+    """Images of the given shape as uint8; what they show does not matter for speed."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, samples)
+    half = (0.5,) * shape[0]
+    return DataSet("synthetic", x, y, x[:500], y[:500], classes, mean=half, std=half)
+
+
+def factory_of(network: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    def factory() -> nn.Module:
+        torch.manual_seed(1)
+        return build(network, input_shape=shape, classes=10)
+
+    return factory
+
+
+class Ordered(Sampler[int]):
+    """A given order, so that both loops see the same batches."""
+
+    def __init__(self, order: np.ndarray) -> None:
+        self.order = order.tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def textbook(
+    factory: Callable[[], nn.Module], dataset: TensorDataset, epochs: int, device: int, trip: int
+) -> nn.Module:
+    """The loop of every tutorial: DataLoader, nn.Module, optim.SGD."""
+    model = factory()
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    rng = stream(0, "batches", device, trip)
+    for _ in range(epochs):
+        for x, y in DataLoader(dataset, batch_size=BATCH, sampler=Ordered(rng.permutation(len(dataset)))):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+    return model
+
+
+def normalised(data: DataSet) -> TensorDataset:
+    x: Tensor = (torch.from_numpy(data.x_train).float() / 255 - 0.5) / 0.5
+    return TensorDataset(x, torch.from_numpy(data.y_train))
+
+
+class Child:
+    """A contender in its own process: each ``turn`` runs its work once and gives the seconds it took."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, script, "--child", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+
+    def turn(self) -> float:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(work: Callable[[], object]) -> None:
+    """Be a child: run the work whenever asked."""
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        work()
+        print(time.perf_counter() - started, flush=True)
+
+
+def race(contenders: list[Child], repeat: int) -> tuple[list[float], list[float]]:
+    """Median seconds of each contender, and the median ratio of the first one's time to each one's."""
+    for contender in contenders:
+        contender.turn()
+    times: list[list[float]] = [[] for _ in contenders]
+    for _ in range(repeat):
+        for contender, taken in zip(contenders, times, strict=True):
+            taken.append(contender.turn())
+    ratios = [statistics.median(a / b for a, b in zip(times[0], taken, strict=True)) for taken in times]
+    return [statistics.median(taken) for taken in times], ratios

@@ -1,0 +1,134 @@
+"""The device's part of FedASMU and FedSSMU, and the hyper-parameters of both.
+
+At the start of epoch l* the device asks for the fresh model ``w_g`` and merges it into its own, ``w_b``::
+
+    w_a = (1 - beta) w_b + beta w_g
+
+with a learned weight beta, at a moment that the reward ``loss(w_b) - loss(w_a)`` teaches it to choose.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from freshet.core.messages import Assignment, Fresh
+from freshet.core.method import Local, LocalRule, Memory, Options
+from freshet.core.trip import DeviceTrip, Slot
+from freshet.core.vectors import dot_differences, mix
+from freshet.methods.parts import slots
+from freshet.methods.parts.staleness import Equations, freshness_weight, merge_gradients, moved, saturate
+from freshet.methods.parts.steps import ControlMemory
+
+
+class ASMUOptions(Options):
+    """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
+
+    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of
+    alpha depends on ``apply``: ``apply = "mix"`` has its own initial controls where none are given.
+    """
+
+    #: Initial controls under ``apply = "mix"``.
+    mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 0.5, "iota0": 0.0}
+
+    lambda0: float = Field(1.0, description="initial lambda: weight of the staleness term")
+    sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
+    iota0: float = Field(0.05, description="initial iota: weight that staleness does not touch")
+    gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
+    upsilon0: float = Field(0.5, description="initial upsilon: how much less a barely newer model counts")
+    mu_alpha: float = Field(1.0, gt=0, description="saturation of the server's weight alpha")
+    mu_beta: float = Field(1.0, gt=0, description="saturation of the device's weight beta")
+    eta_lambda: float = Field(1e-4, ge=0, description="learning rate of lambda")
+    eta_sigma: float = Field(1e-4, ge=0, description="learning rate of sigma")
+    eta_iota: float = Field(1e-4, ge=0, description="learning rate of iota")
+    eta_gamma: float = Field(1e-4, ge=0, description="learning rate of gamma")
+    eta_upsilon: float = Field(1e-4, ge=0, description="learning rate of upsilon")
+    eta_rl: float = Field(1e-3, ge=0, description="learning rate of the meta model")
+    tau_max: int = Field(99, ge=1, description="uploads staler than this are discarded")
+    xi_min: float = Field(1e-3, gt=0, description="lower bound of xi, so that alpha stays above 0")
+    epsilon: float = Field(0.1, ge=0, le=1, description="probability of exploring another slot")
+    phi_q: float = Field(0.1, ge=0, le=1, description="learning rate of the Q-table")
+    psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
+    rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
+    slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
+    equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
+    apply: Literal["mix", "progress"] = Field(
+        "progress", description="add the upload's progress, or mix its model in (default of the published equations)"
+    )
+    control_memory: ControlMemory = Field(
+        "budget", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
+    )
+    control_budget_mb: int = Field(1024, ge=1, description="MiB of steps under control_memory = budget")
+    dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
+    adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_that_follow(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        given = dict(given)
+        if given.get("equations") == "published":
+            given.setdefault("apply", "mix")
+        return cls.mix_controls | given if given.get("apply") == "mix" else given
+
+
+@dataclass(frozen=True)
+class FreshModelRule(LocalRule):
+    """The device's part: choose the slot, merge the fresh model, learn from the reward."""
+
+    remembers: ClassVar[bool] = True
+    options: ASMUOptions
+
+    def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
+        o = self.options
+        if o.slot != "rl":
+            return slots.fixed_slot(o.slot, assignment.epochs, rng)
+        if "slot" not in memory:
+            return slots.first_slot(int(assignment.instruction["meta_slot"]), assignment.epochs, o.epsilon, rng)
+        return slots.next_slot(memory["table"], int(memory["slot"]), o.epsilon, rng)
+
+    def begin(self, local: Local) -> None:
+        local.memory.setdefault("gamma", self.options.gamma0)
+        local.memory.setdefault("upsilon", self.options.upsilon0)
+
+    def merge(self, local: Local, trip: DeviceTrip, fresh: Fresh) -> None:
+        o, memory, n = self.options, local.memory, local.learnable
+        gamma, upsilon = memory["gamma"], memory["upsilon"]
+        age, s = fresh.age, fresh.version - trip.base + 1
+        phi = freshness_weight(gamma, upsilon, age, s)
+        beta = saturate(o.mu_beta, phi)
+        x, y = local.next_batch()
+        before = local.snapshot()
+        loss_before, h_before = local.gradient_at(x, y)
+        merged = mix(before, fresh.weights, beta)
+        local.layout.max_counters(merged, before, fresh.weights)
+        local.become(merged)
+        loss_after, h_after = local.gradient_at(x, y)
+        # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
+        h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
+        q = dot_differences([(1.0, fresh.weights[:n], at[:n])], h)
+        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s)
+        memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
+        memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
+        reward = loss_before - loss_after
+        self._learn_slot(memory, trip, reward)
+        local.report |= {"beta": beta, "reward": reward, "phi": phi, "gamma": gamma, "upsilon": upsilon, "q": q}
+        local.report |= {"gamma_after": memory["gamma"], "upsilon_after": memory["upsilon"]}
+        local.report |= {"loss_before": loss_before, "loss_after": loss_after}
+
+    def _learn_slot(self, memory: Memory, trip: DeviceTrip, reward: float) -> None:
+        if self.options.slot == "rl" and trip.slot is not None and "slot" in memory:
+            o = self.options
+            memory["table"] = memory["table"].copy()
+            slots.learn(memory["table"], int(memory["slot"]), trip.slot.action, trip.slot.epoch, reward, o.phi_q, o.psi)
+
+    def finish(self, local: Local) -> None:
+        trip = local.trip
+        if self.options.slot != "rl" or trip.slot is None:
+            return
+        local.report |= {"slot": trip.slot.epoch, "first": int("slot" not in local.memory)}
+        local.memory.setdefault("table", slots.empty_table(trip.epochs))
+        local.memory["slot"] = trip.slot.epoch

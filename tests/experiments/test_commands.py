@@ -1,0 +1,128 @@
+"""``freshet compare``, ``paper`` and ``tune`` as a user meets them."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from freshet.cli import experiments
+from freshet.errors import FreshetError
+from freshet.experiments import compare
+
+from .helpers import TINY
+
+SMALL = [word for setting in TINY for word in ("-s", setting)]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    for name in ("compare", "paper", "tune"):
+        app.command(name)(getattr(experiments, name))
+    runner = CliRunner()
+
+    def call(*words):
+        done = runner.invoke(app, [str(word) for word in words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call
+
+
+def test_compare_prints_a_table_writes_files_and_repeats_nothing(command, monkeypatch, tmp_path):
+    line = ["compare", "-m", "fedasmu,fedsa,fedavg", "--seeds", 2, "--target", 0.2, *SMALL]
+    done = command(*line)
+    assert done.exit_code == 0
+    assert "fedsa [R]" in done.output and "to 0.2" in done.output
+    record = json.loads((tmp_path / "runs/compare/comparison.json").read_text())
+    assert [entry["finished"] for entry in record["worlds"][0]["lines"]] == [2, 2, 2]
+    assert (tmp_path / "runs/compare/comparison.csv").read_text().startswith("world,method")
+    monkeypatch.setattr(compare, "execute", None)
+    assert command(*line).exit_code == 0
+    listed = command(*line, "--list")
+    assert "6 runs, 0 to do" in listed.output
+
+
+def test_a_failed_run_is_shown_and_the_exit_code_says_so(command, monkeypatch):
+    real = compare.execute
+
+    def broken(job, *rest):
+        if job.entry.label == "fedavg":
+            raise MemoryError("full")
+        return real(job, *rest)
+
+    monkeypatch.setattr(compare, "execute", broken)
+    line = ["compare", "-m", "fedasmu,fedavg", "--seeds", 1, *SMALL]
+    done = command(*line)
+    assert done.exit_code == 1
+    assert "1 failed" in done.output and "MemoryError: full" in done.output and "--retry" in done.output
+    monkeypatch.setattr(compare, "execute", real)
+    assert command(*line).exit_code == 1
+    assert command(*line, "--retry").exit_code == 0
+
+
+def test_paper_lists_its_suites_and_what_would_run(command):
+    assert "heterogeneity" in command("paper").output
+    done = command("paper", "slots", "--scale", 0.05, "--seeds", 2, "--list")
+    assert done.exit_code == 0
+    assert "SCALED DOWN to 0.05" in done.output and "8 runs, 8 to do" in done.output
+
+
+def test_a_scaled_suite_runs_and_says_its_scale_everywhere(command, tmp_path):
+    line = ["paper", "slots", "--scale", 0.02, "--seeds", 1, "-m", "fedasmu,fedasmu@slot=h1"]
+    done = command(*line, "-s", "data.name=digits", *SMALL)
+    assert done.exit_code == 0
+    assert done.output.count("SCALE") >= 3 and "(scale 0.02)" in done.output
+    record = json.loads((tmp_path / "runs/paper/slots-scale0.02.json").read_text())
+    assert record["scale"]["scale"] == 0.02
+    assert "the learned slot over H1" in done.output
+
+
+def test_published_numbers_are_printed_beside_ours(command, monkeypatch):
+    def nothing(job, *rest):
+        raise RuntimeError("no time")
+
+    monkeypatch.setattr(compare, "execute", nothing)
+    done = command("paper", "table", "--cells", "lenet-fmnist", "-m", "fedasmu,fedavg", "--seeds", 1)
+    row = next(line for line in done.output.splitlines() if line.startswith("fedavg") and "1 failed" in line)
+    assert "0.78" in row and "97,692" in row
+    assert "names no unit" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["compare", "-m", "nonsense"], "method.name"),
+        (["compare", "-m", "fedavg", "--seeds", "x"], "--seeds"),
+        (["compare", "-m", "fedavg", "--cell", "x"], "--cell"),
+        (["compare", "-m", "fedavg", "--tuned", "nowhere"], "nowhere"),
+        (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "METHOD.key=value"),
+        (["compare", "-m", "fedavg", "--executor", "magic"], "run.executor"),
+        (["paper", "tables"], "SUITE"),
+        (["paper", "slots", "--scale", "2"], "--scale"),
+    ],
+)
+def test_a_mistake_is_one_sentence(command, words, problem):
+    with pytest.raises(FreshetError) as caught:
+        command(*words)
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tune_makes_a_config_that_compare_takes(command, tmp_path):
+    pytest.importorskip("optuna")
+    for method, trials in (("fedprox", 2), ("fedavg", 1)):
+        done = command("tune", "-m", method, "--trials", trials, "--seeds", 1, "--out", f"t/{method}", *SMALL)
+        assert done.exit_code == 0, done.output
+        assert f"t/{method}/best.toml" in done.output
+    done = command(
+        "compare", "-m", "fedprox,fedavg", "--seeds", 1, "--tuned", "t/fedprox", "--tuned", "t/fedavg", *SMALL
+    )
+    assert done.exit_code == 0
+    assert "fedprox 2 trials x 1 seeds of 24 s" in done.output and "UNEQUAL BUDGETS" in done.output
+    record = json.loads((tmp_path / "runs/compare/comparison.json").read_text())
+    best = json.loads((tmp_path / "t/fedprox/tuning.json").read_text())["values"]
+    assert record["worlds"][0]["lines"][0]["options"]["mu"] == best["method.mu"]

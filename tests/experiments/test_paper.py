@@ -1,0 +1,171 @@
+"""The paper's suites: the right grids, the scale said everywhere."""
+
+import json
+
+import pytest
+
+from freshet.errors import ConfigError
+from freshet.experiments import results
+from freshet.experiments.cells import CELLS, METHODS
+from freshet.experiments.paper import SUITES, find_suite, plan
+from freshet.experiments.store import Store
+
+
+def grid(suite, **given):
+    return plan(find_suite(suite), [0], **given)
+
+
+def worlds(found):
+    return {job.world.name: job.config for job in found.jobs}
+
+
+def test_every_suite_of_the_paper_is_there():
+    assert list(SUITES) == ["table", "devices", "heterogeneity", "bandwidth", "ablation", "slots"]
+    with pytest.raises(ConfigError, match="table, devices"):
+        find_suite("tabel")
+
+
+def test_the_table_is_twelve_cells_times_twelve_methods_times_seeds():
+    found = plan(find_suite("table"), [0, 1, 2])
+    assert len(found.jobs) == 12 * 12 * 3
+    assert {(j.world.name, j.entry.label) for j in found.jobs} == {(c, m) for c in CELLS for m in METHODS}
+    assert len({job.key for job in found.jobs}) == len(found.jobs)
+    for job in found.jobs:
+        cell = CELLS[job.world.name]
+        c = job.config
+        assert (c.data.name, c.model.name, c.training.lr) == (cell.dataset, cell.model, cell.lr)
+        assert (c.run.until, c.run.target, c.fleet.devices, c.run.per_round) == (5000.0, cell.target, 100, 10)
+        assert c.data.train_samples == c.data.test_samples == 0
+
+
+def test_devices_are_100_200_250():
+    found = worlds(grid("devices"))
+    assert [c.fleet.devices for c in found.values()] == [100, 200, 250]
+    assert {c.run.per_round for c in found.values()} == {10}
+
+
+def test_heterogeneity_is_5_110_440_with_as_many_trips():
+    found = worlds(grid("heterogeneity"))
+    assert [c.fleet.ratio for c in found.values()] == [5.0, 110.0, 440.0]
+    assert [c.run.until for c in found.values()] == pytest.approx([5000, 5000 * 111 / 6, 5000 * 441 / 6])
+    assert all(c.run.until / c.run.eval_every == pytest.approx(500) for c in found.values())
+
+
+def test_bandwidth_is_divided_by_50_and_100():
+    found = list(worlds(grid("bandwidth")).values())
+    up, down = found[0].fleet.up_mbps, found[0].fleet.down_mbps
+    assert [c.fleet.up_mbps for c in found] == pytest.approx([up, up / 50, up / 100])
+    assert [c.fleet.down_mbps for c in found] == pytest.approx([down, down / 50, down / 100])
+
+
+def test_the_normal_world_of_each_study_is_the_same_runs_as_in_the_table():
+    table = {job.key for job in grid("table", cells="lenet-fmnist").jobs}
+    for name, world in (("devices", "100 devices"), ("heterogeneity", "ratio 5"), ("bandwidth", "bandwidth 1")):
+        assert {job.key for job in grid(name).jobs if job.world.name.endswith(world)} == table
+
+
+def test_ablation_switches_the_parts_off():
+    found = grid("ablation")
+    assert [job.entry.label for job in found.jobs[:5]] == ["fedasmu", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedavg"]
+    switches = [(j.config.method.dynamic_server, j.config.method.adaptive_device) for j in found.jobs[:4]]
+    assert switches == [(True, True), (False, True), (True, False), (False, False)]
+    assert list(worlds(found)) == ["lenet-cifar10", "cnn-cifar10"]
+
+
+def test_slots_are_learned_or_fixed():
+    assert [job.config.method.slot for job in grid("slots").jobs] == ["rl", "h1", "h2", "h3"]
+
+
+def test_methods_and_cells_can_be_chosen():
+    found = grid("table", methods="fedasmu,fedavg", cells="textcnn-imdb,lenet-fmnist")
+    assert [(j.world.name, j.entry.label) for j in found.jobs] == [
+        ("textcnn-imdb", "fedasmu"),
+        ("textcnn-imdb", "fedavg"),
+        ("lenet-fmnist", "fedasmu"),
+        ("lenet-fmnist", "fedavg"),
+    ]
+    with pytest.raises(ConfigError, match="--cell"):
+        grid("table", cells="lenet-mnist")
+
+
+# ---- scale
+
+
+def test_scale_shrinks_devices_samples_and_rounds():
+    found = worlds(grid("devices", scale=0.2))
+    assert [c.fleet.devices for c in found.values()] == [20, 40, 50]
+    for c in found.values():
+        assert (c.data.train_samples, c.data.test_samples) == (12_000, 2_000)
+        assert (c.run.per_round, c.run.until) == (2, 1000.0)
+
+
+def test_buffers_shrink_with_the_devices_that_train_at_once():
+    found = {job.entry.label: job.config for job in grid("table", cells="lenet-fmnist", scale=0.2).jobs}
+    full = {job.entry.label: job.config for job in grid("table", cells="lenet-fmnist").jobs}
+    assert (full["fedbuff"].method.K, full["port"].method.K) == (10, 5)
+    assert (found["fedbuff"].method.K, found["port"].method.K) == (2, 1)
+
+
+def test_a_scaled_heterogeneity_study_keeps_its_ratios():
+    found = worlds(grid("heterogeneity", scale=0.1))
+    assert [c.fleet.ratio for c in found.values()] == [5.0, 110.0, 440.0]
+    assert [c.run.until for c in found.values()] == pytest.approx([500, 500 * 111 / 6, 500 * 441 / 6])
+
+
+@pytest.mark.parametrize("suite", list(SUITES))
+def test_the_smallest_scale_still_makes_a_federation(suite):
+    for job in grid(suite, scale=0.001).jobs:
+        c = job.config
+        assert c.fleet.devices >= 4 and c.run.per_round >= 2 and c.run.until >= 50
+        assert c.data.train_samples >= 20 * c.fleet.devices
+
+
+@pytest.mark.parametrize("scale", [0, -1, 1.01, float("nan")])
+def test_a_scale_outside_0_1_is_refused(scale):
+    with pytest.raises(ConfigError, match="--scale"):
+        grid("slots", scale=scale)
+
+
+def test_every_output_says_the_scale(tmp_path):
+    found = grid("ablation", scale=0.1)
+    assert found.stem == "ablation-scale0.1"
+    assert "SCALED DOWN to 0.1" in found.title
+    assert any("not the paper's conditions" in note for note in found.notes)
+    record = results.document(found.jobs, Store(tmp_path), title=found.title, notes=found.notes, scale=found.scaled)
+    as_json, as_csv = results.write(record, tmp_path, found.stem)
+    assert json.loads(as_json.read_text())["scale"]["scale"] == 0.1
+    assert "scale" in as_csv.read_text().splitlines()[0]
+    assert {row["scale"] for row in results.rows(record)} == {0.1}
+
+
+def test_a_full_suite_says_nothing_of_a_scale():
+    found = grid("ablation")
+    assert (found.stem, found.scaled) == ("ablation", None)
+    assert not any("SCALED" in text for text in (found.title, *found.notes))
+
+
+# ---- published numbers
+
+
+def test_published_numbers_stand_beside_ours_in_every_line_of_the_table(tmp_path):
+    found = grid("table", cells="lenet-cifar10")
+    record = results.document(found.jobs, Store(tmp_path), title="t")
+    lines = {line["method"]: line for line in record["worlds"][0]["lines"]}
+    assert lines["fedasmu"]["published"] == {"accuracy": 0.485, "time": 8_800}
+    assert lines["feddyn"]["published"] == {"accuracy": 0.277, "time": None}
+    assert all(line["published"] for line in lines.values())
+
+
+def test_they_stand_only_beside_the_world_they_were_measured_in(tmp_path):
+    found = grid("devices", methods="fedasmu")
+    record = results.document(found.jobs, Store(tmp_path), title="t")
+    assert [bool(world["lines"][0]["published"]) for world in record["worlds"]] == [True, False, False]
+    changed = grid("table", cells="lenet-fmnist", settings=["model.name=mlp"])
+    assert not any(job.world.published for job in changed.jobs)
+    moved = grid("table", cells="lenet-fmnist", settings=["data.dir=/somewhere", "run.executor=serial"])
+    assert all(job.world.published for job in moved.jobs)
+
+
+def test_what_was_changed_is_said():
+    notes = grid("slots", settings=["model.name=mlp", "run.executor=serial", "fedasmu.epsilon=0.2"]).notes
+    assert "changed by --set: model.name=mlp, fedasmu.epsilon=0.2" in notes

@@ -1,0 +1,75 @@
+"""CSV, Parquet, PDF and LaTeX."""
+
+import csv
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from freshet import Result
+from freshet.cli import report as commands
+from freshet.errors import ConfigError
+from freshet.report.export import latex, tex, to_csv, to_parquet, to_pdf
+from freshet.report.groups import grouped
+from freshet.report.reading import read_all
+
+from .conftest import Write
+
+
+def test_csv_gives_the_same_bits_back(finished: Callable[[str], Result], tmp_path: Path) -> None:
+    result = finished("fedasmu")
+    to_csv(read_all([result.directory]), tmp_path / "m.csv")
+    with (tmp_path / "m.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == result.accuracy.tolist()
+    assert [float(row["loss"]) for row in rows] == result.loss.tolist()
+    assert {row["method"] for row in rows} == {"fedasmu"}
+    assert list(rows[0])[:9] == ["run", "method", "label", "seed", "status", "time", "version", "accuracy", "loss"]
+
+
+def test_parquet_or_one_clear_sentence(written: Write, tmp_path: Path) -> None:
+    runs = read_all([written("a")])
+    if find_spec("pyarrow") is None:
+        with pytest.raises(ConfigError, match="needs pyarrow"):
+            to_parquet(runs, tmp_path / "m.parquet")
+        return
+    import pandas as pd
+
+    to_parquet(runs, tmp_path / "m.parquet")
+    assert pd.read_parquet(tmp_path / "m.parquet")["accuracy"].tolist() == [0.1, 0.5, 0.9]
+
+
+def test_pdf_has_its_pages(written: Write, finished: Callable[[str], Result], tmp_path: Path) -> None:
+    seeds = [written(f"a{seed}", seed=seed, method="$x^2$") for seed in (1, 2)]
+    to_pdf(read_all([*seeds, finished("fedasmu").directory]), tmp_path / "f.pdf")
+    content = (tmp_path / "f.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert content.count(b"/Type /Page ") == 4
+
+
+def test_latex_by_hand(written: Write) -> None:
+    ours = [written(f"a{seed}", seed=seed, accuracy=[0.1, 0.5 + seed / 10]) for seed in (1, 2, 3)]
+    table = latex(grouped(read_all([*ours, written("b", method="a_b & <c>", accuracy=[0.1, 0.2])])), 0.65)
+    lines = table.splitlines()
+    assert r"fedasmu & 3 & \textbf{70.0 {\scriptsize (60.0--80.0)}} &" in lines[6]
+    assert r"\textbf{10 {\scriptsize (2 of 3)}} & -- &" in lines[6]
+    assert lines[7].startswith(r"a\_b \& \textless{}c\textgreater{} & 1 & 20.0 & 20.0 & -- & -- &")
+    assert tex("\\{}$%#~^\n") == r"\textbackslash{}\{\}\$\%\#\textasciitilde{}\textasciicircum{} "
+
+
+def test_the_commands(written: Write, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command("report")(commands.report)
+    app.command("export")(commands.export)
+    place, runner = str(written("a")), CliRunner()
+    done = runner.invoke(app, ["report", place, "-o", str(tmp_path / "r.html")], catch_exceptions=False)
+    assert (done.exit_code, (tmp_path / "r.html").is_file()) == (0, True)
+    done = runner.invoke(app, ["export", place, "--csv", str(tmp_path / "m.csv"), "--latex", str(tmp_path / "t.tex")])
+    assert (done.exit_code, (tmp_path / "m.csv").is_file(), (tmp_path / "t.tex").is_file()) == (0, True, True)
+    with pytest.raises(ConfigError, match="at least one"):
+        runner.invoke(app, ["export", place], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="--csv"):
+        runner.invoke(app, ["export", place, "--csv", str(tmp_path / "no" / "m.csv")], catch_exceptions=False)

@@ -1,0 +1,78 @@
+"""What one run's log says about staleness, controls, slots and data."""
+
+from collections.abc import Callable
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from freshet import Result
+from freshet.report.closeup import closeup
+from freshet.report.extract import bands, chooser_shares, controls, partition_of, slot_shares, stalenesses, weighted
+from freshet.report.reading import read
+from freshet.report.trips import trips_of
+
+from .conftest import Write
+
+
+def test_staleness_agrees_with_the_summary(finished: Callable[[str], Result]) -> None:
+    for method in ("fedasmu", "fedavg"):
+        result = finished(method)
+        assert fmean(stalenesses(read(result.directory))) == pytest.approx(result.summary["mean_staleness"])
+
+
+def test_weights_agree_with_the_log(finished: Callable[[str], Result]) -> None:
+    run = read(finished("fedasmu").directory)
+    logged = [e for e in run.events if e["kind"] == "aggregate"]
+    assert [(w.device, w.staleness, w.alpha) for w in weighted(run)] == [
+        (e["device"], e["staleness"], e["alpha"]) for e in logged
+    ]
+
+
+def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -> None:
+    events = [
+        {"time": 1.0, "kind": "aggregate", "device": 0, "lambda": 1.0, "sigma": [0.5]},
+        {"time": 2.0, "kind": "aggregate", "device": 1, "lambda": 3.0},
+        {"time": 3.0, "kind": "aggregate", "device": 0, "lambda": 2.0},
+        {"time": 4.0, "kind": "merge", "device": 0, "gamma": 1.0, "gamma_after": 1.5},
+    ]
+    found = controls(read(written("a", events=events)))
+    assert found == {"lambda": {0: [(1.0, 1.0), (3.0, 2.0)], 1: [(2.0, 3.0)]}, "gamma": {0: [(4.0, 1.5)]}}
+    fleet = bands(found["lambda"], end=4.0, points=4)
+    assert (fleet.times, fleet.middle) == ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.5, 2.5])
+    assert (fleet.low, fleet.high) == ([1.0, 1.0, 2.0, 2.0], [1.0, 3.0, 3.0, 3.0])
+    assert set(controls(read(finished("fedasmu").directory))) == {"lambda", "sigma", "iota", "gamma", "upsilon"}
+
+
+def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:
+    trigger = {"kind": "trigger", "version": 1, "epochs": 5}
+    chosen = [(0.0, 1, "q"), (1.0, 2, "meta"), (9.0, 2, "meta"), (10.0, 2, "<b>")]
+    events = [
+        trigger | {"time": t, "device": i, "trip": 1, "slot": s, "slot_by": by} for i, (t, s, by) in enumerate(chosen)
+    ]
+    run = read(written("a", events=events, accuracy=[0.1, 0.2], fleet={"devices": 4}))
+    slots = slot_shares(run, trips_of(run), bins=2)
+    assert slots is not None
+    assert (slots.edges, slots.counts) == ([0.0, 5.0, 10.0], {"1": [1, 0], "2": [1, 2]})
+    who = chooser_shares(run, trips_of(run), bins=2)
+    assert who is not None
+    assert who.counts == {"meta": [1, 1], "q": [1, 0]}
+    plain = read(finished("fedavg").directory)
+    assert slot_shares(plain, trips_of(plain)) is None
+
+
+def test_the_partition_is_dealt_again(finished: Callable[[str], Result], written: Write) -> None:
+    part = partition_of(read(finished("fedavg").directory))
+    assert part is not None
+    counts = np.array(part.counts)
+    assert counts.shape == (8, 10)
+    run = read(finished("fedavg").directory)
+    logged = next(e for e in run.events if e["kind"] == "aggregate" and e["devices"])
+    assert counts.sum(axis=1)[logged["devices"]].tolist() == logged["samples"]
+    assert partition_of(read(written("custom"))) is None
+    assert partition_of(read(written("odd", data={"name": "digits", "concentration": -1.0}))) is None
+
+
+def test_a_closeup_of_an_empty_run_has_nothing_and_fails_nowhere(written: Write) -> None:
+    found = closeup(read(written("a", accuracy=[], status=None)))
+    assert found == {key: [] if key == "controls" else None for key in found}

@@ -1,0 +1,104 @@
+"""Grouping over seeds, headline numbers, settings: what is put together and what is left out."""
+
+import json
+
+import pytest
+
+from freshet.report.groups import grouped, headline, settings, times_to
+from freshet.report.reading import read, read_all
+
+from .conftest import Write
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_group(written: Write) -> None:
+    runs = read_all(written(f"r{seed}", seed=seed, run={"workers": seed}) for seed in (1, 2, 3))
+    (group,) = grouped(runs)
+    assert (group.label, len(group.counted)) == ("fedasmu", 3)
+
+
+def test_labels_name_what_differs(written: Write) -> None:
+    plain, lossy, other = written("a"), written("b", fleet={"loss": 0.05}), written("c", method="fedavg")
+    more = written("d", fleet={"loss": 0.5})
+    assert [group.label for group in grouped(read_all([plain, lossy, other, more]))] == [
+        "fedasmu",
+        "fedasmu (loss=0.05)",
+        "fedavg",
+        "fedasmu (loss=0.5)",
+    ]
+
+
+def test_a_setting_that_older_runs_do_not_have_splits_no_group(written: Write) -> None:
+    assert len(grouped(read_all([written("old"), written("new", seed=2, training={"augment": False})]))) == 1
+
+
+def test_unfinished_runs_are_not_averaged(written: Write) -> None:
+    runs = read_all(
+        [
+            written("good", seed=1, accuracy=[0.1, 0.9]),
+            written("stopped", seed=2, accuracy=[0.1, 0.2], status="interrupted"),
+            written("crashed", seed=3, accuracy=[0.1, 0.3], status="failed"),
+            written("killed", seed=4, accuracy=[0.1, 0.4], status=None),
+        ]
+    )
+    (group,) = grouped(runs)
+    line = headline(group, 0.8, 10.0, None)
+    assert [run.status for run in runs] == ["finished", "interrupted", "failed", "unfinished"]
+    assert (line["runs"], line["all"], line["seeds"]) == (1, 4, [1])
+    assert line["accuracy"] == {"median": 0.9, "low": 0.9, "high": 0.9, "count": 1, "of": 1}
+
+
+def test_headline_by_hand(written: Write) -> None:
+    curves = {1: [0.0, 0.8, 0.9, 0.9, 0.9, 0.9], 2: [0.0, 0.1, 0.8, 0.2, 0.2, 0.2], 3: [0.0, 0.1, 0.1, 0.1, 0.1, 0.7]}
+    ours = [written(f"a{seed}", seed=seed, accuracy=curve) for seed, curve in curves.items()]
+    theirs = [written(f"b{seed}", seed=seed, method="fedavg", accuracy=[0.1, 0.1]) for seed in (1, 2)]
+    first, second = grouped(read_all([*ours, *theirs]))
+    line = headline(first, 0.8, 10.0, None)
+    assert (line["accuracy"]["median"], line["best"]["median"]) == (0.7, 0.8)
+    assert (line["times_raw"], line["times_mean"]) == ([10.0, 20.0, None], [50.0, None, None])
+    assert (line["time_raw"]["median"], line["time_raw"]["count"]) == (20.0, 2)
+    assert line["time_mean"]["median"] is None, "two of three seeds never reach it"
+    against = headline(second, 0.8, 10.0, first)["against"]
+    assert (against["pairs"], against["difference"]) == (2, pytest.approx((0.1 - 0.9 + 0.1 - 0.2) / 2))
+
+
+def test_times_on_a_coarser_grid(written: Write) -> None:
+    run = read(written("a", accuracy=[0.0, 0.9, 0.0, 0.9, 0.9]))
+    assert times_to(run, 0.8, 10.0).raw == 10.0
+    assert times_to(run, 0.8, 20.0).raw == 40.0, "a peak between two points of the grid does not count"
+
+
+def test_settings_shared_and_differing(written: Write) -> None:
+    runs = [
+        written("a", seed=1),
+        written("b", seed=2),
+        written("c", method="fedavg", seed=1),
+        written("d", method="fedavg", seed=2),
+    ]
+    found = settings(grouped(read_all(runs)))
+    assert found["differing"] == [{"section": "method", "key": "name", "values": ["fedasmu", "fedavg"]}]
+    assert {"key": "seed", "value": "1, 2", "in": 2} in found["common"]["run"]
+
+
+def test_damaged_and_half_written_logs_are_read_as_far_as_they_go(written: Write) -> None:
+    place = written("a", status=None, accuracy=[0.1, 0.2])
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write('{"time": 20.0, "accur')
+    assert read(place).notes == []
+    assert [row["accuracy"] for row in read(place).metrics] == [0.1, 0.2]
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"time": 30.0, "accuracy": 0.3}) + "\n")
+    run = read(place)
+    assert len(run.metrics) == 2
+    assert run.notes == ["metrics.jsonl is damaged at line 3; what follows is not shown"]
+
+
+def test_the_same_run_twice_counts_once_and_namesakes_are_told_apart(written: Write) -> None:
+    a, b = written("x/run"), written("y/run", seed=2)
+    assert [run.name for run in read_all([a, b, a / ".." / "run"])] == ["x/run", "y/run"]
+
+
+def test_tests_that_only_the_events_have_yet_are_shown(written: Write) -> None:
+    """The two logs of a run that goes on reach the disk at different times."""
+    tests = [{"time": 10.0 * i, "kind": "evaluate", "version": i, "accuracy": i / 10, "loss": 1.0} for i in range(4)]
+    run = read(written("a", status=None, accuracy=[0.0, 0.1], events=tests))
+    assert (run.column("accuracy"), run.column("bytes_up")) == ([0.0, 0.1, 0.2, 0.3], [0.0, 1000.0, None, None])

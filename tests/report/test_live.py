@@ -1,0 +1,88 @@
+"""The server of ``freshet watch``: two addresses, loopback only, and news only when there are some."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshet.errors import ConfigError
+from freshet.report import live
+
+from .conftest import Write, lines
+
+
+@pytest.fixture
+def server(written: Write, monkeypatch: pytest.MonkeyPatch) -> Iterator[live.Server]:
+    monkeypatch.setattr(live, "EVERY_SECONDS", 0.0)
+    with live.Server(written("a", accuracy=[0.1], status=None)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(server: live.Server, path: str, host: str | None = None) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{server.server_port}"})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def news(server: live.Server, have: str = "") -> Any:
+    status, body = get(server, f"/data.json?have={have}")
+    return None if status == 204 else json.loads(body)
+
+
+def test_the_page_and_its_data_and_nothing_else(server: live.Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    status, page = get(server, "/")
+    assert (status, b"Freshet report" in page) == (200, True)
+    for path in ("/config.toml", "/../a/config.toml", "/data.json/", "//etc/passwd", "/events.jsonl"):
+        assert get(server, path)[0] == 404
+    assert get(server, "/data.json", host="evil.example")[0] == 403
+    assert get(server, "/", host="evil.example:80")[0] == 403
+
+
+def test_news_as_the_run_goes_on(server: live.Server, tmp_path: Path) -> None:
+    first = news(server)
+    assert first["document"]["runs"][0]["status"] == "unfinished"
+    assert news(server, first["version"]) is None
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        file.write(lines([{"time": 10.0, "accuracy": 0.75}]) + '{"time": 20.0, "acc')
+    second = news(server, first["version"])
+    assert second["document"]["runs"][0]["accuracy"] == 0.75
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"status": "finished"}))
+    third = news(server, second["version"])
+    assert third["document"]["lines"][0]["runs"] == 1
+    (tmp_path / "a" / "metrics.jsonl").write_text(lines([{"time": 0.0, "accuracy": 0.5}]))
+    assert news(server, third["version"])["document"]["runs"][0]["accuracy"] == 0.5, "cut back, as a resumed run is"
+
+
+def test_a_port_that_is_taken(server: live.Server, written: Write) -> None:
+    with pytest.raises(ConfigError, match="--port"):
+        live.Server(written("b"), server.server_port)
+
+
+def test_ctrl_c_stops_cleanly(written: Write) -> None:
+    program = "import sys; from pathlib import Path; from freshet.cli.report import watch; watch(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(written("a"))]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        assert "http://127.0.0.1:" in child.stdout.readline()
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=30)
+    assert (child.returncode, out.strip(), err) == (0, "stopped watching", "")

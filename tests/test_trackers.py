@@ -1,0 +1,176 @@
+"""Trackers: the same small interface for TensorBoard, MLflow and whatever a user brings; none can end a run."""
+
+import builtins
+import importlib
+import logging
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+
+from freshet import trackers
+from freshet.errors import FreshetError, RunError
+from freshet.trackers import MLflowTracker, TensorBoardTracker, Tracker, tracker
+
+
+class Memory(Tracker):
+    def __init__(self):
+        super().__init__()
+        self.points, self.end = [], None
+
+    def series(self, values, step):
+        self.points.append((step, dict(values)))
+
+    def close(self, summary):
+        self.end = summary
+
+
+def test_a_tracker_sees_every_test_and_what_happened_between(federate, tmp_path):
+    memory = Memory()
+    result = federate("fedasmu").run(60, out=tmp_path / "run", observers=[memory])
+    assert [step for step, _ in memory.points] == [0, 20, 40, 60]
+    assert memory.points[-1][1]["accuracy"] == result.accuracy[-1]
+    assert "time" not in memory.points[0][1]
+    assert memory.points[-1][1]["mean_staleness"] >= 1
+    assert 0 < memory.points[-1][1]["mean_alpha"] < 1
+    assert memory.end["status"] == "finished"
+
+
+def test_means_are_those_since_the_last_test():
+    memory = Memory()
+    for staleness in (1, 3):
+        memory.on_event({"kind": "aggregate", "staleness": staleness, "alpha": 0.5})
+    memory.on_event({"kind": "upload"})
+    memory.on_metrics({"time": 9.6, "accuracy": None, "loss": 2, "version": 3})
+    memory.on_metrics({"time": 20.0, "accuracy": 0.5, "loss": 1, "version": 3})
+    assert memory.points[0] == (10, {"loss": 2.0, "version": 3.0, "mean_staleness": 2.0, "mean_alpha": 0.5})
+    assert memory.points[1] == (20, {"accuracy": 0.5, "loss": 1.0, "version": 3.0})
+
+
+def test_a_tracker_that_breaks_says_so_once_and_the_run_goes_on(federate, tmp_path, caplog):
+    class Broken(Tracker):
+        def series(self, values, step):
+            raise ConnectionError("the server is gone")
+
+    with caplog.at_level(logging.WARNING):
+        plain = federate("fedavg").run(40, out=tmp_path / "a")
+        tracked = federate("fedavg").run(40, out=tmp_path / "b", observers=[Broken()])
+    assert plain.summary["weights_sha256"] == tracked.summary["weights_sha256"]
+    assert [record.getMessage() for record in caplog.records] == ["Broken stops tracking this run: the server is gone"]
+
+
+# ---- MLflow, with a stand-in for its client
+
+
+class FakeClient:
+    made: ClassVar[list] = []
+
+    def __init__(self, tracking_uri):
+        self.uri, self.params, self.metrics, self.tags, self.status = tracking_uri, {}, [], {}, None
+        FakeClient.made.append(self)
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name):
+        if "refuse" in self.uri:
+            raise ConnectionError("refused")
+        self.experiment = name
+        return "7"
+
+    def create_run(self, number, run_name=None):
+        self.name = run_name
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"run-of-{number}"))
+
+    def log_param(self, run, key, value):
+        self.params[key] = value
+
+    def log_batch(self, run, metrics):
+        self.metrics += [(run, m.key, m.value, m.step) for m in metrics]
+
+    def log_metric(self, run, key, value):
+        self.metrics.append((run, key, value, 0))
+
+    def set_tag(self, run, key, value):
+        self.tags[key] = value
+
+    def set_terminated(self, run, status):
+        self.status = status
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    module, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
+    module.MlflowClient = FakeClient
+    entities.Metric = lambda key, value, timestamp, step: types.SimpleNamespace(key=key, value=value, step=step)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    FakeClient.made = []
+
+
+def test_mlflow_gets_settings_metrics_and_the_end(federate, tmp_path, mlflow):
+    federation = federate("fedavg")
+    watch = tracker("mlflow:http://localhost:5000", federation.config.tables(), "mine")
+    assert isinstance(watch, MLflowTracker)
+    result = federation.run(40, out=tmp_path / "run", observers=[watch])
+    client = FakeClient.made[0]
+    assert (client.uri, client.experiment, client.name) == ("http://localhost:5000", "freshet", "mine")
+    assert (client.params["method.name"], client.params["fleet.devices"]) == ("fedavg", 8)
+    assert ("run-of-7", "accuracy", result.accuracy[-1], 40) in client.metrics
+    assert client.tags["freshet.weights_sha256"] == result.summary["weights_sha256"]
+    assert client.status == "FINISHED"
+
+
+def test_an_mlflow_server_that_refuses_is_one_sentence(mlflow):
+    with pytest.raises(RunError, match="cannot be used"):
+        MLflowTracker("http://refuse")
+
+
+# ---- TensorBoard, the real one
+
+
+def test_tensorboard_files_hold_the_series(federate, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'freshet[track]'")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    federation = federate("fedasmu")
+    watch = tracker(f"tensorboard:{tmp_path / 'tb'}", federation.config.tables())
+    assert isinstance(watch, TensorBoardTracker)
+    result = federation.run(60, out=tmp_path / "run", observers=[watch])
+    found = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    found.Reload()
+    points = found.Scalars("freshet/accuracy")
+    assert [point.step for point in points] == [0, 20, 40, 60]
+    assert points[-1].value == pytest.approx(result.accuracy[-1])
+    assert "freshet/mean_alpha" in found.Tags()["scalars"]
+    assert {"config/text_summary", "summary/text_summary"} <= set(found.Tags()["tensors"])
+
+
+# ---- words
+
+
+@pytest.mark.parametrize("spec", ["", "tensorboard", "tensorboard:", "mlflow:", "wandb:x", "x"])
+def test_a_wrong_spec_is_one_sentence(spec):
+    with pytest.raises(FreshetError, match="tensorboard:DIR or mlflow:URI"):
+        tracker(spec)
+
+
+@pytest.mark.parametrize("spec", ["tensorboard:logs", "mlflow:http://x"])
+def test_missing_packages_are_one_sentence(monkeypatch, spec):
+    def gone(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(trackers.importlib, "import_module", gone)
+    with pytest.raises(RunError, match=r"pip install 'freshet\[track\]'"):
+        tracker(spec)
+
+
+def test_importing_trackers_needs_neither(monkeypatch):
+    real = builtins.__import__
+
+    def guarded(name, *rest):
+        assert name.split(".")[0] not in ("tensorboard", "mlflow")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", guarded)
+    importlib.reload(trackers)
