@@ -42,7 +42,7 @@ const Timeline = (() => {
     if (!keep || !view || (before && view.x[0] === before[0] && view.x[1] === before[1])) view = { x: [...whole], y: everyone() };
     const known = t.alpha.filter((value) => value !== null).sort((a, b) => a - b);
     const at = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))];
-    alphas = known.length ? [at(0.01), at(0.99)] : null;
+    alphas = known.length ? [at(0.05), at(0.95)] : null;
     const long = t.end.map((stop, i) => (stop ?? data.end) - t.start[i]).sort((a, b) => a - b);
     typical = long[Math.floor(long.length / 2)];
     place.dataset.lanes = devices.length;
@@ -255,7 +255,7 @@ const Timeline = (() => {
       if (alphas) {
         const one = alphas[0] === alphas[1], g = swatch(`linear-gradient(90deg, ${theme.scale.join(",")})`);
         g.className = "gradient";
-        items.push(item(one ? swatch(Theme.mix(theme.scale, 0.5)) : g, one ? `upload, α ${alphas[0]}` : `upload, α ${alphas[0].toPrecision(2)} to ${alphas[1].toPrecision(2)}${alphas[0] > 0 ? " (log)" : ""}`));
+        items.push(item(one ? swatch(Theme.mix(theme.scale, 0.5)) : g, one ? `upload, α ${alphas[0]}` : `upload, α ${alphas[0].toPrecision(2)} or less to ${alphas[1].toPrecision(2)} or more${alphas[0] > 0 ? " (log)" : ""}`));
       }
       if (t.urgent.some((v) => v !== null)) items.push(item(swatch(theme.c[6]), "hurried"));
       for (const [name, sign, fill] of [["discarded", "cross", theme.bad], ["lost", "triangle", theme.ink], ["rejected", "square", theme.c[6]]]) if (has(name)) items.push(item(glyph(sign, fill), name));
