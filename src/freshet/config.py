@@ -68,12 +68,13 @@ class RunOptions(Options):
     )
     per_round: int = Field(10, ge=1, description="devices triggered at a time (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
-    executor: Literal["auto", "serial", "processes"] = Field(
+    executor: Literal["auto", "serial", "processes", "ray"] = Field(
         "auto", description="where training runs; the results are the same bits everywhere"
     )
     checkpoint_every: float = Field(0.0, ge=0, description="save every so many virtual seconds (0: not)")
     checkpoint_minutes: float = Field(5.0, ge=0, description="save every so many minutes of real time (0: not)")
     device_memory_mb: int = Field(512, ge=1, description="device memories beyond this many MiB go to disk")
+    address: str = Field("", description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)")
     workers: int = Field(0, ge=0, description="worker processes (0: as many as there are cores)")
     in_flight: int = Field(30, ge=1, description="at most so many devices train at once (asynchronous methods)")
 

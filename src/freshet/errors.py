@@ -10,7 +10,10 @@ class ConfigError(FreshetError, ValueError):
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
-        self.key = key
+        self.key, self.problem = key, problem
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.key, self.problem)
 
 
 class DataError(FreshetError, ValueError):

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from freshet.compute.base import Executor, Setup
-from freshet.compute.processes import ProcessExecutor, WorkerPool, available_cores
+from freshet.compute.pool import Pool, PoolExecutor
+from freshet.compute.processes import WorkerPool, available_cores
 from freshet.compute.serial import SerialExecutor
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.layout import Layout
@@ -132,7 +133,7 @@ class Federation:
         *,
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
-        pool: WorkerPool | None = None,
+        pool: Pool[Any] | None = None,
     ) -> Result:
         """Run in virtual time up to ``until`` seconds and write a run directory.
 
@@ -146,7 +147,7 @@ class Federation:
         return self._drive(config, RunWriter.create(directory, config.tables(), observers), None, pool)
 
     def resume(
-        self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: WorkerPool | None = None
+        self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
     ) -> Result:
         """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
         run = Run(directory)
@@ -161,15 +162,18 @@ class Federation:
             writer.say(message)
         return self._drive(config, writer, tree, pool)
 
-    def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: WorkerPool | None) -> Result:
+    def _setup(self, config: Config) -> Setup:
+        data = FederatedData.of(self.dataset, self.shards)
+        return Setup(self.factory, data, config.training, config.run.seed)
+
+    def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: Pool[Any] | None) -> Result:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
         world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         server = Server(method, world, weights, config.training.lr, config.training.lr_decay)
-        data = FederatedData.of(self.dataset, self.shards)
-        executor = _executor(config, Setup(self.factory, data, config.training, config.run.seed), pool)
+        executor = _executor(config, self._setup(config), pool)
         keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
         status = "failed"
         with interruptible() as stop:
@@ -208,15 +212,29 @@ class Federation:
 def _essence(config: Config) -> dict[str, Any]:
     """What decides a run's bits: not where it trains, nor how often it is saved."""
     tables = config.tables()
-    elsewhere = ("executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "until")
+    elsewhere = (
+        "executor",
+        "workers",
+        "address",
+        "checkpoint_every",
+        "checkpoint_minutes",
+        "device_memory_mb",
+        "until",
+    )
     return tables | {"run": {key: value for key, value in tables["run"].items() if key not in elsewhere}}
 
 
-def _executor(config: Config, setup: Setup, pool: WorkerPool | None) -> Executor:
-    workers = config.run.workers or available_cores()
-    if pool is None and (config.run.executor == "serial" or (config.run.executor == "auto" and workers == 1)):
+def _executor(config: Config, setup: Setup, pool: Pool[Any] | None) -> Executor:
+    if pool is not None:
+        return PoolExecutor(setup, pool, owns_pool=False)
+    run, workers = config.run, config.run.workers or available_cores()
+    if run.executor == "ray":
+        from freshet.compute.ray import RayPool
+
+        return PoolExecutor(setup, RayPool(run.workers, run.address), owns_pool=True)
+    if run.executor == "serial" or (run.executor == "auto" and workers == 1):
         return SerialExecutor(setup)
-    return ProcessExecutor(setup, pool or WorkerPool(workers), owns_pool=pool is None)
+    return PoolExecutor(setup, WorkerPool(workers), owns_pool=True)
 
 
 def _load(config: Config) -> DataSet:
@@ -235,18 +253,16 @@ def _factory(config: Config, dataset: DataSet) -> Factory:
             "model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)"
         )
 
-    def factory() -> nn.Module:
-        return build(
-            options.name,
-            input_shape=dataset.sample_shape,
-            classes=dataset.classes,
-            head=options.head,
-            norm=options.norm or None,
-            vocabulary=dataset.vocabulary,
-            pad_id=dataset.pad_id,
-        )
-
-    return factory
+    return partial(
+        build,
+        options.name,
+        input_shape=dataset.sample_shape,
+        classes=dataset.classes,
+        head=options.head,
+        norm=options.norm or None,
+        vocabulary=dataset.vocabulary,
+        pad_id=dataset.pad_id,
+    )
 
 
 def _check_model(config: Config, factory: Factory, dataset: DataSet) -> None:

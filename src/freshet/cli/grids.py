@@ -215,9 +215,9 @@ def print_results(console: Console, results: Record) -> None:
     for world in results["worlds"]:
         scaled = f" (scale {results['scale']['scale']:g})" if results["scale"] else ""
         name = (world["name"] or world["shared"]["data"]["name"]) + scaled
-        console.print(
-            Text(f"\n{name}, until {world['until']:g} s, tested every {world['eval_every']:g} s", style="bold")
-        )
+        devices = f"{world['shared']['fleet']['devices']} devices here"
+        length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
+        console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
         console.print(accuracy_table(world))
         console.print(cost_table(world))
         for line in world["lines"]:

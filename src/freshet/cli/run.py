@@ -40,6 +40,11 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override one setting: section.key=value. Repeatable.")
     ] = None,
+    executor: Annotated[
+        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
+    address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Run one method in virtual time and write a run directory.
@@ -56,10 +61,9 @@ def run(
     if cell is not None:
         preset = cell_tables(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
         tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}
-    if seed is not None:
-        tables.setdefault("run", {})["seed"] = seed
-    if until is not None:
-        tables.setdefault("run", {})["until"] = seconds(until)
+    given = {"seed": seed, "executor": executor, "workers": workers, "address": address}
+    given |= {"until": None if until is None else seconds(until)}
+    tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
     override(tables, settings or [])
     resolved = resolve(tables)
     federation = Federation.from_config(resolved)
@@ -98,8 +102,8 @@ def pretrain(
 
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
-    from freshet.methods.parts.fresh import ASMUOptions
     from freshet.methods.parts import slots
+    from freshet.methods.parts.fresh import ASMUOptions
 
     configs = [resolve(Run(directory).config()) for directory in directories]
     epochs = {config.training.epochs for config in configs}

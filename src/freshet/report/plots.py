@@ -24,7 +24,7 @@ WALL_KEYS = ("wall", "wall_seconds", "wall_time")
 
 def text(value: str) -> str:
     """Foreign text for Plotly, which reads a little HTML in its labels: shown as it is."""
-    return value
+    return html.escape(value, quote=False)
 
 
 def colour(index: int, percent: int | None = None) -> str:
