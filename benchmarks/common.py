@@ -1,7 +1,7 @@
 """What the benchmarks share: synthetic data of the right shape, the textbook loop, and children that take turns.
 
-Each contender runs in a process of its own with one thread, so that neither its memory allocator nor its caches help the
-other; they take turns, and the figure is the median of the ratios of neighbouring turns.
+Each contender runs in a process of its own with one thread, so that neither its memory allocator nor its caches help
+the other; they take turns, and the figure is the median of the ratios of neighbouring turns.
 """
 
 import statistics

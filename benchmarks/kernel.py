@@ -1,4 +1,4 @@
-"""Local training of any user's model against the textbook loop (DataLoader, nn.Module, optim.SGD, batch 50), one thread.
+"""Local training of any user's model against the textbook loop (DataLoader, optim.SGD, batch 50), one thread.
 
 Both train the same network from the same weights on the same batches; ``difference`` is the largest difference between
 the resulting parameters, relative to the largest parameter.

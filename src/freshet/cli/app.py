@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from freshet import __version__
-from freshet.cli import inspect, run
+from freshet.cli import experiments, inspect, report, run
 from freshet.cli.data import data_app
 from freshet.errors import FreshetError
 
@@ -39,6 +39,12 @@ app.command("run")(run.run)
 app.command("resume")(run.resume)
 app.command("pretrain")(run.pretrain)
 app.command("demo")(run.demo)
+app.command("compare")(experiments.compare)
+app.command("tune")(experiments.tune)
+app.command("paper")(experiments.paper)
+app.command("report")(report.report)
+app.command("watch")(report.watch)
+app.command("export")(report.export)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("cells")(inspect.cells)

@@ -15,6 +15,8 @@ from freshet.experiments.presets import cell_tables, find_cell
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.runs.reader import Run
+from freshet.runs.writer import Observer
+from freshet.trackers import tracker
 
 #: The demo: FedASMU, the same without its two ideas, FedSSMU, and the plain reference.
 DEMO_METHODS = ("fedasmu", "fedasmu-0", "fedssmu", "fedavg")
@@ -45,6 +47,9 @@ def run(
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="Also report to tensorboard:DIR or mlflow:URI. Repeatable.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Run one method in virtual time and write a run directory.
@@ -61,19 +66,20 @@ def run(
     if cell is not None:
         preset = cell_tables(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
         tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}
-    given = {"seed": seed, "executor": executor, "workers": workers, "address": address}
+    given: dict[str, Any] = {"seed": seed, "executor": executor, "workers": workers, "address": address}
     given |= {"until": None if until is None else seconds(until)}
     tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
     override(tables, settings or [])
     resolved = resolve(tables)
+    watching: list[Observer] = [tracker(spec, resolved.tables(), out.name if out else None) for spec in track or []]
     federation = Federation.from_config(resolved)
     console = Console(stderr=True)
     if quiet:
-        result = federation.run(out=out)
+        result = federation.run(out=out, observers=watching)
     else:
         with LiveProgress(console) as progress:
             progress.begin(resolved.method_name, resolved.run.until)
-            result = federation.run(out=out, observers=[progress])
+            result = federation.run(out=out, observers=[progress, *watching])
     _finish(result, quiet)
 
 

@@ -107,6 +107,8 @@ class RunWriter:
     def __init__(self, directory: Path, observers: Sequence[Observer] = (), resume: Record | None = None) -> None:
         self.directory, self.observers = directory, list(observers)
         self.seq = 0
+        #: Seconds of real time so far, for the metrics.
+        self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
         self._queue: deque[tuple[Record, Pending | None, Callable[[Any], Record] | None]] = deque()
         #: What was cut off when the run was resumed, in words.
@@ -185,9 +187,11 @@ class RunWriter:
         for observer in self.observers:
             observer.on_event(record)
         if row is not None:
+            row = {"wall_seconds": round(self.elapsed(), 3)} | row
             row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
             self.metrics.append(row)
             self._metrics.write(_line(row))
+            self._metrics.flush()
             for observer in self.observers:
                 observer.on_metrics(row)
 
