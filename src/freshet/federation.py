@@ -169,6 +169,7 @@ class Federation:
     def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: Pool[Any] | None) -> Result:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
+        writer.elapsed = clock.seconds
         world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)

@@ -188,7 +188,7 @@ def test_hover_on_a_curve_and_the_zoom_buttons(opened: Callable[..., Driver], ru
 def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver], runs: list[Path]) -> None:
     page = opened(*runs)
     _, traffic, wall = page.find_elements("css selector", "#axis button")
-    assert (traffic.is_enabled(), wall.is_enabled()) == (True, False)
+    assert (traffic.is_enabled(), wall.is_enabled()) == (True, True)
     press(page, traffic)
     assert "MB" in page.find_element("css selector", "#chart-accuracy .xtitle").text
     press(page, page.find_elements("css selector", "#legend .chip")[1])

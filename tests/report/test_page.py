@@ -56,7 +56,7 @@ def test_what_the_page_is_told(finished: Callable[[str], Result]) -> None:
     runs = read_all(finished(method).directory for method in ("fedasmu", "fedavg"))
     data = document(runs)
     assert [line["label"] for line in data["lines"]] == ["fedasmu", "fedavg"]
-    assert set(data["accuracy"]) == {"time", "bytes"}, "no wall time in this log"
+    assert set(data["accuracy"]) == {"time", "bytes", "wall"}
     assert [item["timeline"]["devices"] for item in data["closeups"]] == [8, 8]
     assert data["closeups"][0]["partition"] is not None
     assert data["closeups"][1]["slots"] is None, "FedAvg's devices do not ask"

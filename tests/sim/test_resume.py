@@ -51,13 +51,12 @@ def federation(method: str, until: float = 150.0, every: float = 17.0) -> Federa
     return Federation(method=options, seed=3, run=run, **SMALL)
 
 
-def traces(directory: Path) -> tuple[bytes, str, bytes]:
+def traces(directory: Path) -> tuple[bytes, str, list]:
     summary = json.loads((directory / "summary.json").read_text())
-    return (
-        (directory / "events.jsonl").read_bytes(),
-        summary["weights_sha256"],
-        (directory / "metrics.jsonl").read_bytes(),
-    )
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row.pop("wall_seconds") >= 0
+    return (directory / "events.jsonl").read_bytes(), summary["weights_sha256"], rows
 
 
 @pytest.mark.parametrize("method", METHODS)
