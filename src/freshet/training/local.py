@@ -21,6 +21,7 @@ from freshet.core.vectors import Vector, is_finite
 from freshet.training.batches import FederatedData
 from freshet.training.flat import Factory, FlatModel, build_quietly, view
 from freshet.training.options import TrainingOptions
+from freshet.training.rewrite import pool_before_relu
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Trainer:
     """A model, the data and the settings, built once per process; trains trips and scores models."""
 
     def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
-        self.flat = FlatModel(build_quietly(factory))
+        self.flat = FlatModel(pool_before_relu(build_quietly(factory)))
         self.data, self.options, self.seed = data, options, seed
 
     def train(self, work: Work) -> Outcome:
