@@ -8,7 +8,8 @@ import ctypes
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEEP = 1 << 30
+#: The second is the largest that glibc takes; beyond it the call is ignored.
+_TRIM, _MMAP = 1 << 30, 1 << 25
 
 
 def keep_freed_memory() -> None:
@@ -17,5 +18,5 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEEP)
-        mallopt(_M_MMAP_THRESHOLD, _KEEP)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP)
