@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test check bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ test: $(VENV)/.dev ## run the tests
 
 check: $(VENV)/.dev ## lint, types, import contract
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
+	@for script in kernel simulator aggregation events memory; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
 
 format: $(VENV)/.dev ## put the code in shape
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -168,6 +168,7 @@ def test_aso_fed_with_a_constant_gradient() -> None:
 
     class Still:
         gradient, scratch, memory, report, learnable, seconds = g.clone(), {}, {}, {}, 2, None
+        tensor = staticmethod(torch.from_numpy)
 
     local: Any = Still()
     rule = StepRule(beta, 0.0)

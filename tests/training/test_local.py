@@ -269,3 +269,14 @@ def test_the_first_model_depends_on_the_seed_alone():
     torch.manual_seed(9)
     assert one.tobytes() == initial_weights(mlp, 1).tobytes()
     assert one.tobytes() != initial_weights(mlp, 2).tobytes()
+
+
+def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
+    from freshet.errors import ConfigError
+    from freshet.training.local import chosen_device
+
+    assert chosen_device("cpu") == "cpu"
+    assert chosen_device("auto") in ("cpu", "cuda", "mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"training\.device: there is no cuda device here; use auto or cpu"):
+            chosen_device("cuda")

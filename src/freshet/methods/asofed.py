@@ -135,7 +135,7 @@ class StepRule(LocalRule):
 
     def begin(self, local: Local) -> None:
         _begin(local)
-        local.scratch |= {name: torch.from_numpy(_remembered(local, name).copy()) for name in ("H", "V")}
+        local.scratch |= {name: local.tensor(_remembered(local, name)) for name in ("H", "V")}
 
     def adjust(self, local: Local) -> None:
         H, V, g = local.scratch["H"], local.scratch["V"], local.gradient
@@ -147,7 +147,7 @@ class StepRule(LocalRule):
         torch.mul(z, local.scratch["r"], out=g)
 
     def finish(self, local: Local) -> None:
-        local.memory |= {name: local.scratch[name].numpy() for name in ("H", "V")}
+        local.memory |= {name: local.scratch[name].cpu().numpy() for name in ("H", "V")}
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,9 @@ class TripRule(Proximal):
 
     def finish(self, local: Local) -> None:
         r, H, V = local.scratch["r"], _remembered(local, "H"), _remembered(local, "V")
-        u: Vector = local.weights.numpy()[: local.learnable]
-        base: Vector = local.base.numpy()
+        model, base = local.snapshot(), local.base.cpu().numpy()
+        u = model[: local.learnable]
         G = combine([(1.0, base), (-1.0, u)])
         combine([(1.0 - r, base), (r, u), (r, V), (-r, H)], out=u)  # w^b - r (G - V + H)
+        local.become(model)
         local.memory |= {"H": combine([(self.beta, H), (1.0 - self.beta, V)]), "V": G}

@@ -111,7 +111,7 @@ class DualRule(LocalRule):
 
     def begin(self, local: Local) -> None:
         dual = local.memory.get("lambda")
-        local.scratch["lambda"] = torch.zeros_like(local.base) if dual is None else torch.from_numpy(dual)
+        local.scratch["lambda"] = torch.zeros_like(local.base) if dual is None else local.tensor(dual)
 
     def adjust(self, local: Local) -> None:
         pull = drift(local).add_(local.scratch["lambda"])
@@ -119,5 +119,5 @@ class DualRule(LocalRule):
 
     def finish(self, local: Local) -> None:
         n = local.learnable
-        u: Vector = local.weights.numpy()[:n]
-        local.memory["lambda"] = combine([(1.0, local.scratch["lambda"].numpy()), (1.0, u), (-1.0, local.base.numpy())])
+        dual, base = local.scratch["lambda"].cpu().numpy(), local.base.cpu().numpy()
+        local.memory["lambda"] = combine([(1.0, dual), (1.0, local.snapshot()[:n]), (-1.0, base)])

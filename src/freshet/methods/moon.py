@@ -69,7 +69,7 @@ class Contrast(LocalRule):
 
     def begin(self, local: Local) -> None:
         if "previous" in local.memory:
-            local.scratch["global"] = local.frozen(local.weights.numpy().copy())
+            local.scratch["global"] = local.frozen(local.snapshot())
             local.scratch["previous"] = local.frozen(local.memory["previous"])
 
     def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
@@ -82,4 +82,4 @@ class Contrast(LocalRule):
         return cross_entropy(network.classify(z), y) + self.mu * contrastive(z, z_g, z_p, self.T)
 
     def finish(self, local: Local) -> None:
-        local.memory["previous"] = local.weights.numpy().copy()
+        local.memory["previous"] = local.snapshot()

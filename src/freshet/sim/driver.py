@@ -13,10 +13,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from freshet.compute.base import Executor, Future
-from freshet.compute.serial import Lazy
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Upload
 from freshet.core.method import LocalRule
 from freshet.core.server import Event, Server
@@ -29,6 +28,32 @@ from freshet.sim.fleet import Fleet
 from freshet.sim.heap import Entry, EventHeap, Rank
 from freshet.training.local import Outcome, Score, Work
 
+T = TypeVar("T")
+
+
+class OnDemand(Generic[T]):
+    """A future whose work is handed out only when somebody needs it."""
+
+    def __init__(self, submit: Callable[[], Future[T]]) -> None:
+        self._submit: Callable[[], Future[T]] = submit
+        self._future: Future[T] | None = None
+
+    def start(self) -> Future[T]:
+        """Hand the work out, if it was not yet."""
+        if self._future is None:
+            self._future = self._submit()
+        return self._future
+
+    def result(self) -> T:
+        return self.start().result()
+
+    def done(self) -> bool:
+        return self._future is not None and self._future.done()
+
+    def cancel(self) -> None:
+        if self._future is not None:
+            self._future.cancel()
+
 
 @dataclass(slots=True)
 class Journey:
@@ -37,6 +62,7 @@ class Journey:
     trip: DeviceTrip
     assignment: Assignment
     future: Future[Outcome] | None = None
+    merge: Future[Outcome] | None = None
     fresh: Fresh | None = None
     merged: bool = False
     started: float = 0.0
@@ -117,6 +143,9 @@ class Simulation:
                 self._handlers[entry.rank](entry)
                 for observer in self.writer.observers:
                     observer.on_progress(entry.time)
+        for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
+            if journey.merged and isinstance(journey.merge, OnDemand):
+                journey.merge.start()
         self.heap.now = until
         if self.last_test < until:
             self._test(until)
@@ -194,9 +223,11 @@ class Simulation:
         )
         journey.due = due
         if due <= self.until:
-            journey.future = self.executor.train(work, due)
+            journey.future = journey.merge = self.executor.train(work, due)
         else:
-            journey.future = Lazy(lambda: self.executor.train(work, due).result())
+            journey.future = OnDemand(lambda: self.executor.train(work, due))
+            merge_only = replace(work, merge_only=True)
+            journey.merge = OnDemand(lambda: self.executor.train(merge_only, due))
 
     # ---- a trip under way
 
@@ -238,7 +269,7 @@ class Simulation:
         record |= {"fresh": trip.fresh, "slot": trip.slot.epoch, "slot_by": trip.slot.by}
         if self.server.synchronous:
             record |= {"round": trip.fresh_age, "k": trip.fresh - trip.base}
-        self.writer.event(entry.time, record, journey.future, _merge_numbers)
+        self.writer.event(entry.time, record, journey.merge, _merge_numbers)
 
     def _hurry(self, now: float, device: int) -> None:
         """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""

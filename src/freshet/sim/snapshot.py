@@ -101,4 +101,4 @@ def _restore_journey(server: Server, tree: Tree) -> Journey:
     fresh = None
     if trip.fresh is not None and trip.fresh_age is not None:
         fresh = Fresh(trip.fresh, trip.fresh_age, server.store.get(trip.fresh))
-    return Journey(trip, assignment, None, fresh, tree["merged"], tree["started"])
+    return Journey(trip, assignment, fresh=fresh, merged=tree["merged"], started=tree["started"])

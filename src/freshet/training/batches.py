@@ -39,6 +39,11 @@ class Samples:
             mean, std = (values.repeat(pixels) * scale for values in both)
         return Samples(torch.from_numpy(stored), torch.from_numpy(y.astype(np.int64)), mean, std)
 
+    def to(self, device: str) -> "Samples":
+        """The same samples on a device (themselves on the CPU)."""
+        mean, std = (None if values is None else values.to(device) for values in (self.mean, self.std))
+        return Samples(self.x.to(device), self.y.to(device), mean, std)
+
     def take(self, index: Tensor, augment: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:
         """These samples as a batch that a model accepts."""
         return self._prepare(self.x.index_select(0, index), augment), self.y[index]
@@ -66,6 +71,9 @@ class FederatedData:
     train: Samples
     test: Samples
     shards: Sequence[Indices]
+
+    def to(self, device: str) -> "FederatedData":
+        return FederatedData(self.train.to(device), self.test.to(device), self.shards)
 
     @staticmethod
     def of(dataset: DataSet, shards: Sequence[Indices]) -> "FederatedData":

@@ -48,11 +48,11 @@ def view(vector: Tensor, entry: Entry) -> Tensor:
 class FlatModel:
     """Binds a module to one weight vector and one gradient vector."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.float()
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self.module = module.float().to(device)
         self.layout = layout_of(module)
-        self.weights = torch.zeros(self.layout.size)
-        self.gradient = torch.zeros(self.layout.learnable)
+        self.weights = torch.zeros(self.layout.size, device=device)
+        self.gradient = torch.zeros(self.layout.learnable, device=device)
         named, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         #: The module's parameters and, in the same order, their places in the gradient vector.
         self.parameters: list[Tensor] = []
@@ -100,5 +100,5 @@ class FlatModel:
         """A copy of the weights as they are now."""
         for span, counter in self._counters:
             self.weights[span].view(counter.shape).copy_(counter)
-        copy: Vector = self.weights.numpy().copy()
+        copy: Vector = self.weights.cpu().numpy().copy()
         return copy

@@ -18,6 +18,7 @@ from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector, is_finite
+from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
 from freshet.training.flat import Factory, FlatModel, build_quietly, view
 from freshet.training.options import TrainingOptions
@@ -35,6 +36,8 @@ class Work:
     memory: Memory
     instruction: Mapping[str, Number] = field(default_factory=dict)
     seconds: float | None = None
+    #: Stop after the merge: only its numbers are wanted.
+    merge_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class LocalTraining:
         self.report: dict[str, Number] = {}
         self.scratch: dict[str, Any] = {}
         flat.load(work.weights)
-        self.base = torch.from_numpy(work.weights)[: self.learnable]
+        self.base = self.tensor(work.weights[: self.learnable])
         self.steps = 0
         self._shard = torch.from_numpy(data.shards[work.trip.device])
         self._rng = stream(seed, "batches", work.trip.device, work.trip.trip)
@@ -123,10 +126,15 @@ class LocalTraining:
 
     def _next_order(self) -> Tensor:
         if self._order is None:
-            self._order = self._shard[torch.from_numpy(self._rng.permutation(len(self._shard)))]
+            order = self._shard[torch.from_numpy(self._rng.permutation(len(self._shard)))]
+            self._order = order.to(self.weights.device)
         return self._order
 
     # ---- for rules
+
+    def tensor(self, array: Vector) -> Tensor:
+        """A copy of an array where the model is."""
+        return torch.from_numpy(array).to(self.weights.device, copy=True)
 
     def snapshot(self) -> Vector:
         """The local model as it is now (a copy, counters included)."""
@@ -154,12 +162,12 @@ class LocalTraining:
         loss = cross_entropy(self.model(x), y)
         self.flat.collect(loss)
         self.model.train()
-        gradient: Vector = self.gradient.numpy().copy()
+        gradient: Vector = self.gradient.cpu().numpy().copy()
         return loss.item(), gradient
 
     def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
-        tensor, network = torch.from_numpy(weights), _Features(self.model)
+        tensor, network = self.tensor(weights), _Features(self.model)
         entries = (entry for entry in self.layout.entries if entry.kind != "counter")
         state = {f"network.{entry.name}": view(tensor, entry) for entry in entries}
 
@@ -177,8 +185,9 @@ class Trainer:
     """A model, the data and the settings, built once per process; trains trips and scores models."""
 
     def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
-        self.flat = FlatModel(pool_before_relu(build_quietly(factory)))
-        self.data, self.options, self.seed = data, options, seed
+        device = chosen_device(options.device)
+        self.flat = FlatModel(pool_before_relu(build_quietly(factory)), device)
+        self.data, self.options, self.seed = data.to(device), options, seed
 
     def train(self, work: Work) -> Outcome:
         """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
@@ -191,6 +200,8 @@ class Trainer:
             for epoch in range(1, work.trip.epochs + 1):
                 if work.fresh is not None and work.trip.slot is not None and epoch == work.trip.slot.epoch:
                     work.rule.merge(local, work.trip, work.fresh)
+                    if work.merge_only:
+                        break
                 local.epoch()
             work.rule.finish(local)
         weights = self.flat.dump()
@@ -207,9 +218,19 @@ class Trainer:
             for x, y in self.data.test.chunks(500):
                 logits = self.flat.module(x)
                 right += int((logits.argmax(1) == y).sum())
-                total += float(cross_entropy(logits, y, reduction="sum").double())
+                total += float(cross_entropy(logits, y, reduction="sum"))
         count = len(self.data.test.y)
         return Score(right / count, total / count)
+
+
+def chosen_device(wish: str) -> str:
+    """The torch device to train on; ``auto`` takes an accelerator if there is one."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wish == "auto":
+        return next(name for name, there in found.items() if there)
+    if not found[wish]:
+        raise ConfigError("training.device", f"there is no {wish} device here; use auto or cpu")
+    return wish
 
 
 def initial_weights(factory: Factory, seed: int) -> Vector:

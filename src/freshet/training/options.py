@@ -1,5 +1,7 @@
 """Settings of local training."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from freshet.core.method import Options
@@ -14,6 +16,7 @@ class TrainingOptions(Options):
     lr_decay: float = Field(
         0.999, gt=0, le=1, description="factor on the learning rate per round, or its worth in uploads"
     )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where the model lives while it trains")
     augment: bool = Field(False, description="random crop and flip of training images")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; every trip starts without any")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")

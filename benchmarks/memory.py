@@ -1,0 +1,116 @@
+"""Peak memory: a CIFAR-10-sized run with two workers, and FedASMU's server with 100,000 devices.
+
+The first figure is the proportional set size of all processes (shared pages counted once) beyond what the same processes
+take with nothing but the libraries loaded, over the bytes of data and models in flight. Linux only.
+
+    python benchmarks/memory.py
+"""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from common import factory_of, synthetic
+
+from freshet import Federation
+from freshet.compute.processes import WorkerPool
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import World
+from freshet.core.server import Server
+from freshet.methods import find, options_for
+
+SHAPE, SAMPLES, PARAMETERS = (3, 32, 32), 50_000, 62_006
+
+
+def tree() -> list[Path]:
+    """This process and its children."""
+    found, queue = [], ["self"]
+    while queue:
+        folder = Path("/proc") / queue.pop()
+        found.append(folder)
+        for task in (folder / "task").iterdir():
+            queue += (task / "children").read_text().split()
+    return found
+
+
+def proportional() -> int:
+    """Bytes that the whole tree takes, shared pages divided among their users."""
+    total = 0
+    for process in tree():
+        try:
+            line = next(line for line in (process / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+        except (FileNotFoundError, ProcessLookupError, StopIteration):
+            continue
+        total += 1024 * int(line.split()[1])
+    return total
+
+
+class Peak:
+    """Watches the tree's memory from a thread."""
+
+    def __enter__(self) -> "Peak":
+        self.bytes, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.2):
+            self.bytes = max(self.bytes, proportional())
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def federation(samples: int) -> Federation:
+    data = synthetic(SHAPE, samples)
+    return Federation(
+        model=factory_of("lenet5", SHAPE),
+        train=(data.x_train, data.y_train),
+        test=(data.x_test, data.y_test),
+        devices=100,
+        training={"epochs": 1, "batch_size": 50},
+        data={"partition": "iid"},
+        run={"eval_every": 1e6, "checkpoint_minutes": 0.0},
+    )
+
+
+def run_memory() -> None:
+    pool = WorkerPool(2)
+    with tempfile.TemporaryDirectory() as folder:
+        federation(2_000).run(20.0, out=Path(folder) / "small", pool=pool)
+        libraries = proportional()
+        with Peak() as peak:
+            federation(SAMPLES).run(100.0, out=Path(folder) / "large", pool=pool)
+    pool.close()
+    needed = SAMPLES * (3 * 32 * 32 + 8) + 60 * 4 * PARAMETERS
+    print(f"libraries alone: {libraries / 1e6:.0f} MB; data and models: {needed / 1e6:.0f} MB")
+    print(
+        f"peak beyond the libraries: {(peak.bytes - libraries) / 1e6:.0f} MB, ratio {(peak.bytes - libraries) / needed:.2f}"
+    )
+
+
+def server_memory(kind: str, devices: int = 100_000) -> None:
+    layout = Layout.build([("w", (PARAMETERS,), "learnable")])
+    world = World(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
+    method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), world)
+    server = Server(method, world, np.zeros(PARAMETERS, np.float32), 0.1, 1.0)
+    before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()
+    for device in range(devices):
+        server.trigger([device])
+        server.upload(Upload(device, 1, server.flights[device].base, model, 1))
+    taken = time.perf_counter() - started
+    print(
+        f"{devices:,} devices, control_memory {kind}: {(proportional() - before) / 2**30:.2f} GiB in {taken:.0f} s",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    run_memory()
+    for kind in ("budget", "sketch"):
+        server_memory(kind)
