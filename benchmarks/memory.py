@@ -1,7 +1,7 @@
 """Peak memory: a CIFAR-10-sized run with two workers, and FedASMU's server with 100,000 devices.
 
-The first figure is the proportional set size of all processes (shared pages counted once) beyond what the same processes
-take with nothing but the libraries loaded, over the bytes of data and models in flight. Linux only.
+The first figure is the proportional set size of all processes (shared pages counted once) beyond what the same
+processes take with nothing but the libraries loaded, over the bytes of data and models in flight. Linux only.
 
     python benchmarks/memory.py
 """
@@ -84,14 +84,14 @@ def run_memory() -> None:
     with tempfile.TemporaryDirectory() as folder:
         federation(2_000).run(20.0, out=Path(folder) / "small", pool=pool)
         libraries = proportional()
+        large = federation(SAMPLES)
         with Peak() as peak:
-            federation(SAMPLES).run(100.0, out=Path(folder) / "large", pool=pool)
+            large.run(100.0, out=Path(folder) / "large", pool=pool)
     pool.close()
     needed = SAMPLES * (3 * 32 * 32 + 8) + 60 * 4 * PARAMETERS
+    beyond = peak.bytes - libraries
     print(f"libraries alone: {libraries / 1e6:.0f} MB; data and models: {needed / 1e6:.0f} MB")
-    print(
-        f"peak beyond the libraries: {(peak.bytes - libraries) / 1e6:.0f} MB, ratio {(peak.bytes - libraries) / needed:.2f}"
-    )
+    print(f"peak beyond the libraries: {beyond / 1e6:.0f} MB, ratio {beyond / needed:.2f}", flush=True)
 
 
 def server_memory(kind: str, devices: int = 100_000) -> None:

@@ -31,7 +31,7 @@ from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
 from freshet.sim.snapshot import Tree, reinstate
-from freshet.training.batches import FederatedData, Samples
+from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.local import initial_weights
 
@@ -115,6 +115,7 @@ class Federation:
             self.dataset = self.dataset.subset(*wanted, seed)
         if config.data.validation:
             self.dataset = self.dataset.with_validation(config.data.validation, seed)
+        self.dataset = arranged(self.dataset)
         self.factory = _factory(config, self.dataset) if factory is None else factory
         _check_model(config, self.factory, self.dataset)
         if config.fleet.custom and not isinstance(fleet, Fleet):
