@@ -280,3 +280,27 @@ def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"training\.device: there is no cuda device here; use auto or cpu"):
             chosen_device("cuda")
+
+
+def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_trip():
+    from freshet.data.dataset import DataSet
+    from freshet.models.registry import build
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (24, 3, 16, 16), dtype=np.uint8), rng.integers(0, 3, 24)
+    data = DataSet("t", x, y, x, y, 3, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+    def trained(augment, trip=1):
+        options = TrainingOptions(epochs=2, batch_size=8, lr=0.1, augment=augment)
+        trainer = Trainer(
+            lambda: build("lenet5", input_shape=(3, 16, 16), classes=3),
+            FederatedData.of(data, [np.arange(24)]),
+            options,
+            0,
+        )
+        w = np.full(trainer.flat.layout.size, 0.01, np.float32)
+        return trainer.train(Work(DeviceTrip(0, trip, 1, 1, 2, 0.1), w, None, LocalRule(), {})).weights
+
+    assert TrainingOptions().augment is False
+    np.testing.assert_array_equal(trained(True), trained(True))
+    assert not np.array_equal(trained(True), trained(False))

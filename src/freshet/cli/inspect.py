@@ -10,7 +10,7 @@ from rich.table import Table
 
 from freshet.cli.screen import number, results_table, size
 from freshet.errors import RunError
-from freshet.methods import registry
+from freshet.methods import find, options_for, registry
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
 
@@ -33,12 +33,14 @@ def methods(
     console.print(table)
     if any(method.reconstructed for method in registry().values()):
         console.print("\\[R] reconstructed: the original formulas are not accessible", style="dim")
-    console.print("Options and defaults of one: freshet methods NAME", style="dim")
+    console.print("\nOptions and defaults (what they mean: freshet methods NAME)", style="bold")
+    for method in registry().values():
+        options = options_for(method.name, {})
+        values = ", ".join(f"{key} {getattr(options, key)}" for key in type(options).model_fields) or "none"
+        console.print(f"[bold]{method.name}[/bold]: {escape(values)}", highlight=False)
 
 
 def _options(console: Console, name: str) -> None:
-    from freshet.methods import find, options_for
-
     method, preset = find(name)
     options = options_for(name, {})
     mark = " (reconstructed)" if method.reconstructed else ""

@@ -1,7 +1,8 @@
 """What a driver expects of an executor, and what an executor needs to know of a federation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from freshet.core.vectors import Vector
 from freshet.training.batches import FederatedData
@@ -9,6 +10,7 @@ from freshet.training.flat import Factory
 from freshet.training.local import Outcome, Score, Trainer, Work
 from freshet.training.options import TrainingOptions
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -20,6 +22,30 @@ class Future(Protocol[T_co]):
     def done(self) -> bool: ...
 
     def cancel(self) -> object: ...
+
+
+class OnDemand(Generic[T]):
+    """A future whose work is handed out only when somebody needs it."""
+
+    def __init__(self, submit: Callable[[], Future[T]]) -> None:
+        self._submit: Callable[[], Future[T]] = submit
+        self._future: Future[T] | None = None
+
+    def start(self) -> Future[T]:
+        """Hand the work out, if it was not yet."""
+        if self._future is None:
+            self._future = self._submit()
+        return self._future
+
+    def result(self) -> T:
+        return self.start().result()
+
+    def done(self) -> bool:
+        return self._future is not None and self._future.done()
+
+    def cancel(self) -> None:
+        if self._future is not None:
+            self._future.cancel()
 
 
 class Executor(Protocol):

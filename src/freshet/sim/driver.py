@@ -13,9 +13,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from freshet.compute.base import Executor, Future
+from freshet.compute.base import Executor, Future, OnDemand
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Upload
 from freshet.core.method import LocalRule
 from freshet.core.server import Event, Server
@@ -27,32 +27,6 @@ from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import Entry, EventHeap, Rank
 from freshet.training.local import Outcome, Score, Work
-
-T = TypeVar("T")
-
-
-class OnDemand(Generic[T]):
-    """A future whose work is handed out only when somebody needs it."""
-
-    def __init__(self, submit: Callable[[], Future[T]]) -> None:
-        self._submit: Callable[[], Future[T]] = submit
-        self._future: Future[T] | None = None
-
-    def start(self) -> Future[T]:
-        """Hand the work out, if it was not yet."""
-        if self._future is None:
-            self._future = self._submit()
-        return self._future
-
-    def result(self) -> T:
-        return self.start().result()
-
-    def done(self) -> bool:
-        return self._future is not None and self._future.done()
-
-    def cancel(self) -> None:
-        if self._future is not None:
-            self._future.cancel()
 
 
 @dataclass(slots=True)
