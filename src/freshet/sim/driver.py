@@ -154,8 +154,14 @@ class Simulation:
             slot = self.rule.plan(self.devices.get(device), assignment, rng)
         trip = DeviceTrip(device, number, assignment.version, assignment.age, assignment.epochs, assignment.lr, slot)
         journey = self.journeys[device] = Journey(trip, assignment)
-        record: Event = {"kind": "trigger", "device": device, "trip": number, "version": assignment.version}
-        record |= {"epochs": assignment.epochs, "lr": assignment.lr}
+        record: Event = {
+            "kind": "trigger",
+            "device": device,
+            "trip": number,
+            "version": assignment.version,
+            "epochs": assignment.epochs,
+            "lr": assignment.lr,
+        }
         if slot is not None:
             record |= {"slot": slot.epoch, "slot_by": slot.by}
         if self.server.synchronous:
@@ -270,8 +276,15 @@ class Simulation:
         self.devices.completed(trip.device, download + (entry.time - journey.started))
         self.counts.uploads += 1
         self.counts.bytes_up += self.model_bytes
-        record = {"kind": "upload", "device": trip.device, "trip": trip.trip, "base": trip.base}
-        self.writer.event(entry.time, record | {"version": self.server.version, "bytes": self.model_bytes})
+        record: Event = {
+            "kind": "upload",
+            "device": trip.device,
+            "trip": trip.trip,
+            "base": trip.base,
+            "version": self.server.version,
+            "bytes": self.model_bytes,
+        }
+        self.writer.event(entry.time, record)
         events = self.server.discard_unseen(trip.device, trip.trip)
         if events is None:
             outcome = future.result()

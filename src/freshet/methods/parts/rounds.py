@@ -8,8 +8,10 @@ from freshet.core.method import Aggregate, Method, Verdict, Wait, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine, distance
 
+WAIT = Wait()
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One device's upload in the open round."""
 
@@ -34,7 +36,7 @@ class RoundMethod(Method):
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         samples = int(self.world.samples[upload.device])
         self.members[upload.device] = Member(upload.device, upload.weights, samples)
-        return Wait()
+        return WAIT
 
     def finish_round(self, server: Server) -> Verdict | None:
         members = [self.members[device] for device in sorted(self.members)]
