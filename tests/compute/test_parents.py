@@ -14,7 +14,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from torch import nn
-from freshet.compute.processes import ProcessExecutor, WorkerPool
+from freshet.compute.pool import PoolExecutor
+from freshet.compute.processes import WorkerPool
 from freshet.core.method import LocalRule
 from tests.compute.helpers import Patient, make_setup, make_work, same
 
@@ -32,7 +33,7 @@ class Rule(LocalRule):
 
 pool = WorkerPool(1)
 setup = make_setup(lambda: Net())
-executor = ProcessExecutor(setup, pool, owns_pool=True)
+executor = PoolExecutor(setup, pool, owns_pool=True)
 work = make_work(setup, rule=Rule())
 assert same(executor.train(work, 0.0).result(), setup.trainer().train(work))
 try:

@@ -8,7 +8,8 @@ from concurrent.futures import CancelledError
 import pytest
 from torch import nn
 
-from freshet.compute.processes import ProcessExecutor, WorkerPool
+from freshet.compute.pool import PoolExecutor
+from freshet.compute.processes import WorkerPool
 from freshet.errors import ConfigError, RunError
 
 from .helpers import Big, Deadly, Failing, Objecting, Patient, begun, eventually, gone, make_setup, make_work, same
@@ -18,7 +19,7 @@ WAIT = 60
 
 @pytest.fixture
 def executor(pool):
-    built = ProcessExecutor(make_setup(), pool, owns_pool=False)
+    built = PoolExecutor(make_setup(), pool, owns_pool=False)
     yield built
     built.close()
 
@@ -48,7 +49,7 @@ def test_factories_may_be_lambdas_and_local_classes(pool):
 
     for factory in (lambda: nn.Linear(8, 3, bias=False), Local):
         setup = make_setup(factory)
-        executor = ProcessExecutor(setup, pool, owns_pool=False)
+        executor = PoolExecutor(setup, pool, owns_pool=False)
         work = make_work(setup)
         assert same(executor.train(work, 0.0).result(WAIT), reference(setup, work))
         executor.close()
@@ -56,7 +57,7 @@ def test_factories_may_be_lambdas_and_local_classes(pool):
 
 def test_federations_take_turns_on_one_pool(pool):
     setups = [make_setup(seed=seed) for seed in range(3)]
-    executors = [ProcessExecutor(setup, pool, owns_pool=False) for setup in setups]
+    executors = [PoolExecutor(setup, pool, owns_pool=False) for setup in setups]
     works = [make_work(setup, trip) for trip in range(4) for setup in setups]
     futures = [executors[index % 3].train(work, 0.0) for index, work in enumerate(works)]
     for index, (future, work) in enumerate(zip(futures, works, strict=True)):
@@ -87,7 +88,7 @@ def test_a_rules_objection_arrives_as_it_was(executor):
 
 def test_a_factory_that_fails_is_an_error(pool):
     broken = make_setup(lambda: 1 / 0)
-    executor = ProcessExecutor(broken, pool, owns_pool=False)
+    executor = PoolExecutor(broken, pool, owns_pool=False)
     with pytest.raises(RunError, match="ZeroDivisionError"):
         executor.train(make_work(make_setup()), 0.0).result(WAIT)
     executor.close()
@@ -116,7 +117,7 @@ def test_killed_while_idle(executor, pool):
 def test_a_model_of_40_mb_and_a_worker_that_dies_while_it_is_sent(tmp_path):
     pool = WorkerPool(1)
     setup = make_setup(Big)
-    executor = ProcessExecutor(setup, pool, owns_pool=True)
+    executor = PoolExecutor(setup, pool, owns_pool=True)
     works = [make_work(setup, trip) for trip in range(2)]
     first = executor.train(works[0], 0.0).result(WAIT)
     process = pool.workers[0].process
@@ -148,7 +149,7 @@ def test_a_task_that_always_kills_its_worker_is_given_up(executor, tmp_path):
 def test_closing_ends_training_and_leaves_no_process(tmp_path):
     pool = WorkerPool(1)
     setup = make_setup()
-    executor = ProcessExecutor(setup, pool, owns_pool=True)
+    executor = PoolExecutor(setup, pool, owns_pool=True)
     running = executor.train(make_work(setup, rule=Patient(tmp_path)), 0.0)
     queued = executor.train(make_work(setup), 1.0)
     pids = begun(tmp_path)
@@ -182,7 +183,7 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path, monkeypatch, code, tol
     (tmp_path / "freshet" / "__init__.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = WorkerPool(2)
-    executor = ProcessExecutor(make_setup(), pool, owns_pool=True)
+    executor = PoolExecutor(make_setup(), pool, owns_pool=True)
     with pytest.raises(RunError, match=f"(?s)a worker could not be started.*{told}"):
         executor.train(make_work(make_setup()), 0.0).result(WAIT)
     executor.close()

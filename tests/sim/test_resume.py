@@ -81,6 +81,7 @@ def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method
     assert not (directory / "checkpoint").exists(), "a finished run needs no checkpoints"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
 def test_ten_kills_at_random_moments_change_nothing(method: str, tmp_path: Path) -> None:
     until, every = 3000.0, 20.0
@@ -88,8 +89,7 @@ def test_ten_kills_at_random_moments_change_nothing(method: str, tmp_path: Path)
     config, directory = whole.directory / "config.toml", tmp_path / "cut"
     rng, kills = random.Random(1), 0
     command = ["run", "--config", str(config), "--out", str(directory), "--quiet"]
-    deadline = time.monotonic() + 200
-    while kills < 10 and time.monotonic() < deadline:
+    while kills < 10:
         process = subprocess.Popen(
             [sys.executable, "-m", "freshet", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -97,15 +97,12 @@ def test_ten_kills_at_random_moments_change_nothing(method: str, tmp_path: Path)
         while process.poll() is None and _newest(directory) == before:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.15))
-        if process.poll() is not None:
-            break
+        assert process.poll() is None, "the run ended before its ten kills"
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         kills += 1
         command = ["resume", str(directory), "--quiet"]
-    assert kills >= 3, "the run must be killed several times in mid-flight"
-    if not (directory / "summary.json").exists():
-        subprocess.run([sys.executable, "-m", "freshet", *command], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "freshet", *command], check=True, capture_output=True)
     assert traces(directory) == traces(whole.directory)
 
 

@@ -16,7 +16,7 @@ from multiprocessing.reduction import send_handle
 
 from freshet.compute import worker
 from freshet.compute.base import Setup
-from freshet.compute.pool import Pool, PoolExecutor, StartFailed, WorkerDied
+from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.share import BlockFile, dismantle
 from freshet.errors import RunError
 
@@ -122,10 +122,6 @@ class WorkerPool(Pool[FiledSetup]):
             raise RunError(
                 f"the data cannot be stored for the workers (set TMPDIR to a roomier disk): {error}"
             ) from None
-
-
-class ProcessExecutor(PoolExecutor):
-    """A federation on worker processes."""
 
 
 def available_cores() -> int:

@@ -66,6 +66,15 @@ def dot_differences(differences: Differences, b: Vector) -> float:
     return total
 
 
+def sum_differences(differences: Differences) -> Vector:
+    """``sum_j c_j (a_j - b_j)`` as a vector of its own."""
+    size = len(differences[0][1])
+    total, scratch = np.empty(size, np.float32), _Scratch(size)
+    for block in _blocks(size):
+        total[block] = scratch.difference(differences, block)
+    return total
+
+
 def step_along(w: Vector, differences: Differences, alpha: float, new: Vector, step: Vector) -> float:
     """``step <- sum_j c_j (a_j - b_j)`` and ``new <- w + alpha step`` in one pass; returns ``|step|``.
 

@@ -148,14 +148,6 @@ class LocalTraining:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
         return self.data.train.take(self._next_order()[: self.options.batch_size])
 
-    def loss_at(self, x: Tensor, y: Tensor) -> float:
-        """Plain loss of the model as it is, without touching its statistics."""
-        self.model.eval()
-        with torch.no_grad():
-            loss = cross_entropy(self.model(x), y).item()
-        self.model.train()
-        return loss
-
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
         """Plain loss and its gradient at the model as it is, without touching its statistics."""
         self.model.eval()

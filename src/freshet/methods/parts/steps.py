@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
-from freshet.core.vectors import Differences, Vector, dot, dot_differences, step_along
+from freshet.core.vectors import Differences, Vector, dot, dot_differences, sum_differences
 
 ControlMemory = Literal["exact", "sketch", "budget"]
 #: Buckets of a sketch: 4 KiB per device.
@@ -58,9 +58,7 @@ class StepMemory:
         parts = [(c, a[:n], b[:n]) for c, a, b in differences]
         if self._sketch is None:
             return dot_differences(parts, step)
-        difference = np.empty(n, np.float32)
-        step_along(step=difference, w=difference, differences=parts, alpha=0.0, new=np.empty(n, np.float32))
-        return dot(self._sketch(difference), step)
+        return dot(self._sketch(sum_differences(parts)), step)
 
     def state(self) -> list[Any]:
         return [[device, step] for device, step in self._steps.items()]
