@@ -1,6 +1,7 @@
 """One FedASMU aggregation with control adaptation on ten million parameters against its least memory traffic.
 
-Least traffic: one lerp into a new vector and one dot product, on the same float32 vectors, one thread.
+Least traffic: one lerp into a vector that is already there and one dot product, by PyTorch, on float32 vectors of the
+same size, one thread. What Freshet makes is a new vector, since the old version may still be held.
 
     python benchmarks/aggregation.py [--parameters N]
 """
@@ -32,6 +33,7 @@ def main() -> None:
     world = World(4, np.ones(4, np.int64), 1, 4, layout, 0)
     uploads = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     a, b = (torch.from_numpy(u) for u in uploads)
+    out = torch.zeros(size)
     for apply in ("mix", "progress"):
         method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), world)
         server = Server(method, world, rng.standard_normal(size, dtype=np.float32), 0.1, 1.0)
@@ -43,7 +45,6 @@ def main() -> None:
             started = time.perf_counter()
             verdict = method.receive(server, upload, flight)
             middle = time.perf_counter()
-            out = torch.empty(size)
             torch.lerp(a, b, 0.3, out=out)
             torch.dot(a, b)
             ended = time.perf_counter()

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from freshet.compute.base import Executor, Setup
+from freshet.compute.memory import keep_freed_memory
 from freshet.compute.pool import Pool, PoolExecutor
 from freshet.compute.processes import WorkerPool, available_cores
 from freshet.compute.serial import SerialExecutor
@@ -227,6 +228,7 @@ def _essence(config: Config) -> dict[str, Any]:
 
 
 def _executor(config: Config, setup: Setup, pool: Pool[Any] | None) -> Executor:
+    keep_freed_memory()  # the server makes a model per aggregation, wherever the training is
     if pool is not None:
         return PoolExecutor(setup, pool, owns_pool=False)
     run, workers = config.run, config.run.workers or available_cores()

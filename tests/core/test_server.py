@@ -44,6 +44,8 @@ def bad_weights(value: float) -> np.ndarray:
 BAD = {
     "wrong size": upload(weights=np.ones(SIZE + 1, np.float32)),
     "two dimensions": upload(weights=np.ones((1, SIZE), np.float32)),
+    "every other entry of a longer vector": upload(weights=np.ones(2 * SIZE, np.float32)[::2]),
+    "not aligned in memory": upload(weights=np.frombuffer(bytes(1 + 4 * SIZE), np.uint8)[1:].view(np.float32)),
     "float64": upload(weights=np.ones(SIZE)),
     "NaN": upload(weights=bad_weights(np.nan)),
     "infinity": upload(weights=bad_weights(np.inf)),

@@ -8,7 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from freshet.core.vectors import BLOCK, combine, distance, dot, dot_differences, is_finite, mix, norm, step_along
+from freshet.core.kernels import LANES
+from freshet.core.vectors import (
+    BLOCK,
+    combine,
+    distance,
+    dot,
+    dot_difference,
+    dot_differences,
+    is_finite,
+    mix,
+    move_along,
+    norm,
+    replace_step,
+    write_step,
+)
 
 modest = settings(deadline=None, max_examples=60)
 floats = st.floats(-1e6, 1e6, width=32)
@@ -71,7 +85,7 @@ def test_combine_may_write_into_one_of_its_inputs():
 def test_inputs_are_left_as_they_are():
     w, u = long_vector(1), long_vector(2)
     before = bits(w), bits(u)
-    mix(w, u, 0.3), dot(w, u), dot_differences([(2.0, w, u)], u), norm(w), distance(w, u)
+    mix(w, u, 0.3), dot(w, u), dot_difference(w, u, u), dot_differences(w, u, u, w), norm(w), distance(w, u)
     assert (bits(w), bits(u)) == before
 
 
@@ -91,31 +105,77 @@ def test_a_cancelling_inner_product_keeps_what_float32_would_lose():
     a = np.array([3e7, 1.0, -3e7], np.float32)
     b = np.ones(3, np.float32)
     assert dot(a, b) == 1.0
-    assert dot_differences([(1.0, a, np.zeros(3, np.float32))], b) == 1.0
+    assert dot_difference(a, np.zeros(3, np.float32), b) == 1.0
 
 
-def test_dot_differences_equals_the_dot_of_the_float64_sum():
-    u, v, w, b = (long_vector(seed) for seed in (1, 2, 3, 4))
-    difference = 0.3 * (u.astype(np.float64) - v) - 1.7 * (w.astype(np.float64) - v)
-    scale = np.linalg.norm(difference) * np.linalg.norm(b)
-    assert dot_differences([(0.3, u, v), (-1.7, w, v)], b) == pytest.approx(np.dot(difference, b), abs=1e-7 * scale)
+@modest
+@given(st.integers(0, 5 * LANES + 3))
+def test_a_sum_has_the_same_bits_everywhere_since_each_entry_has_its_lane(size):
+    a, b = long_vector(1, size), long_vector(2, size)
+    lanes = [0.0] * LANES
+    for i in range(size):
+        lanes[i % LANES] += float(a[i]) * float(b[i])
+    total = 0.0
+    for lane in lanes:
+        total += lane
+    assert dot(a, b) == total
 
 
-def test_a_step_along_differences_moves_the_model_and_keeps_the_step():
-    w, u, v = (long_vector(seed) for seed in (1, 2, 3))
-    new, step = np.empty_like(w), np.empty_like(w)
-    length = step_along(w, [(1.0, u, v), (-0.5, w, v)], 0.3, new, step)
-    exact = (u.astype(np.float64) - v) - 0.5 * (w.astype(np.float64) - v)
-    np.testing.assert_allclose(step, exact, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(new, w + 0.3 * exact, rtol=1e-5, atol=1e-6)
-    assert length == pytest.approx(np.linalg.norm(exact), rel=1e-6)
+def test_inner_products_of_differences_are_those_of_float64():
+    a, b, c, d = (long_vector(seed) for seed in (1, 2, 3, 4))
+    wide = [v.astype(np.float64) for v in (a, b, c, d)]
+    assert dot_difference(a, b, c) == pytest.approx(np.dot(wide[0] - wide[1], wide[2]), rel=1e-12)
+    assert dot_differences(a, b, c, d) == pytest.approx(np.dot(wide[0] - wide[1], wide[2] - wide[3]), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
+def test_a_step_is_the_formula_rounded_once(size):
+    u, start, fresh, base = (long_vector(seed, size) for seed in (1, 2, 3, 4))
+    step = np.empty_like(u)
+    length = write_step(step, u, start, fresh, base, 0.3)
+    exact = (u.astype(np.float64) - start) - 0.3 * (fresh.astype(np.float64) - base)
+    np.testing.assert_array_equal(step, exact.astype(np.float32))
+    assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
+def test_replacing_a_step_measures_along_the_old_one_and_writes_the_new_one(size):
+    u, start, fresh, base, old = (long_vector(seed, size) for seed in (1, 2, 3, 4, 5))
+    step, expected = old.copy(), np.empty_like(old)
+    product, length = replace_step(step, u, start, fresh, base, 0.3, 0.7)
+    measured = (u.astype(np.float64) - base) - 0.7 * (fresh.astype(np.float64) - base)
+    assert product == pytest.approx(np.dot(measured, old), rel=1e-12)
+    assert length == write_step(expected, u, start, fresh, base, 0.3)
+    np.testing.assert_array_equal(step, expected)
+
+
+def test_moving_along_a_step_is_rounded_once_and_may_overwrite_the_step():
+    w, step = long_vector(1), long_vector(2)
+    new = np.empty_like(w)
+    move_along(w, step, 0.3, new)
+    np.testing.assert_array_equal(new, (w.astype(np.float64) + 0.3 * step.astype(np.float64)).astype(np.float32))
+    move_along(w, step, 0.3, step)
+    np.testing.assert_array_equal(step, new)
 
 
 def test_a_step_of_no_length_changes_no_bit():
     w, u = long_vector(1), long_vector(2)
-    new = np.empty_like(w)
-    assert step_along(w, [(1.0, u, u)], 0.3, new, np.empty_like(w)) == 0.0
-    np.testing.assert_array_equal(new, w)
+    step, new = np.empty_like(w), np.empty_like(w)
+    assert write_step(step, u, u, w, w, 0.5) == 0.0
+    move_along(w, step, 0.3, new)
+    assert bits(new) == bits(w)
+
+
+def test_vectors_that_must_not_be_written_to_can_be_read():
+    w, u = long_vector(1), long_vector(2)
+    expected = dot(w, u)
+    w.flags.writeable = False
+    assert dot(w, u) == expected
+    assert bits(mix(w, u, 0.0)) == bits(w)
+
+
+def test_the_largest_numbers_are_finite():
+    assert is_finite(np.full(2 * LANES + 1, np.finfo(np.float32).max, np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

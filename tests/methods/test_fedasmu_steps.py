@@ -1,9 +1,12 @@
 """The server's memory of steps stays within bounds and still teaches the controls."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
-from freshet.methods.parts.steps import SKETCH_SIZE, CountSketch, StepMemory
+from freshet.core.server import NOT_FINITE
+from freshet.methods.parts.steps import SKETCH_SIZE, CountSketch, StepMemory, Trained
 from tests.methods.asmu import plain_layout, send, server_of
 
 LENGTH = 20_000
@@ -18,8 +21,30 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
     a, b, c = vectors(3)
     for kind in ("exact", "budget"):
         memory = StepMemory(kind, LENGTH, 10**9, seed=0)
-        memory.remember(4, a)
-        assert memory.product(4, [(2.0, b, c)]) == pytest.approx(2 * np.dot((b - c).astype(np.float64), a), rel=1e-6)
+        memory.remember(4, a.copy())
+        product, step, length = memory.exchange(4, Trained(b, c, c), c, 0.0, 0.0)
+        assert product == pytest.approx(np.dot(b.astype(np.float64) - c, a), rel=1e-12)
+        np.testing.assert_array_equal(step, b - c)
+        assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
+def test_the_first_step_of_a_device_has_nothing_to_be_measured_along(kind: str) -> None:
+    a, b = vectors(2)
+    memory = StepMemory(kind, LENGTH, 10**9, seed=0)
+    product, step, _ = memory.exchange(4, Trained(a, b, b), b, 0.0, 0.0)
+    assert product is None
+    np.testing.assert_array_equal(step, a - b)
+
+
+def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved_along() -> None:
+    last, u, base, fresh, start = vectors(5)
+    memory, sketch = StepMemory("sketch", LENGTH, 0, seed=0), CountSketch(LENGTH, 0)
+    memory.remember(4, last)
+    product, step, _ = memory.exchange(4, Trained(u, base, fresh), start, 0.0, 0.5)
+    measured = ((u.astype(np.float64) - base) - 0.5 * (fresh.astype(np.float64) - base)).astype(np.float32)
+    assert product == pytest.approx(np.dot(sketch(measured).astype(np.float64), sketch(last)), rel=1e-12)
+    np.testing.assert_array_equal(step, u - start)
 
 
 def test_the_budget_drops_the_longest_unused_step() -> None:
@@ -58,8 +83,10 @@ def test_state_survives_a_round_trip(kind: str) -> None:
     memory, other = (StepMemory(kind, LENGTH, 10**9, seed=3) for _ in range(2))
     a, b = vectors(2)
     memory.remember(7, a)
-    other.restore(memory.state())
-    assert other.product(7, [(1.0, b, a)]) == memory.product(7, [(1.0, b, a)])
+    other.restore(deepcopy(memory.state()))  # as if from a file
+    trained = Trained(b, a.copy(), a.copy())
+    here, there = (m.exchange(7, trained, trained.base, 0.0, 0.0) for m in (memory, other))
+    assert here[0] == there[0]
 
 
 def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> None:
@@ -74,3 +101,17 @@ def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> N
         events.append(send(server, device, server.weights + 0.1 * rng.normal(size=size))[0])
     assert [event["adapted"] for event in events] == [False, False, False, False, True]
     assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
+
+
+def test_a_step_too_large_for_float32_is_rejected_and_the_device_starts_over() -> None:
+    server = server_of("fedasmu", np.full(3, -3e38), plain_layout(3), apply="mix")
+    method, events = server.method, []
+    for weights in (np.full(3, -2.9e38), np.full(3, 3e38), np.full(3, -2.8e38), np.full(3, -2.7e38)):
+        server.trigger([0])
+        events += send(server, 0, weights)
+    assert [event["kind"] for event in events] == ["aggregate", "rejected", "aggregate", "aggregate"]
+    assert [event.get("adapted") for event in events] == [False, None, False, True]
+    assert events[1]["reason"] == NOT_FINITE
+    memory: dict = {}
+    for event in events:
+        method.audit(method.options, event, memory)

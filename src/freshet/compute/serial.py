@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 import torch
 
 from freshet.compute.base import Setup
-from freshet.compute.memory import keep_freed_memory
 from freshet.core.vectors import Vector
 from freshet.training.local import Outcome, Score, Work
 
@@ -38,7 +37,6 @@ class SerialExecutor:
     """One trip at a time, with one torch thread (as every executor uses, so that all give the same bits)."""
 
     def __init__(self, setup: Setup) -> None:
-        keep_freed_memory()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._trainer = setup.trainer()

@@ -17,6 +17,8 @@ from freshet.core.vectors import Vector, is_finite
 from freshet.core.versions import VersionStore
 
 Event = dict[str, Any]
+#: Why an upload that passed the gates was rejected after all.
+NOT_FINITE = "the aggregated model would not be finite"
 #: Random devices drawn at a time.
 DRAWS = 4096
 
@@ -217,6 +219,8 @@ class Server:
             return "model is not an array"
         if upload.weights.dtype != np.float32 or upload.weights.shape != (self.world.layout.size,):
             return f"model has shape {upload.weights.shape}, expected ({self.world.layout.size},) of float32"
+        if not (upload.weights.flags.c_contiguous and upload.weights.flags.aligned):
+            return "model is not contiguous in memory"
         if not is_finite(upload.weights):
             return "model has entries that are not finite"
         if upload.steps < 1:
@@ -233,7 +237,7 @@ class Server:
             self.urgent += verdict.urgent
             return []
         if not math.isfinite(verdict.record["update_norm"]):
-            return [{"kind": "rejected", **who, "reason": "the aggregated model would not be finite"}]
+            return [{"kind": "rejected", **who, "reason": NOT_FINITE}]
         record: Event = {"kind": "aggregate", **who, "version": self.version, **verdict.record}
         if self.synchronous:
             record["round"] = self.round

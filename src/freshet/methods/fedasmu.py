@@ -20,6 +20,7 @@ gamma and upsilon descend the mini-batch loss at ``w_a``; the reward ``loss(w_b)
 l*. ``equations = "published"`` keeps the printed forms where they are not the derivatives (errata E1, E2, E4-E6).
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ import numpy as np
 from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, Kind, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
-from freshet.core.vectors import Differences, Vector, mix, step_along
+from freshet.core.vectors import mix, move_along, write_step
 from freshet.methods.parts import audits, slots
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
@@ -40,7 +41,7 @@ from freshet.methods.parts.staleness import (
     saturate,
     staleness_weight,
 )
-from freshet.methods.parts.steps import StepMemory
+from freshet.methods.parts.steps import StepMemory, Trained
 
 
 @dataclass
@@ -100,56 +101,48 @@ class FedASMU(Method):
         s = server.staleness(flight)
         if "reward" in upload.report:
             self._learn_slot(upload)
-        w, o = server.weights, self.options
-        base, progress = server.store.get(flight.base), self._progress(server, upload, flight)
+        w, o, n = server.weights, self.options, self.world.layout.learnable
         known = self.devices.setdefault(upload.device, DeviceControl(Control(o.lambda0, o.sigma0, o.iota0)))
-        record: dict[str, Any] = {
-            "base": flight.base,
-            "staleness": s,
-            "adapted": False,
-            "lr": flight.lr,
-            "steps": upload.steps,
-        }
-        if known.past is not None and upload.device not in self.steps:
-            record["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
+        # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
+        base, beta = server.store.get(flight.base), float(upload.report.get("beta", 0.0))
+        fresh = base if flight.fresh is None or beta == 0.0 else server.store.get(flight.fresh)
+        start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
+        new, product = np.empty_like(w), None
+        if o.dynamic_server:
+            measured = beta if o.equations == "corrected" else 0.0
+            trained = Trained(upload.weights, base, fresh)
+            product, step, length = self.steps.exchange(upload.device, trained, start, along, measured)
+        else:
+            step = new[:n]
+            length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
+        record: dict[str, Any] = {"base": flight.base, "staleness": s, "adapted": False}
+        record |= {"lr": flight.lr, "steps": upload.steps}
+        if not math.isfinite(length + (product or 0.0)):  # the server rejects it; the device starts over
+            self.steps.forget(upload.device)
+            known.past = None
+            return Aggregate(w, record | {"update_norm": math.inf})
+        if product is not None and known.past is not None:
+            record |= self._adapt(known, product, upload, flight)
         elif known.past is not None:
-            displacement = progress if o.equations == "corrected" else [(1.0, upload.weights, base)]
-            record |= self._adapt(known, displacement, upload, flight)
+            record["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
         c = known.control
         xi = staleness_weight(c, server.age, s, o.xi_min)
         alpha = saturate(o.mu_alpha, xi)
-        new, length = self._apply(w, upload, progress if o.apply == "progress" else [(1.0, upload.weights, w)], alpha)
+        move_along(w[:n], step, alpha, new[:n])
+        mix(w[n:], upload.weights[n:], alpha, out=new[n:])
+        self.world.layout.max_counters(new, w, upload.weights)
         if o.dynamic_server:
             known.past = Past(server.age, s, xi, c)
         record |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
-        record["update_norm"] = alpha * length
-        return Aggregate(new, record)
+        return Aggregate(new, record | {"update_norm": alpha * length})
 
-    def _apply(self, w: Vector, upload: Upload, differences: Differences, alpha: float) -> tuple[Vector, float]:
-        """``w + alpha step`` (buffers always mix), remembering the step; returns the new model and ``|step|``."""
-        n, new = self.world.layout.learnable, np.empty_like(w)
-        step = self.steps.take(upload.device)
-        parts = [(c, a[:n], b[:n]) for c, a, b in differences]
-        length = step_along(w[:n], parts, alpha, new[:n], step)
-        if self.options.dynamic_server:
-            self.steps.remember(upload.device, step)
-        mix(w[n:], upload.weights[n:], alpha, out=new[n:])
-        self.world.layout.max_counters(new, w, upload.weights)
-        return new, length
-
-    def _progress(self, server: Server, upload: Upload, flight: Flight) -> list[tuple[float, Vector, Vector]]:
-        """``d = (w_i - w_o) - beta (w_g - w_o)`` (E6): what training itself produced."""
-        base, beta = server.store.get(flight.base), float(upload.report.get("beta", 0.0))
-        merged = [] if flight.fresh is None or beta == 0.0 else [(-beta, server.store.get(flight.fresh), base)]
-        return [(1.0, upload.weights, base), *merged]
-
-    def _adapt(self, known: DeviceControl, displacement: Differences, upload: Upload, flight: Flight) -> dict[str, Any]:
+    def _adapt(self, known: DeviceControl, product: float, upload: Upload, flight: Flight) -> dict[str, Any]:
         """Move the device's controls down the loss of the model that its last upload produced."""
         o, past = self.options, known.past
         assert past is not None
         # E1: training moves against the gradient. E5: the displacement sums all SGD steps, not epochs.
         scale = -flight.lr * upload.steps if o.equations == "corrected" else flight.lr * flight.epochs
-        q = self.steps.product(upload.device, displacement) / scale
+        q = product / scale
         gradients = control_gradients(q, o.mu_alpha, past, o.equations)
         known.control = descend(known.control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
         names = ("grad_lambda", "grad_sigma", "grad_iota")

@@ -21,14 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from freshet.core.audit import Mismatch, expect
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Kind, Method, Options, Verdict, Wait, World
 from freshet.core.server import Flight, Server
-from freshet.core.vectors import BLOCK, Vector, combine, distance
+from freshet.core.vectors import Vector, combine, distance, dot_differences
 from freshet.errors import ConfigError
 
 
@@ -63,14 +62,9 @@ def normalised(samples: Sequence[int], s: Sequence[float], c: Sequence[float]) -
 
 
 def cosine(u: Vector, w: Vector, previous: Vector) -> float:
-    """``cos(u - w, w - previous)`` in float64, block by block; 0 if either is zero."""
-    inner = 0.0
-    for start in range(0, len(w), BLOCK):
-        block = slice(start, start + BLOCK)
-        here = w[block].astype(np.float64)
-        inner += float(np.dot(u[block] - here, here - previous[block]))
+    """``cos(u - w, w - previous)``; 0 if either is zero."""
     lengths = distance(u, w) * distance(w, previous)
-    return inner / lengths if lengths > 0.0 else 0.0
+    return dot_differences(u, w, w, previous) / lengths if lengths > 0.0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from typing import Any
 
 from freshet.core.audit import Mismatch, expect
 from freshet.core.method import Kind
+from freshet.core.server import NOT_FINITE
 from freshet.methods.parts.staleness import (
     Control,
     Past,
@@ -23,16 +24,20 @@ def asmu(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind
         _aggregate(options, event, memory, kind)
     elif event["kind"] == "merge":
         _merge(options, event, memory, kind)
+    elif event["kind"] == "rejected" and event["reason"] == NOT_FINITE:
+        control, _ = memory.get(("server", event["device"]), _start(options))
+        memory["server", event["device"]] = (control, None)
     elif event["kind"] == "discard" and event["staleness"] <= options.tau_max:
         raise Mismatch(f"discarded at staleness {event['staleness']}, within tau_max {options.tau_max}")
 
 
+def _start(options: Any) -> tuple[Control, Past | None]:
+    return Control(options.lambda0, options.sigma0, options.iota0), None
+
+
 def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
     device = ("server", event["device"])
-    known: tuple[Control, Past | None] = memory.get(
-        device, (Control(options.lambda0, options.sigma0, options.iota0), None)
-    )
-    control, past = known
+    control, past = memory.get(device, _start(options))
     age = event["round"] if kind == "sync" else event["version"]
     if kind == "sync":
         expect("k", event["k"], event["staleness"] - 1)

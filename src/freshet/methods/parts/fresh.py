@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from freshet.core.messages import Assignment, Fresh
 from freshet.core.method import Local, LocalRule, Memory, Options
 from freshet.core.trip import DeviceTrip, Slot
-from freshet.core.vectors import dot_differences, mix
+from freshet.core.vectors import dot_difference, mix
 from freshet.methods.parts import slots
 from freshet.methods.parts.staleness import Equations, freshness_weight, merge_gradients, moved, saturate
 from freshet.methods.parts.steps import ControlMemory
@@ -109,7 +109,7 @@ class FreshModelRule(LocalRule):
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
         h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
-        q = dot_differences([(1.0, fresh.weights[:n], at[:n])], h)
+        q = dot_difference(fresh.weights[:n], at[:n], h)
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s)
         memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
         memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)

@@ -7,17 +7,25 @@ and with a standard error of at most ``sqrt(2 / size) |g| |step|``.
 """
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
-from freshet.core.vectors import Differences, Vector, dot, dot_differences, sum_differences
+from freshet.core.vectors import Vector, dot, replace_step, write_step
 
 ControlMemory = Literal["exact", "sketch", "budget"]
 #: Buckets of a sketch: 4 KiB per device.
 SKETCH_SIZE = 1024
+
+
+class Trained(NamedTuple):
+    """An uploaded model and those it came from: the base, and the fresh model that was merged (else the base again)."""
+
+    u: Vector
+    base: Vector
+    fresh: Vector
 
 
 class StepMemory:
@@ -40,10 +48,32 @@ class StepMemory:
         """What the remembered steps take."""
         return sum(step.nbytes for step in self._steps.values())
 
-    def take(self, device: int) -> Vector:
-        """A vector to write the device's next step into: its old one, which is given up, or a new one."""
-        old = self._steps.pop(device, None)
-        return np.empty(self._learnable, np.float32) if old is None or self._sketch is not None else old
+    def exchange(
+        self, device: int, trained: Trained, start: Vector, beta: float, beta_measured: float
+    ) -> tuple[float | None, Vector, float]:
+        """Measure an upload's progress along the device's last step, then keep ``(u - start) - beta (fresh - base)``.
+
+        Returns ``<(u - base) - beta_measured (fresh - base), last step>`` or its estimate (None when there is no last
+        step), the new step and its length. The step belongs to the memory and is only valid until the device's next.
+        """
+        old, n = self._steps.get(device), self._learnable
+        u, base, fresh, start = trained.u[:n], trained.base[:n], trained.fresh[:n], start[:n]
+        product = None
+        if old is not None and self._sketch is None:
+            step = old
+            product, length = replace_step(step, u, start, fresh, base, beta, beta_measured)
+        else:
+            step = np.empty(n, np.float32)
+            if old is not None and self._sketch is not None:
+                write_step(step, u, base, fresh, base, beta_measured)
+                product = dot(self._sketch(step), old)
+            length = write_step(step, u, start, fresh, base, beta)
+        self.remember(device, step)
+        return product, step, length
+
+    def forget(self, device: int) -> None:
+        """Drop the device's step."""
+        self._steps.pop(device, None)
 
     def remember(self, device: int, step: Vector) -> None:
         """Keep this as the device's step."""
@@ -51,14 +81,6 @@ class StepMemory:
         self._steps.move_to_end(device)
         if self._limit is not None and len(self._steps) > self._limit:
             self._steps.popitem(last=False)
-
-    def product(self, device: int, differences: Differences) -> float:
-        """``<sum_j c_j (a_j - b_j), step>`` over the learnable part, or its estimate."""
-        step, n = self._steps[device], self._learnable
-        parts = [(c, a[:n], b[:n]) for c, a, b in differences]
-        if self._sketch is None:
-            return dot_differences(parts, step)
-        return dot(self._sketch(sum_differences(parts)), step)
 
     def state(self) -> list[Any]:
         return [[device, step] for device, step in self._steps.items()]

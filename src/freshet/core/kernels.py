@@ -1,0 +1,173 @@
+"""The loops under ``vectors``, compiled: one pass over the models, float64 inside, one rounding at the end.
+
+A sum runs in ``LANES`` partial sums, entry i in lane i mod LANES, which are added in order at the end. So its bits are
+the same on every processor and with any number of threads, and the compiler can still do several lanes at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Sums = NDArray[np.float64]
+LANES = 16
+
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
+_real = types.float64
+_in = types.Array(types.float32, 1, "C", readonly=True)
+_out = types.Array(types.float32, 1, "C")
+_wide = types.Array(types.float64, 1, "C")
+_pair = types.UniTuple(_real, 2)  # type: ignore[no-untyped-call]
+
+
+def _compiled(signature: Any) -> Callable[[_Loop], _Loop]:
+    """Compile a loop when this module is loaded, and keep the machine code on disk where that is possible."""
+
+    def compile_(loop: _Loop) -> _Loop:
+        try:
+            compiled: _Loop = njit(signature, nogil=True, cache=True)(loop)
+        except RuntimeError:  # neither the package's folder nor the user's cache can be written
+            compiled = njit(signature, nogil=True)(loop)
+        return compiled
+
+    return compile_
+
+
+def _inlined(entry: _Loop) -> _Loop:
+    compiled: _Loop = njit(entry)
+    return compiled
+
+
+@_compiled(_real(_in, _in))
+def dot(a: Vector, b: Vector) -> float:
+    """``<a, b>``."""
+    sums, whole = np.zeros(LANES), a.size - a.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] += np.float64(a[i + lane]) * np.float64(b[i + lane])
+    for i in range(whole, a.size):
+        sums[i - whole] += np.float64(a[i]) * np.float64(b[i])
+    return float(sums.sum())
+
+
+@_inlined
+def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Vector) -> None:
+    sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * np.float64(h[i])
+
+
+@_compiled(_real(_in, _in, _in))
+def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
+    """``<a - b, h>``."""
+    sums, whole = np.zeros(LANES), a.size - a.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _difference_entry(i + lane, lane, sums, a, b, h)
+    for i in range(whole, a.size):
+        _difference_entry(i, i - whole, sums, a, b, h)
+    return float(sums.sum())
+
+
+@_inlined
+def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: Vector, d: Vector) -> None:
+    sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * (np.float64(c[i]) - np.float64(d[i]))
+
+
+@_compiled(_real(_in, _in, _in, _in))
+def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
+    """``<a - b, c - d>``."""
+    sums, whole = np.zeros(LANES), a.size - a.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _differences_entry(i + lane, lane, sums, a, b, c, d)
+    for i in range(whole, a.size):
+        _differences_entry(i, i - whole, sums, a, b, c, d)
+    return float(sums.sum())
+
+
+@_compiled(types.boolean(_in))
+def is_finite(a: Vector) -> bool:
+    """No entry is NaN or infinite: 0 times each of them is 0."""
+    sums, whole = np.zeros(LANES, np.float32), a.size - a.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] += np.float32(0.0) * a[i + lane]
+    for i in range(whole, a.size):
+        sums[i - whole] += np.float32(0.0) * a[i]
+    return bool(sums.sum() == 0.0)
+
+
+@_compiled(types.void(_out, _in, _in, _real))
+def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
+    """``out <- (1 - alpha) w + alpha u``."""
+    for i in range(out.size):
+        out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
+
+
+@_compiled(types.void(_wide, _in, _real))
+def scale(total: Sums, vector: Vector, factor: float) -> None:
+    """``total <- factor vector``."""
+    for i in range(total.size):
+        total[i] = factor * vector[i]
+
+
+@_compiled(types.void(_wide, _in, _real))
+def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
+    """``total <- total + factor vector``."""
+    for i in range(total.size):
+        total[i] += factor * vector[i]
+
+
+@_inlined
+def _step_entry(
+    i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float
+) -> None:
+    merged = np.float64(fresh[i]) - np.float64(base[i])
+    entry = np.float32((np.float64(u[i]) - np.float64(start[i])) - beta * merged)
+    squares[lane] += np.float64(entry) * np.float64(entry)
+    step[i] = entry
+
+
+@_compiled(_real(_out, _in, _in, _in, _in, _real))
+def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
+    """``step <- (u - start) - beta (fresh - base)``; returns ``|step|^2``."""
+    squares, whole = np.zeros(LANES), u.size - u.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, beta)
+    for i in range(whole, u.size):
+        _step_entry(i, i - whole, squares, step, u, start, fresh, base, beta)
+    return float(squares.sum())
+
+
+@_inlined
+def _measure_entry(
+    i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: float
+) -> None:
+    o = np.float64(base[i])
+    sums[lane] += ((np.float64(u[i]) - o) - beta * (np.float64(fresh[i]) - o)) * np.float64(step[i])
+
+
+@_compiled(_pair(_out, _in, _in, _in, _in, _real, _real))
+def replace_step(
+    step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
+) -> tuple[float, float]:
+    """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``."""
+    sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _measure_entry(i + lane, lane, sums, step, u, fresh, base, beta_measured)
+            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, beta)
+    for i in range(whole, u.size):
+        _measure_entry(i, i - whole, sums, step, u, fresh, base, beta_measured)
+        _step_entry(i, i - whole, squares, step, u, start, fresh, base, beta)
+    return float(sums.sum()), float(squares.sum())
+
+
+@_compiled(types.void(_out, _in, _in, _real))
+def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
+    """``out <- w + alpha step``."""
+    for i in range(out.size):
+        out[i] = w[i] + alpha * step[i]
