@@ -1,17 +1,18 @@
-"""What server and devices say to each other. Frozen plain data: it can be logged, saved, compared and sent."""
+"""What server and devices say to each other. Plain data that never change: they can be logged, saved and sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from freshet.core.vectors import Vector
 
 Number = float | int
 #: Bytes of a message without a model: a request for the fresh model, or the answer "nothing newer".
 CONTROL_BYTES = 64
+#: No instruction, or no report. Nobody adds to it.
+NOTHING: Mapping[str, Number] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Server to device: train this model. ``age`` is what the formulas take the root of: version, or round."""
 
     device: int
@@ -21,11 +22,10 @@ class Assignment:
     weights: Vector
     epochs: int
     lr: float
-    instruction: Mapping[str, Number] = field(default_factory=dict)
+    instruction: Mapping[str, Number] = NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class Fresh:
+class Fresh(NamedTuple):
     """Server to device, in the middle of a trip: the model is now this one."""
 
     version: int
@@ -33,8 +33,7 @@ class Fresh:
     weights: Vector
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(NamedTuple):
     """Device to server: the trained model, the SGD steps it took, and what the device's rule reports."""
 
     device: int
@@ -42,4 +41,4 @@ class Upload:
     base: int
     weights: Vector
     steps: int
-    report: Mapping[str, Number] = field(default_factory=dict)
+    report: Mapping[str, Number] = NOTHING

@@ -4,15 +4,15 @@ A new method is one file in ``freshet/methods`` with a subclass of ``Method``; s
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from freshet.core.layout import Layout
-from freshet.core.messages import Assignment, Fresh, Number, Upload
+from freshet.core.messages import NOTHING, Assignment, Fresh, Number, Upload
 from freshet.core.trip import DeviceTrip, Slot
 from freshet.core.vectors import Vector
 
@@ -44,24 +44,21 @@ class World:
     seed: int
 
 
-@dataclass(frozen=True)
-class Aggregate:
+class Aggregate(NamedTuple):
     """The upload (or the collected uploads) changed the global model; ``record`` holds every number that decided it."""
 
     weights: Vector
     record: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Discard:
+class Discard(NamedTuple):
     """The upload is dropped and changes nothing."""
 
     reason: str
-    record: dict[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = NOTHING
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(NamedTuple):
     """The upload is kept for a later aggregation; ``urgent`` devices should upload at their next epoch end."""
 
     urgent: tuple[int, ...] = ()
@@ -82,7 +79,8 @@ class Local(Protocol):
     trip: DeviceTrip
     memory: Memory
     instruction: Mapping[str, Number]
-    #: Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first.
+    #: Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first (and
+    #: for rules that are not ``timed``).
     seconds: float | None
     report: dict[str, Number]
     scratch: dict[str, Any]
@@ -108,6 +106,8 @@ class LocalRule:
     adjusts_gradient: ClassVar[bool] = False
     #: True when a trip changes ``memory``, so that even a trip whose upload is lost has to be computed.
     remembers: ClassVar[bool] = False
+    #: True when the rule reads ``local.seconds``.
+    timed: ClassVar[bool] = False
 
     def check(self, module: "nn.Module") -> None:
         """Raise a ``ConfigError`` if this rule cannot train such a module."""

@@ -17,6 +17,7 @@ from freshet.core.vectors import Vector, is_finite
 from freshet.core.versions import VersionStore
 
 Event = dict[str, Any]
+FLOAT32 = np.dtype(np.float32)
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 #: Random devices drawn at a time.
@@ -49,6 +50,7 @@ class Server:
 
     def __init__(self, method: Method, world: World, weights: Vector, lr: float, lr_decay: float) -> None:
         self.method = method
+        self.synchronous = method.kind == "sync"
         self.world = world
         self.store = VersionStore(weights)
         self.lr, self.lr_decay = lr, lr_decay
@@ -71,10 +73,6 @@ class Server:
     @property
     def weights(self) -> Vector:
         return self.store.weights
-
-    @property
-    def synchronous(self) -> bool:
-        return self.method.kind == "sync"
 
     @property
     def age(self) -> int:
@@ -136,11 +134,10 @@ class Server:
 
     def _assign(self, device: int, lr: float) -> Assignment:
         trip = self.trips[device] = self.trips.get(device, 0) + 1
-        epochs = self.method.epochs(self, device)
-        weights = self.store.hold(self.version)
-        self.flights[device] = Flight(trip, self.version, self.age, epochs, lr)
-        instruction = self.method.instruct(self, device)
-        return Assignment(device, trip, self.version, self.age, weights, epochs, lr, instruction)
+        epochs, version, age = self.method.epochs(self, device), self.version, self.age
+        weights = self.store.hold(version)
+        self.flights[device] = Flight(trip, version, age, epochs, lr)
+        return Assignment(device, trip, version, age, weights, epochs, lr, self.method.instruct(self, device))
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
@@ -197,6 +194,8 @@ class Server:
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
+        if not self.urgent:
+            return []
         urgent, self.urgent = self.urgent, []
         return [device for device in urgent if device in self.flights]
 
@@ -215,13 +214,15 @@ class Server:
         """Why an upload may not touch the model, or None."""
         if upload.base != flight.base:
             return f"trained from version {upload.base}, but was given {flight.base}"
-        if not isinstance(upload.weights, np.ndarray):
+        weights = upload.weights
+        if not isinstance(weights, np.ndarray):
             return "model is not an array"
-        if upload.weights.dtype != np.float32 or upload.weights.shape != (self.world.layout.size,):
-            return f"model has shape {upload.weights.shape}, expected ({self.world.layout.size},) of float32"
-        if not (upload.weights.flags.c_contiguous and upload.weights.flags.aligned):
+        if weights.dtype != FLOAT32 or weights.shape != (self.world.layout.size,):
+            return f"model has shape {weights.shape}, expected ({self.world.layout.size},) of float32"
+        flags = weights.flags
+        if not (flags.c_contiguous and flags.aligned):
             return "model is not contiguous in memory"
-        if not is_finite(upload.weights):
+        if not is_finite(weights):
             return "model has entries that are not finite"
         if upload.steps < 1:
             return "no training step was taken"

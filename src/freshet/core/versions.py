@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from freshet.core.vectors import Vector
 
 
-@dataclass
+@dataclass(slots=True)
 class Held:
     """One stored version and the number of trips that hold it."""
 
@@ -21,6 +21,8 @@ class VersionStore:
 
     def __init__(self, weights: Vector, version: int = 1) -> None:
         self.current = version
+        #: The current global model.
+        self.weights = weights
         self._held = {version: Held(weights)}
 
     def __len__(self) -> int:
@@ -28,11 +30,6 @@ class VersionStore:
 
     def __contains__(self, version: int) -> bool:
         return version in self._held
-
-    @property
-    def weights(self) -> Vector:
-        """The current global model."""
-        return self._held[self.current].weights
 
     def get(self, version: int) -> Vector:
         """The weights of a version that is current or held."""
@@ -56,11 +53,11 @@ class VersionStore:
     def advance(self, weights: Vector) -> int:
         """Make ``weights`` the current model; returns its version number."""
         old = self.current
-        self.current += 1
-        self._held[self.current] = Held(weights)
+        self.current, self.weights = old + 1, weights
+        self._held[old + 1] = Held(weights)
         if self._held[old].holders == 0:
             del self._held[old]
-        return self.current
+        return old + 1
 
     def items(self) -> list[tuple[int, Vector, int]]:
         """(version, weights, holders) of all that is stored, for a checkpoint."""
@@ -69,7 +66,7 @@ class VersionStore:
     @staticmethod
     def restore(items: list[tuple[int, Vector, int]], current: int) -> "VersionStore":
         """The inverse of ``items``."""
-        store = VersionStore.__new__(VersionStore)
-        store.current = current
-        store._held = {version: Held(weights, holders) for version, weights, holders in items}
+        held = {version: Held(weights, holders) for version, weights, holders in items}
+        store = VersionStore(held[current].weights, current)
+        store._held = held
         return store

@@ -130,6 +130,7 @@ class StepRule(LocalRule):
 
     adjusts_gradient: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
+    timed: ClassVar[bool] = True
     beta: float
     lambda_: float
 
@@ -155,6 +156,7 @@ class TripRule(Proximal):
     """The device's part, variant R: train on s_k, then the recursion once with the whole trip as its gradient."""
 
     remembers: ClassVar[bool] = True
+    timed: ClassVar[bool] = True
     beta: float
 
     def begin(self, local: Local) -> None:

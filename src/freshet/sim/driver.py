@@ -109,13 +109,14 @@ class Simulation:
             self._trigger_at(0.0)
             self.heap.push(Entry(0.0, Rank.EVALUATE))
         with patient_collector():
-            while len(self.heap) and self.heap.peek() <= until:
+            heap, handlers, observers = self.heap, self._handlers, self.writer.observers
+            while heap.peek() <= until:
                 if self._stop():
                     return False
                 self._pause(self)
-                entry = self.heap.pop()
-                self._handlers[entry.rank](entry)
-                for observer in self.writer.observers:
+                entry = heap.pop()
+                handlers[entry.rank](entry)
+                for observer in observers:
                     observer.on_progress(entry.time)
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
@@ -192,21 +193,16 @@ class Simulation:
 
     def hand_out(self, journey: Journey, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
-        work = Work(
-            journey.trip,
-            journey.assignment.weights,
-            journey.fresh,
-            self.rule,
-            self.devices.get(journey.trip.device),
-            journey.assignment.instruction,
-            self.devices.mean_seconds(journey.trip.device),
-        )
+        trip, assignment = journey.trip, journey.assignment
+        memory = self.devices.get(trip.device)
+        seconds = self.devices.mean_seconds(trip.device) if self.rule.timed else None
+        work = Work(trip, assignment.weights, journey.fresh, self.rule, memory, assignment.instruction, seconds)
         journey.due = due
         if due <= self.until:
             journey.future = journey.merge = self.executor.train(work, due)
         else:
             journey.future = OnDemand(lambda: self.executor.train(work, due))
-            merge_only = replace(work, merge_only=True)
+            merge_only = work._replace(merge_only=True)
             journey.merge = OnDemand(lambda: self.executor.train(merge_only, due))
 
     # ---- a trip under way
@@ -272,8 +268,9 @@ class Simulation:
         trip, future = journey.trip, journey.future
         trip.finish()
         del self.journeys[trip.device]
-        download = self.fleet.down(trip.device, self.model_bytes)
-        self.devices.completed(trip.device, download + (entry.time - journey.started))
+        if self.rule.timed:
+            download = self.fleet.down(trip.device, self.model_bytes)
+            self.devices.completed(trip.device, download + (entry.time - journey.started))
         self.counts.uploads += 1
         self.counts.bytes_up += self.model_bytes
         record: Event = {
@@ -325,17 +322,21 @@ class Simulation:
             self._trigger_at(time)
 
     def _write(self, time: float, events: list[Event]) -> None:
+        counts = self.counts
         for event in events:
             self.writer.event(time, event)
             kind = event["kind"]
-            self.counts.aggregations += kind == "aggregate"
-            self.counts.discards += kind == "discard"
-            self.counts.rejected += kind == "rejected"
-            self.counts.lost += kind == "lost"
             if kind == "aggregate":
-                stale = event.get("stalenesses", [event["staleness"]] * len(event.get("devices", [0])))
-                self.counts.staleness_sum += sum(stale)
-                self.counts.staleness_count += len(stale)
+                stale = event.get("stalenesses") or [event["staleness"]] * len(event.get("devices", (None,)))
+                counts.aggregations += 1
+                counts.staleness_sum += sum(stale)
+                counts.staleness_count += len(stale)
+            elif kind == "discard":
+                counts.discards += 1
+            elif kind == "rejected":
+                counts.rejected += 1
+            elif kind == "lost":
+                counts.lost += 1
 
     # ---- testing the model
 

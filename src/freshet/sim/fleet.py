@@ -78,15 +78,15 @@ class Fleet:
 
     def up(self, device: int, size: int) -> float:
         """Seconds until ``size`` bytes from the device have reached the server."""
-        return self.up_latency + size / float(self.up_rate[device])
+        return self.up_latency + size / self.up_rate.item(device)
 
     def down(self, device: int, size: int) -> float:
         """Seconds until ``size`` bytes from the server have reached the device."""
-        return self.down_latency + size / float(self.down_rate[device])
+        return self.down_latency + size / self.down_rate.item(device)
 
     def epoch(self, device: int, epochs: int) -> float:
         """Seconds per epoch, when a whole local training has ``epochs`` of them."""
-        return float(self.train_seconds[device]) / epochs
+        return self.train_seconds.item(device) / epochs
 
     def is_lost(self, device: int, trip: int) -> bool:
         """Whether this trip's upload gets lost on the way."""

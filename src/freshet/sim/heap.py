@@ -1,6 +1,7 @@
 """The event queue of virtual time. Entries are plain tuples, so a run in the middle can be saved and compared."""
 
 import heapq
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
@@ -44,8 +45,8 @@ class EventHeap:
         heapq.heappush(self._heap, entry)
 
     def peek(self) -> float:
-        """The time of the next event."""
-        return self._heap[0].time
+        """The time of the next event; infinity when there is none."""
+        return self._heap[0].time if self._heap else math.inf
 
     def pop(self) -> Entry:
         """The next event; the clock moves to it."""

@@ -5,15 +5,14 @@ One loop serves every method; what a method changes, it changes through its ``Lo
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from freshet.core.messages import Fresh, Number
+from freshet.core.messages import NOTHING, Fresh, Number
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.trip import DeviceTrip
@@ -25,8 +24,7 @@ from freshet.training.options import TrainingOptions
 from freshet.training.rewrite import pool_before_relu
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """All that one local training needs: same work, same bits, wherever it runs."""
 
     trip: DeviceTrip
@@ -34,14 +32,13 @@ class Work:
     fresh: Fresh | None
     rule: LocalRule
     memory: Memory
-    instruction: Mapping[str, Number] = field(default_factory=dict)
+    instruction: Mapping[str, Number] = NOTHING
     seconds: float | None = None
     #: Stop after the merge: only its numbers are wanted.
     merge_only: bool = False
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The trained model, the SGD steps taken, the rule's report, and what the device now remembers."""
 
     weights: Vector
@@ -51,8 +48,7 @@ class Outcome:
     diverged: bool = False
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A model on the test samples."""
 
     accuracy: float

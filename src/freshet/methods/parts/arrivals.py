@@ -27,4 +27,5 @@ def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **number
     new = mix(w, upload.weights, alpha)
     server.world.layout.max_counters(new, w, upload.weights)
     record = {"base": flight.base, "staleness": server.staleness(flight), "alpha": alpha, **numbers}
-    return Aggregate(new, record | {"update_norm": distance(new[:n], w[:n])})
+    record["update_norm"] = distance(new[:n], w[:n])
+    return Aggregate(new, record)

@@ -1,7 +1,6 @@
 """Synchronous rounds that aggregate once, at the end: what FedAvg and its descendants share."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, Verdict, Wait, World
@@ -11,8 +10,7 @@ from freshet.core.vectors import Vector, combine, distance
 WAIT = Wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One device's upload in the open round."""
 
     device: int
