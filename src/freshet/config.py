@@ -166,6 +166,8 @@ def _check_together(config: Config) -> None:
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    if run.address and run.executor != "ray":
+        raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
     waits_for = getattr(config.method, "K", 0) if config.method_class.replaces == "aggregation" else 0
     if waits_for > run.in_flight:
         raise ConfigError("method.K", f"must be at most run.in_flight = {run.in_flight}, but {waits_for} was given")

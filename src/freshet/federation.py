@@ -1,6 +1,7 @@
 """What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from freshet.config import CUSTOM, Config, resolve
 from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
+from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, from_arrays
 from freshet.data.partition import partition
 from freshet.data.sources import load
@@ -146,7 +148,8 @@ class Federation:
             tables = config.tables()
             config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
         directory = Path(out) if out else default_directory(config)
-        return self._drive(config, RunWriter.create(directory, config.tables(), observers), None, pool)
+        RunWriter.check(directory)
+        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
 
     def resume(
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
@@ -158,28 +161,35 @@ class Federation:
             raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
         if run.finished():
             raise RunError(f"{directory} is already finished")
-        tree, problems = checkpoint.read(Path(directory))
-        writer = RunWriter(Path(directory), observers, resume=tree["log"])
-        for message in [*problems, *writer.cuts]:
-            writer.say(message)
-        return self._drive(config, writer, tree, pool)
+        found = checkpoint.read(Path(directory))
+
+        def open_log() -> RunWriter:
+            writer = RunWriter(Path(directory), observers, resume=found.tree["log"])
+            found.remove_useless()
+            for message in [*found.problems, *writer.cuts]:
+                writer.say(message)
+            return writer
+
+        return self._drive(config, open_log, found.tree, pool)
 
     def _setup(self, config: Config) -> Setup:
         data = FederatedData.of(self.dataset, self.shards)
         return Setup(self.factory, data, config.training, config.run.seed)
 
-    def _drive(self, config: Config, writer: RunWriter, tree: Tree | None, pool: Pool[Any] | None) -> Result:
+    def _drive(
+        self, config: Config, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
+    ) -> Result:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
-        writer.elapsed = clock.seconds
         world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         server = Server(method, world, weights, config.training.lr, config.training.lr_decay)
-        executor = _executor(config, self._setup(config), pool)
-        keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
-        status = "failed"
-        with interruptible() as stop:
+        with interruptible() as stop, closing(_executor(config, self._setup(config), pool)) as executor:
+            load_kernels()  # while the workers start, and before several of them compile the same
+            writer = open_log()
+            writer.elapsed = clock.seconds
+            keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
             simulation = Simulation(
                 server,
                 config.trigger(),
@@ -191,22 +201,26 @@ class Federation:
                 stop=stop,
                 pause=keeper.consider,
             )
+            status = "failed"
             try:
                 if tree is not None:
                     reinstate(simulation, tree, config.run.until)
+                    tree.clear()  # its arrays keep the file open
                 status = "finished" if simulation.run(config.run.until) else "interrupted"
                 if status == "interrupted":
                     keeper.write(simulation)
                 writer.drain(wait=True)
             except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
                 status = "interrupted"
+            except BaseException:
+                status = "failed"
+                raise
             finally:
                 if status != "finished":
                     writer.abandon()
                 final = method.evaluated(server)
                 summary = summarise(config, simulation, writer.metrics, final, status, clock.seconds())
                 writer.close(summary, world.layout, final)
-                executor.close()
         if status == "finished":
             keeper.clear()
         return Result(writer.directory, summary, writer.metrics, final, self.factory)

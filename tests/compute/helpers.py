@@ -16,7 +16,6 @@ from freshet.core.method import LocalRule
 from freshet.core.trip import DeviceTrip
 from freshet.errors import ConfigError
 from freshet.federation import Federation
-from freshet.methods import registry
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.local import Outcome, Work, initial_weights
@@ -24,8 +23,8 @@ from freshet.training.options import TrainingOptions
 
 #: Seconds of virtual time.
 UNTIL = 60.0
-#: Methods whose runs must be the same bits on every executor, as far as they exist.
-METHODS = [m for m in ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn") if m in registry()]
+#: Methods whose runs must be the same bits on every executor.
+METHODS = ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn")
 
 
 def linear() -> nn.Module:

@@ -54,11 +54,10 @@ def test_a_run_gives_the_users_torch_threads_back(federate, tmp_path, two_thread
 
 
 def test_a_run_that_cannot_start_gives_the_users_torch_threads_back(federate, tmp_path, two_threads):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").touch()
-    with pytest.raises(ConfigError, match=r"run\.out"):
-        federate("fedavg").run(5, out=tmp_path / "taken")
+    with pytest.raises(ConfigError, match=r"training\.device"):
+        federate("fedavg", training={"device": "cuda"}).run(5, out=tmp_path / "run")
     assert torch.get_num_threads() == 2
+    assert not (tmp_path / "run").exists(), "what cannot start leaves no folder behind"
 
 
 def test_worker_processes_give_the_same_bits_as_this_process(federate, finished, tmp_path):

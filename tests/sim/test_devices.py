@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.compute.serial import Lazy
 from freshet.core.method import Memory
-from freshet.sim.devices import DeviceStore, size_of
+from freshet.runs.arrays import Elsewhere
+from freshet.runs.checkpoint import owned
+from freshet.sim.devices import PENDING, DeviceStore, size_of
+from freshet.training.local import Outcome
 
 
 def memory(seed: int, size: int = 100) -> Memory:
@@ -96,10 +100,44 @@ def test_a_temporary_folder_appears_at_need_and_goes_with_the_store() -> None:
 def test_what_is_still_under_way_is_waited_for() -> None:
     store = DeviceStore(limit_bytes=0)
     store.put(0, memory(0))
-    store.defer(0, lambda: memory(5))
+    store.defer(0, Lazy(lambda: left(5)))
     assert equal(store.get(0), memory(5))
-    store.defer(0, lambda: memory(6))
-    assert equal(store.state()["memory"]["0"], memory(6))
+    store.defer(0, Lazy(lambda: left(6)))
+    assert equal(owned(store.state()["memory"]["0"]), memory(6))
+
+
+def left(seed: int) -> Outcome:
+    return Outcome(np.zeros(1, np.float32), 1, {}, memory(seed))
+
+
+def test_outcomes_that_nobody_needs_are_taken_in_as_soon_as_they_are_there() -> None:
+    store, outcome = DeviceStore(), Lazy(lambda: left(3))
+    outcome.result()
+    store.defer(3, outcome)
+    assert store.bytes_in_memory == size_of(memory(3))
+    assert equal(store.get(3), memory(3))
+
+
+def test_only_a_few_outcomes_are_left_for_later() -> None:
+    store, computed = DeviceStore(), []
+
+    def outcome(device: int) -> Lazy[Outcome]:
+        return Lazy(lambda: computed.append(device) or left(device))
+
+    for device in range(PENDING + 5):
+        store.defer(device, outcome(device))
+    assert computed == [0, 1, 2, 3, 4], "the oldest go first"
+    assert all(equal(store.get(device), memory(device)) for device in range(PENDING + 5))
+
+
+def test_a_state_does_not_bring_back_what_is_on_disk(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path / "a", limit_bytes=0)
+    store.put(1, memory(1))
+    kept = store.state()["memory"]["1"]
+    arrays = {name: value for name, value in kept.items() if isinstance(value, Elsewhere)}
+    assert arrays.keys() == {name for name, value in memory(1).items() if isinstance(value, np.ndarray)}
+    assert all(a.shape == memory(1)[name].shape and a.dtype == memory(1)[name].dtype for name, a in arrays.items())
+    assert equal(owned(kept), memory(1))
 
 
 def test_the_state_holds_everything_and_restores_it(tmp_path: Path) -> None:

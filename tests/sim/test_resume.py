@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from freshet import Federation, Observer, RunError
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+from freshet.sim.devices import DeviceStore
 
 SMALL = {
     "training": {"epochs": 3, "batch_size": 20},
@@ -139,6 +142,25 @@ def test_an_incomplete_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
     assert traces(directory) == traces(whole.directory)
 
 
+def test_a_log_that_was_cut_before_the_newest_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+    log = directory / "events.jsonl"
+    newest = json.loads((directory / "checkpoint" / f"{_newest(directory):06d}" / "state.json").read_text())
+    os.truncate(log, newest["state"]["log"]["events"] - 1)
+    watcher = Crash(10**9)
+    federation("fedasmu").resume(directory, observers=[watcher])
+    assert any("events.jsonl was cut off before it" in said for said in watcher.said)
+    assert traces(directory) == traces(whole.directory)
+
+
+def test_without_anybody_who_watches_a_cut_is_said_in_the_log_of_the_process(tmp_path: Path, caplog) -> None:
+    directory = stopped(tmp_path)
+    with (directory / "events.jsonl").open("ab") as file:
+        file.write(b'{"seq"')
+    federation("fedasmu").resume(directory)
+    assert "the last one incomplete" in caplog.text
+
+
 def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
     finished = federation("fedavg", until=20.0).run(out=tmp_path / "done")
     with pytest.raises(RunError, match="already finished"):
@@ -155,13 +177,86 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
 def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> None:
     shared = np.arange(5, dtype=np.float32)
     tree = {"a": {"x": shared, "y": [1, 0.1, None, "s", {"z": shared}]}, "n": np.float64(0.3), "e": np.zeros((0, 3))}
-    checkpoint.write(tmp_path, tree)
-    back, problems = checkpoint.read(tmp_path)
-    assert problems == []
+    checkpoint.write(tmp_path, tree | logs(tmp_path))
+    back, problems, useless = checkpoint.read(tmp_path)
+    assert problems == useless == []
     assert back["a"]["y"][:4] == [1, 0.1, None, "s"] and back["n"] == 0.3 and back["e"].shape == (0, 3)
     np.testing.assert_array_equal(back["a"]["x"], shared)
     np.testing.assert_array_equal(back["a"]["y"][4]["z"], shared)
+    assert back["a"]["x"] is back["a"]["y"][4]["z"], "one array stays one"
+    mine = checkpoint.owned(back)
+    assert mine["a"]["x"] is mine["a"]["y"][4]["z"]
+    mine["a"]["x"][0] = 7.0
+    assert back["a"]["x"][0] == 0.0
     assert len(list((tmp_path / "checkpoint" / "000001").iterdir())) == 3
+
+
+def logs(directory: Path) -> dict:
+    """Empty logs, and a checkpoint's word on them."""
+    for name in ("events", "metrics"):
+        (directory / f"{name}.jsonl").touch()
+    return {"log": {"events": 0, "metrics": 0, "seq": 0}}
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint" / ".writing-1").mkdir(parents=True)
+    checkpoint.write(tmp_path, {})
+    assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["000001"]
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
+    for value in range(3):
+        checkpoint.write(tmp_path, {"value": value} | logs(tmp_path))
+    (tmp_path / "checkpoint" / "000003" / "state.json").write_text("{}")
+    found = checkpoint.read(tmp_path)
+    assert found.tree["value"] == 1 and len(found.problems) == 1
+    found.remove_useless()
+    checkpoint.write(tmp_path, {"value": 9})
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["000002", "000003"]
+
+
+def test_a_checkpoint_takes_no_second_copy_of_its_arrays(tmp_path: Path) -> None:
+    one, live, most = np.zeros(2**18, np.float32), 0, 0
+
+    def load() -> np.ndarray:
+        nonlocal live, most
+        array = one + 1.0
+        live, most = live + 1, max(most, live + 1)
+        weakref.finalize(array, gone)
+        return array
+
+    def gone() -> None:
+        nonlocal live
+        live -= 1
+
+    tree = {"arrays": [checkpoint.Elsewhere(one.shape, one.dtype, load) for _ in range(20)]}
+    checkpoint.write(tmp_path, tree | logs(tmp_path))
+    assert most <= 2, "one at a time, while the next is fetched"
+    assert all((array == 1.0).all() for array in checkpoint.read(tmp_path).tree["arrays"])
+
+
+@pytest.mark.parametrize("method", ["asofed", "feddyn"])
+def test_memories_on_disk_are_resumed_too(method: str, tmp_path: Path, monkeypatch) -> None:
+    spilled, save = [], DeviceStore._save
+    monkeypatch.setattr(DeviceStore, "_save", lambda *a: (spilled.append(a[1]), save(*a)))
+
+    def network() -> nn.Module:  # 300 KB for each vector that a device keeps
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+    def wide(megabytes: int = 1) -> Federation:
+        run = {"executor": "serial", "per_round": 4, "in_flight": 8, "until": 150.0, "checkpoint_every": 17.0}
+        run |= {"device_memory_mb": megabytes}
+        return Federation(method=method, seed=3, model=network, run=run, **SMALL)
+
+    whole = wide(512).run(out=tmp_path / "whole")
+    assert not spilled
+    with pytest.raises(CrashError):
+        wide().run(out=tmp_path / "cut", observers=[Crash(35)])
+    assert spilled
+    spilled.clear()
+    wide().resume(tmp_path / "cut")
+    assert spilled
+    assert traces(tmp_path / "cut") == traces(whole.directory)
 
 
 def test_only_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class ProcessWorker:
     def __init__(self) -> None:
         ours, theirs = Pipe()
         self._connection: Connection = ours
-        command = [sys.executable, "-P", str(worker.__file__), str(theirs.fileno()), json.dumps(sys.path)]
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])  # Python ignores others, too
+        command = [sys.executable, "-P", str(worker.__file__), str(theirs.fileno()), path]
         try:
             self.process = subprocess.Popen(  # noqa: S603  (our own interpreter and script)
                 command,

@@ -37,9 +37,9 @@ class SerialExecutor:
     """One trip at a time, with one torch thread (as every executor uses, so that all give the same bits)."""
 
     def __init__(self, setup: Setup) -> None:
+        self._trainer = setup.trainer()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._trainer = setup.trainer()
 
     def train(self, work: Work, due: float) -> Lazy[Outcome]:
         return Lazy(lambda: self._trainer.train(work))

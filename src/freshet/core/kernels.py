@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
 LANES = 16
+OF_ONE_LENGTH = "vectors must be of one length"
 
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 _real = types.float64
@@ -29,7 +30,7 @@ def _compiled(signature: Any) -> Callable[[_Loop], _Loop]:
     def compile_(loop: _Loop) -> _Loop:
         try:
             compiled: _Loop = njit(signature, nogil=True, cache=True)(loop)
-        except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        except Exception:  # no folder that can be written, a full disk, a damaged file in the cache
             compiled = njit(signature, nogil=True)(loop)
         return compiled
 
@@ -44,6 +45,8 @@ def _inlined(entry: _Loop) -> _Loop:
 @_compiled(_real(_in, _in))
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
+    if a.size != b.size:
+        raise ValueError(OF_ONE_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -61,6 +64,8 @@ def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Ve
 @_compiled(_real(_in, _in, _in))
 def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     """``<a - b, h>``."""
+    if not a.size == b.size == h.size:
+        raise ValueError(OF_ONE_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -78,6 +83,8 @@ def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: V
 @_compiled(_real(_in, _in, _in, _in))
 def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """``<a - b, c - d>``."""
+    if not a.size == b.size == c.size == d.size:
+        raise ValueError(OF_ONE_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -102,6 +109,8 @@ def is_finite(a: Vector) -> bool:
 @_compiled(types.void(_out, _in, _in, _real))
 def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
     """``out <- (1 - alpha) w + alpha u``."""
+    if not out.size == w.size == u.size:
+        raise ValueError(OF_ONE_LENGTH)
     for i in range(out.size):
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
 
@@ -109,6 +118,8 @@ def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
 @_compiled(types.void(_wide, _in, _real))
 def scale(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- factor vector``."""
+    if total.size != vector.size:
+        raise ValueError(OF_ONE_LENGTH)
     for i in range(total.size):
         total[i] = factor * vector[i]
 
@@ -116,6 +127,8 @@ def scale(total: Sums, vector: Vector, factor: float) -> None:
 @_compiled(types.void(_wide, _in, _real))
 def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- total + factor vector``."""
+    if total.size != vector.size:
+        raise ValueError(OF_ONE_LENGTH)
     for i in range(total.size):
         total[i] += factor * vector[i]
 
@@ -133,6 +146,8 @@ def _step_entry(
 @_compiled(_real(_out, _in, _in, _in, _in, _real))
 def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
     """``step <- (u - start) - beta (fresh - base)``; returns ``|step|^2``."""
+    if not step.size == u.size == start.size == fresh.size == base.size:
+        raise ValueError(OF_ONE_LENGTH)
     squares, whole = np.zeros(LANES), u.size - u.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -155,6 +170,8 @@ def replace_step(
     step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
 ) -> tuple[float, float]:
     """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``."""
+    if not step.size == u.size == start.size == fresh.size == base.size:
+        raise ValueError(OF_ONE_LENGTH)
     sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -169,5 +186,7 @@ def replace_step(
 @_compiled(types.void(_out, _in, _in, _real))
 def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
     """``out <- w + alpha step``."""
+    if not out.size == w.size == step.size:
+        raise ValueError(OF_ONE_LENGTH)
     for i in range(out.size):
         out[i] = w[i] + alpha * step[i]

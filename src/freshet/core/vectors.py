@@ -24,6 +24,11 @@ def _kernels() -> ModuleType:
     return kernels
 
 
+def load_kernels() -> None:
+    """Load the compiled loops now, or compile them if this is the first time on this machine."""
+    _kernels()
+
+
 def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) -> Vector:
     """``sum_j c_j v_j``, added in the order given. ``out`` may be one of the inputs."""
     kernels, (first, vector) = _kernels(), terms[0]

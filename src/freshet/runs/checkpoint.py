@@ -2,20 +2,23 @@
 
     checkpoint/000007/state.json, arrays.safetensors, checksums.json
 
-Nothing is unpickled. A damaged checkpoint is noticed and the one before it is used; two are kept.
+Nothing is unpickled. A damaged checkpoint is noticed and the one before it is used; two are kept. Arrays go to the file
+and come back one by one: a checkpoint never takes the memory of what it holds a second time.
 """
 
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load, save
+from numpy.typing import NDArray
 
 from freshet.errors import RunError
+from freshet.runs.arrays import Elsewhere, serialised, views
 from freshet.runs.writer import sync_folder
 
 FORMAT = 1
@@ -23,16 +26,16 @@ _ARRAY = "$array"
 Tree = dict[str, Any]
 
 
-def pack(tree: Tree) -> tuple[Any, dict[str, np.ndarray[Any, Any]]]:
+def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | Elsewhere]]:
     """Separate a tree into what JSON holds and the arrays; an array that occurs twice is stored once."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, NDArray[Any] | Elsewhere] = {}
     names: dict[int, str] = {}
 
     def walk(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | Elsewhere):
             if id(value) not in names:
                 names[id(value)] = f"a{len(arrays)}"
-                arrays[names[id(value)]] = np.ascontiguousarray(value).reshape(value.shape)
+                arrays[names[id(value)]] = value
             return {_ARRAY: names[id(value)]}
         if isinstance(value, dict):
             return {str(key): walk(item) for key, item in value.items()}
@@ -43,7 +46,7 @@ def pack(tree: Tree) -> tuple[Any, dict[str, np.ndarray[Any, Any]]]:
     return walk(tree), arrays
 
 
-def unpack(plain: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+def unpack(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """The inverse of ``pack`` (tuples come back as lists, keys as strings)."""
     if isinstance(plain, dict):
         if set(plain) == {_ARRAY}:
@@ -52,26 +55,39 @@ def unpack(plain: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
     return [unpack(item, arrays) for item in plain] if isinstance(plain, list) else plain
 
 
+def owned(tree: Any) -> Any:
+    """A tree whose arrays lie in main memory and may be written to; what was one array stays one."""
+    copies: dict[int, NDArray[Any]] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, np.ndarray | Elsewhere):
+            if id(value) not in copies:
+                copies[id(value)] = value.load() if isinstance(value, Elsewhere) else np.array(value)
+            return copies[id(value)]
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    return walk(tree)
+
+
 def write(run: Path, tree: Tree) -> Path:
     """Add a checkpoint to a run directory and drop all but the newest two."""
     folder = run / "checkpoint"
     folder.mkdir(exist_ok=True)
+    for left_behind in folder.glob(".writing-*"):  # by a process that was killed
+        shutil.rmtree(left_behind, ignore_errors=True)
     taken = _numbers(folder)
     number = taken[-1] + 1 if taken else 1
     temporary = folder / f".writing-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     plain, arrays = pack(tree)
-    parts = {
-        "state.json": json.dumps({"format": FORMAT, "state": plain}).encode(),
-        "arrays.safetensors": save(arrays),
+    parts: dict[str, Iterator[Any]] = {
+        "state.json": iter([json.dumps({"format": FORMAT, "state": plain}).encode()]),
+        "arrays.safetensors": serialised(arrays),
     }
-    parts["checksums.json"] = json.dumps({name: _digest(content) for name, content in parts.items()}).encode()
-    for name, content in parts.items():
-        with (temporary / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    sums = {name: _write(temporary / name, content) for name, content in parts.items()}
+    _write(temporary / "checksums.json", iter([json.dumps(sums).encode()]))
     sync_folder(temporary)
     final = folder / f"{number:06d}"
     temporary.rename(final)
@@ -81,36 +97,72 @@ def write(run: Path, tree: Tree) -> Path:
     return final
 
 
-def read(run: Path) -> tuple[Tree, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+def _write(path: Path, pieces: Iterator[Any]) -> str:
+    """Write a file piece by piece and bring it to the disk; returns its checksum."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+class Found(NamedTuple):
+    """A checkpoint to go on from; newer ones that cannot be used, and why."""
+
+    tree: Tree
+    problems: list[str]
+    useless: list[Path]
+
+    def remove_useless(self) -> None:
+        """Drop what cannot be used, so that it does not push out this one when the next is written."""
+        for path in self.useless:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read(run: Path) -> Found:
+    """The newest checkpoint that is whole and whose logs are there.
+
+    Its arrays are views of the file, to be copied (``owned``) before anything writes to them.
+    """
     folder = run / "checkpoint"
     problems: list[str] = []
+    useless: list[Path] = []
     for number in reversed(_numbers(folder) if folder.is_dir() else []):
         path = folder / f"{number:06d}"
         try:
-            return _read(path), problems
+            tree = _read(path)
+            _check_logs(run, tree["log"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             problems.append(f"checkpoint {path.name} is damaged ({error}) and not used")
+            useless.append(path)
+        else:
+            return Found(tree, problems, useless)
     detail = f" ({'; '.join(problems)})" if problems else ""
     raise RunError(f"{run} has no checkpoint to resume from{detail}; run it again with --config {run / 'config.toml'}")
 
 
 def _read(path: Path) -> Tree:
     sums = json.loads((path / "checksums.json").read_bytes())
-    contents = {}
     for name in ("state.json", "arrays.safetensors"):
-        contents[name] = (path / name).read_bytes()
-        if _digest(contents[name]) != sums[name]:
-            raise ValueError(f"{name} does not match its checksum")
-    document = json.loads(contents["state.json"])
+        with (path / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sums[name]:
+                raise ValueError(f"{name} does not match its checksum")
+    document = json.loads((path / "state.json").read_bytes())
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']} is not known")
-    tree: Tree = unpack(document["state"], load(contents["arrays.safetensors"]))
+    with (path / "arrays.safetensors").open("rb") as file:
+        tree: Tree = unpack(document["state"], views(file))
     return tree
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
+    """A checkpoint is of no use when the logs end before it."""
+    for name in ("events", "metrics"):
+        if (run / f"{name}.jsonl").stat().st_size < log[name]:
+            raise ValueError(f"{name}.jsonl was cut off before it")
 
 
 def _numbers(folder: Path) -> list[int]:

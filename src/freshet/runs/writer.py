@@ -6,11 +6,13 @@ elsewhere and arrive later; such an event keeps its place in line until they are
 
 import hashlib
 import json
+import logging
 import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -23,6 +25,7 @@ from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError
 
 Record = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 class Pending(Protocol):
@@ -141,23 +144,34 @@ class RunWriter:
         return file
 
     def say(self, message: str) -> None:
-        """Tell those who watch."""
+        """Tell those who watch; if nobody does, the log of the process."""
+        if not self.observers:
+            _log.warning(message)
         for observer in self.observers:
             observer.on_message(message)
 
     @staticmethod
     def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
         """Begin a new run directory."""
+        RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if any(directory.iterdir()):
-                raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
             write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
             return RunWriter(directory, observers)
-        except FileExistsError:
-            raise ConfigError("run.out", f"{directory} is a file; choose a folder") from None
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
+
+    @staticmethod
+    def check(directory: Path) -> None:
+        """Raise unless the directory is empty or not there yet."""
+        try:
+            taken = directory.exists() and any(directory.iterdir())
+        except NotADirectoryError:
+            raise ConfigError("run.out", f"{directory} is a file; choose a folder") from None
+        except OSError as error:
+            raise ConfigError("run.out", f"{directory} cannot be read ({error.strerror})") from None
+        if taken:
+            raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
 
     def position(self) -> Record:
         """Where the log ends now, for a checkpoint."""
@@ -174,10 +188,13 @@ class RunWriter:
 
     def drain(self, wait: bool = False) -> None:
         """Write what is complete, in order; with ``wait``, everything."""
-        while self._queue and (wait or self._queue[0][1] is None or self._queue[0][1].done()):
-            record, pending, fill = self._queue.popleft()
+        while self._queue:
+            record, pending, fill = self._queue[0]
             if pending is not None and fill is not None:
-                record |= fill(pending.result())
+                if not (wait or pending.done()):
+                    return
+                record |= fill(pending.result())  # may fail: then the event is still in line
+            self._queue.popleft()
             self._write(record)
 
     def _write(self, record: Record) -> None:
@@ -203,7 +220,8 @@ class RunWriter:
 
     def abandon(self) -> None:
         """Give up on an event whose numbers never arrived, and on those after it: the log stays whole up to there."""
-        self.drain()
+        with suppress(Exception):  # what failed is known already
+            self.drain()
         self.seq -= len(self._queue)
         self._queue.clear()
 

@@ -5,18 +5,23 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from numpy.typing import NDArray
 
+from freshet.compute.base import Future
 from freshet.core.method import Memory
+from freshet.runs.arrays import Elsewhere, contents, serialised, views
+from freshet.runs.checkpoint import owned
+from freshet.training.local import Outcome
 
 #: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
 DEFAULT_LIMIT = 512 * 2**20
+#: Trips that nobody waits for and whose outcome is still to come.
+PENDING = 32
 
 
 class DeviceStore:
@@ -32,7 +37,7 @@ class DeviceStore:
         self.limit_bytes = limit_bytes
         self._folder = folder
         self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
-        self._pending: dict[int, Callable[[], Memory]] = {}
+        self._pending: dict[int, Future[Outcome]] = {}
         self._spilled: set[int] = set()
         self._bytes = 0
         self._trips: dict[int, tuple[int, float]] = {}
@@ -43,7 +48,7 @@ class DeviceStore:
         """What the device remembers now (waits for its last trip if need be). Not to be changed in place."""
         pending = self._pending.pop(device, None)
         if pending is not None:
-            self.put(device, pending())
+            self.put(device, pending.result().memory)
         if device in self._spilled:
             memory = self._load(device)
             self.put(device, memory)
@@ -64,9 +69,16 @@ class DeviceStore:
             self._path(device).unlink(missing_ok=True)
         self._spill()
 
-    def defer(self, device: int, memory: Callable[[], Memory]) -> None:
-        """The device's memory will be this; it is computed when somebody needs it."""
-        self._pending[device] = memory
+    def defer(self, device: int, outcome: Future[Outcome]) -> None:
+        """The device's memory will be what this trip leaves; nobody needs it yet.
+
+        What is there is taken in, and so are the oldest of more than a few: a trip's outcome holds a whole model.
+        """
+        self._pending[device] = outcome
+        for known in [device for device, outcome in self._pending.items() if outcome.done()]:
+            self.get(known)
+        while len(self._pending) > PENDING:
+            self.get(next(iter(self._pending)))
 
     @property
     def bytes_in_memory(self) -> int:
@@ -93,19 +105,20 @@ class DeviceStore:
     # ---- checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Everything, with nothing left under way, as nested dicts of plain values and arrays."""
+        """Everything, with nothing left under way, as nested dicts of plain values and arrays (those on disk stay
+        there until they are written)."""
         for device in sorted(self._pending):
             self.get(device)
-        memories = self._memory | {device: self._load(device) for device in self._spilled}
+        memories = self._memory | {device: self._stored(device) for device in self._spilled}
         return {
             "memory": {str(device): memories[device] for device in sorted(memories)},
             "trips": {str(device): list(trips) for device, trips in sorted(self._trips.items())},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``, into an empty store."""
+        """The inverse of ``state``, into an empty store; arrays are copied, one device after the other."""
         for device, memory in state["memory"].items():
-            self.put(int(device), memory)
+            self.put(int(device), owned(memory))
         self._trips = {int(device): (int(count), float(total)) for device, (count, total) in state["trips"].items()}
 
     # ---- files
@@ -125,16 +138,35 @@ class DeviceStore:
                 return
 
     def _save(self, device: int, memory: Memory) -> None:
-        arrays = {name: np.asarray(v, order="C") for name, v in memory.items() if isinstance(v, np.ndarray)}
+        arrays = {name: value for name, value in memory.items() if isinstance(value, np.ndarray)}
         rest = {name: value for name, value in memory.items() if name not in arrays}
-        header = {"order": json.dumps(list(memory)), "rest": json.dumps(rest, default=lambda scalar: scalar.item())}
-        save_file(arrays, self._path(device), metadata=header)
+        notes = {"order": json.dumps(list(memory)), "rest": json.dumps(rest, default=lambda scalar: scalar.item())}
+        with self._path(device).open("wb") as file:
+            file.writelines(serialised(arrays, notes))
 
     def _load(self, device: int) -> Memory:
-        with safe_open(self._path(device), framework="numpy") as file:
-            header = file.metadata()
-            rest = json.loads(header["rest"])
-            return {name: rest[name] if name in rest else file.get_tensor(name) for name in json.loads(header["order"])}
+        with self._path(device).open("rb") as file:
+            found = views(file)
+            return self._filled(file, {name: np.array(view) for name, view in found.items()})
+
+    def _stored(self, device: int) -> Memory:
+        """A spilled memory whose arrays stay on disk."""
+        with self._path(device).open("rb") as file:
+            kinds, _ = contents(file)
+
+            def load(name: str) -> Callable[[], NDArray[Any]]:
+                return lambda: self._load(device)[name]
+
+            return self._filled(
+                file, {name: Elsewhere(shape, kind, load(name)) for name, (kind, shape) in kinds.items()}
+            )
+
+    @staticmethod
+    def _filled(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:
+        """Arrays and all else of a spilled memory, in the order in which they were."""
+        _, notes = contents(file)
+        rest = json.loads(notes["rest"])
+        return {name: rest[name] if name in rest else arrays[name] for name in json.loads(notes["order"])}
 
     def _path(self, device: int) -> Path:
         if self._folder is None:

@@ -309,7 +309,7 @@ class Simulation:
         if future is None:
             return
         if self.rule.remembers and (finished or journey.merged):
-            self.devices.defer(journey.trip.device, lambda: future.result().memory)
+            self.devices.defer(journey.trip.device, future)
         elif not journey.merged:
             future.cancel()
 

@@ -10,6 +10,7 @@ from freshet.core.messages import Assignment, Fresh
 from freshet.core.server import Flight, Server
 from freshet.core.trip import DeviceTrip, Phase, Slot
 from freshet.core.versions import VersionStore
+from freshet.runs.checkpoint import owned
 from freshet.sim.driver import Counts, Journey, Simulation
 from freshet.sim.heap import Entry, EventHeap, Rank
 
@@ -34,8 +35,8 @@ def capture(simulation: Simulation) -> Tree:
 
 def reinstate(simulation: Simulation, tree: Tree, until: float) -> None:
     """Put a fresh simulation into a captured state and hand out the training that was under way."""
-    _restore_server(simulation.server, tree["server"])
-    simulation.server.method.restore(tree["method"])
+    _restore_server(simulation.server, owned(tree["server"]))
+    simulation.server.method.restore(owned(tree["method"]))
     simulation.devices.restore(tree["devices"])
     simulation.heap = EventHeap([Entry(*entry) for entry in tree["heap"]], tree["now"])
     simulation.triggers = {entry.time for entry in simulation.heap.entries() if entry.rank == Rank.TRIGGER}

@@ -1,0 +1,86 @@
+"""A run that fails, wherever it does, ends with its log whole, its summary written and nothing left running."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from freshet import Federation
+from freshet.errors import ConfigError, RunError
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+
+
+class Fragile(nn.Module):
+    """Fails in training once its weights have moved: some trips of the run succeed, later ones do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.layer.weight.detach().abs().max() > 0.05:
+            raise RuntimeError("too heavy")
+        return self.layer(x.flatten(1))
+
+
+def fragile(executor: str, **training: object) -> Federation:
+    return Federation(
+        method="fedasmu",
+        model=Fragile,
+        data={"train_samples": 240, "test_samples": 120},
+        fleet={"devices": 8, "fastest": 3.0, "ratio": 4.0},
+        training={"epochs": 2, "lr": 0.02} | training,
+        run={"per_round": 3, "period": 4.0, "in_flight": 6, "executor": executor, "workers": 2},
+    )
+
+
+def children() -> set[str]:
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_left_running(executor, tmp_path):
+    before, threads = children(), threading.active_count()
+    with pytest.raises((RunError, RuntimeError), match="too heavy"):
+        fragile(executor).run(200, out=tmp_path / "run")
+    assert children() == before and threading.active_count() == threads
+    run = Run(tmp_path / "run")
+    assert run.summary()["status"] == "failed"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert len(lines) > 10, "it failed in the middle"
+    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+    assert audit(run).problem is None
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_device_that_is_not_there_is_one_sentence_and_nothing_left_running(executor, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    before = children()
+    with pytest.raises(ConfigError, match=r"training\.device"):
+        fragile(executor, device="cuda").run(20, out=tmp_path / "run")
+    assert children() == before
+
+
+def test_an_executor_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"run\.executor"):
+        fragile("ray").run(20, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_path_with_something_else_than_strings_is_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.path", [tmp_path, *os.sys.path])  # type: ignore[attr-defined]
+    assert fragile("processes").run(1, out=tmp_path / "run").summary["status"] == "finished"
+
+
+def test_an_address_without_ray_is_refused():
+    with pytest.raises(ConfigError, match=r"run\.address"):
+        Federation(method="fedavg", run={"executor": "serial", "address": "127.0.0.1:6379"})
