@@ -1,7 +1,9 @@
 """One FedASMU aggregation with control adaptation on ten million parameters against its least memory traffic.
 
 Least traffic: one lerp into a vector that is already there and one dot product, by PyTorch, on float32 vectors of the
-same size, one thread. What Freshet makes is a new vector, since the old version may still be held.
+same size, one thread. What Freshet makes is a new vector, since the old version may still be held. Two uploads: a fresh
+one (trained from the current version), and a stale one that merged a fresh model on its way, so that four different
+models are read. The gate's check that every number is finite, before any rule sees the upload, is printed beside it.
 
     python benchmarks/aggregation.py [--parameters N]
 """
@@ -9,6 +11,7 @@ same size, one thread. What Freshet makes is a new vector, since the old version
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,6 +23,54 @@ from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 
+MERGED = {"beta": 0.2, "slot": 1, "reward": 0.1}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of the rule, of the gate and of the least traffic, taking turns."""
+    rng = np.random.default_rng(0)
+    world = World(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
+    method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), world)
+    server = Server(method, world, rng.standard_normal(size, dtype=np.float32), 0.1, 1.0)
+    models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
+    a, b, out = torch.from_numpy(models[0]), torch.from_numpy(models[1]), torch.zeros(size)
+
+    def other_device() -> None:
+        server.trigger([1])
+        server.upload(Upload(1, server.flights[1].trip, server.flights[1].base, models[1], 5))
+
+    def least() -> None:
+        torch.lerp(a, b, 0.3, out=out)
+        torch.dot(a, b)
+
+    rules, gates, leasts = [], [], []
+    for number in range(repeat + 1):
+        server.trigger([0])
+        flight = server.flights[0]
+        if stale:
+            other_device()
+            server.request(0, flight.trip)
+            other_device()
+        upload = Upload(0, flight.trip, flight.base, models[number % 2], 5, MERGED if stale else {})
+        gate = seconds(lambda: server._gate(upload, flight))  # noqa: B023
+        started = time.perf_counter()
+        verdict = method.receive(server, upload, flight)
+        rule = time.perf_counter() - started
+        server._apply(verdict, 0, flight.trip)
+        server._land(0)
+        del verdict
+        if number:  # the first has nothing to adapt
+            rules.append(rule)
+            gates.append(gate)
+            leasts.append(seconds(least))
+    return rules, gates, leasts
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -28,37 +79,17 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    size, rng = arguments.parameters, np.random.default_rng(0)
-    layout = Layout.build([("w", (size,), "learnable")])
-    world = World(4, np.ones(4, np.int64), 1, 4, layout, 0)
-    uploads = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
-    a, b = (torch.from_numpy(u) for u in uploads)
-    out = torch.zeros(size)
     for apply in ("mix", "progress"):
-        method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), world)
-        server = Server(method, world, rng.standard_normal(size, dtype=np.float32), 0.1, 1.0)
-        ratios, ours, least = [], [], []
-        for number in range(arguments.repeat + 1):
-            server.trigger([0])
-            flight = server.flights[0]
-            upload = Upload(0, flight.trip, flight.base, uploads[number % 2], 5)
-            started = time.perf_counter()
-            verdict = method.receive(server, upload, flight)
-            middle = time.perf_counter()
-            torch.lerp(a, b, 0.3, out=out)
-            torch.dot(a, b)
-            ended = time.perf_counter()
-            server._apply(verdict, 0, flight.trip)
-            server._land(0)
-            if number:  # the first has nothing to adapt
-                ours.append(middle - started)
-                least.append(ended - middle)
-                ratios.append(ours[-1] / least[-1])
-        print(
-            f"aggregation ({apply}): {1e3 * statistics.median(ours):.1f} ms, lerp + dot "
-            f"{1e3 * statistics.median(least):.1f} ms, ratio {statistics.median(ratios):.2f}",
-            flush=True,
-        )
+        for stale in (False, True):
+            rules, gates, leasts = measure(apply, stale, arguments.parameters, arguments.repeat)
+            ratio = statistics.median(rule / least for rule, least in zip(rules, leasts, strict=True))
+            rule, gate, least = (1e3 * statistics.median(times) for times in (rules, gates, leasts))
+            kind = "stale, merged" if stale else "fresh"
+            print(
+                f"aggregation ({apply}, {kind}): {rule:.1f} ms, lerp + dot {least:.1f} ms, ratio {ratio:.2f} "
+                f"(gate: {gate:.1f} ms more)",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.methods import find, options_for
+from freshet.runs import checkpoint
 
 SHAPE, SAMPLES, PARAMETERS = (3, 32, 32), 50_000, 62_006
 
@@ -104,8 +105,12 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
         server.trigger([device])
         server.upload(Upload(device, 1, server.flights[device].base, model, 1))
     taken = time.perf_counter() - started
+    now = proportional() - before
+    with Peak() as peak, tempfile.TemporaryDirectory() as folder:
+        checkpoint.write(Path(folder), {"method": method.state()})
     print(
-        f"{devices:,} devices, control_memory {kind}: {(proportional() - before) / 2**30:.2f} GiB in {taken:.0f} s",
+        f"{devices:,} devices, control_memory {kind}: {now / 2**30:.2f} GiB after {taken:.0f} s, "
+        f"{(max(peak.bytes, proportional()) - before) / 2**30:.2f} GiB while a checkpoint is written",
         flush=True,
     )
 

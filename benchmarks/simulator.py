@@ -102,7 +102,7 @@ def textbook_trips(trips: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trips", type=int, default=60)
+    parser.add_argument("--trips", type=int, default=200)
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedasmu"])
     parser.add_argument("--child", type=int)
     arguments = parser.parse_args()

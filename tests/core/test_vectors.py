@@ -1,7 +1,6 @@
 """Server arithmetic: float64 inside, one rounding to float32 at the end (baselines C3)."""
 
 import math
-from pickle import UnpicklingError
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from freshet.core import kernels
 from freshet.core.kernels import LANES
 from freshet.core.vectors import (
     BLOCK,
@@ -206,21 +204,3 @@ def test_one_bad_entry_anywhere_is_found(bad, place):
 def test_vectors_of_different_lengths_are_refused(operation):
     with pytest.raises(ValueError, match="of one length"):
         operation(long_vector(1, 40), long_vector(2, 3))
-
-
-@pytest.mark.parametrize("problem", [RuntimeError("no locator"), EOFError(), OSError("disk full"), UnpicklingError()])
-def test_a_cache_that_does_not_work_is_done_without(problem, monkeypatch):
-    def njit(signature, cache=False, **_):
-        def compiled(loop):
-            if cache:
-                raise problem
-            return loop
-
-        return compiled
-
-    monkeypatch.setattr(kernels, "njit", njit)
-
-    def loop(x: float) -> float:
-        return x
-
-    assert kernels._compiled("f8(f8)")(loop) is loop

@@ -4,19 +4,17 @@ A sum runs in ``LANES`` partial sums, entry i in lane i mod LANES, which are add
 the same on every processor and with any number of threads, and the compiler can still do several lanes at once.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
+
+from freshet.core.compiling import compiled, inlined
 
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
 LANES = 16
 OF_ONE_LENGTH = "vectors must be of one length"
 
-_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 _real = types.float64
 _in = types.Array(types.float32, 1, "C", readonly=True)
 _out = types.Array(types.float32, 1, "C")
@@ -24,25 +22,7 @@ _wide = types.Array(types.float64, 1, "C")
 _pair = types.UniTuple(_real, 2)  # type: ignore[no-untyped-call]
 
 
-def _compiled(signature: Any) -> Callable[[_Loop], _Loop]:
-    """Compile a loop when this module is loaded, and keep the machine code on disk where that is possible."""
-
-    def compile_(loop: _Loop) -> _Loop:
-        try:
-            compiled: _Loop = njit(signature, nogil=True, cache=True)(loop)
-        except Exception:  # no folder that can be written, a full disk, a damaged file in the cache
-            compiled = njit(signature, nogil=True)(loop)
-        return compiled
-
-    return compile_
-
-
-def _inlined(entry: _Loop) -> _Loop:
-    compiled: _Loop = njit(entry)
-    return compiled
-
-
-@_compiled(_real(_in, _in))
+@compiled(_real(_in, _in))
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
     if a.size != b.size:
@@ -56,12 +36,12 @@ def dot(a: Vector, b: Vector) -> float:
     return float(sums.sum())
 
 
-@_inlined
+@inlined
 def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Vector) -> None:
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * np.float64(h[i])
 
 
-@_compiled(_real(_in, _in, _in))
+@compiled(_real(_in, _in, _in))
 def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     """``<a - b, h>``."""
     if not a.size == b.size == h.size:
@@ -75,12 +55,12 @@ def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     return float(sums.sum())
 
 
-@_inlined
+@inlined
 def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: Vector, d: Vector) -> None:
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * (np.float64(c[i]) - np.float64(d[i]))
 
 
-@_compiled(_real(_in, _in, _in, _in))
+@compiled(_real(_in, _in, _in, _in))
 def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """``<a - b, c - d>``."""
     if not a.size == b.size == c.size == d.size:
@@ -94,7 +74,7 @@ def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     return float(sums.sum())
 
 
-@_compiled(types.boolean(_in))
+@compiled(types.boolean(_in))
 def is_finite(a: Vector) -> bool:
     """No entry is NaN or infinite: 0 times each of them is 0."""
     sums, whole = np.zeros(LANES, np.float32), a.size - a.size % LANES
@@ -106,7 +86,7 @@ def is_finite(a: Vector) -> bool:
     return bool(sums.sum() == 0.0)
 
 
-@_compiled(types.void(_out, _in, _in, _real))
+@compiled(types.void(_out, _in, _in, _real))
 def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
     """``out <- (1 - alpha) w + alpha u``."""
     if not out.size == w.size == u.size:
@@ -115,7 +95,7 @@ def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
 
 
-@_compiled(types.void(_wide, _in, _real))
+@compiled(types.void(_wide, _in, _real))
 def scale(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- factor vector``."""
     if total.size != vector.size:
@@ -124,7 +104,7 @@ def scale(total: Sums, vector: Vector, factor: float) -> None:
         total[i] = factor * vector[i]
 
 
-@_compiled(types.void(_wide, _in, _real))
+@compiled(types.void(_wide, _in, _real))
 def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- total + factor vector``."""
     if total.size != vector.size:
@@ -133,7 +113,7 @@ def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
         total[i] += factor * vector[i]
 
 
-@_inlined
+@inlined
 def _step_entry(
     i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float
 ) -> None:
@@ -143,7 +123,7 @@ def _step_entry(
     step[i] = entry
 
 
-@_compiled(_real(_out, _in, _in, _in, _in, _real))
+@compiled(_real(_out, _in, _in, _in, _in, _real))
 def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
     """``step <- (u - start) - beta (fresh - base)``; returns ``|step|^2``."""
     if not step.size == u.size == start.size == fresh.size == base.size:
@@ -157,7 +137,7 @@ def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vect
     return float(squares.sum())
 
 
-@_inlined
+@inlined
 def _measure_entry(
     i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: float
 ) -> None:
@@ -165,7 +145,7 @@ def _measure_entry(
     sums[lane] += ((np.float64(u[i]) - o) - beta * (np.float64(fresh[i]) - o)) * np.float64(step[i])
 
 
-@_compiled(_pair(_out, _in, _in, _in, _in, _real, _real))
+@compiled(_pair(_out, _in, _in, _in, _in, _real, _real))
 def replace_step(
     step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
 ) -> tuple[float, float]:
@@ -183,7 +163,7 @@ def replace_step(
     return float(sums.sum()), float(squares.sum())
 
 
-@_compiled(types.void(_out, _in, _in, _real))
+@compiled(types.void(_out, _in, _in, _real))
 def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
     """``out <- w + alpha step``."""
     if not out.size == w.size == step.size:

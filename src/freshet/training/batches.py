@@ -60,9 +60,9 @@ class Samples:
         return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples in order, in batches."""
+        """All samples in order, in batches (copies: a model may write to its input)."""
         for start in range(0, len(self.y), size):
-            yield self._prepare(self.x[start : start + size]), self.y[start : start + size]
+            yield self._prepare(self.x[start : start + size].clone()), self.y[start : start + size]
 
 
 def arranged(dataset: DataSet) -> DataSet:

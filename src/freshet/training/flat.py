@@ -58,6 +58,8 @@ class FlatModel:
         self.parameters: list[Tensor] = []
         self.gradient_parts: list[Tensor] = []
         self._counters: list[tuple[slice, Tensor]] = []
+        known = {entry.name for entry in self.layout.entries}
+        self._hidden = [(buffer, buffer.clone()) for name, buffer in buffers.items() if name not in known]
         for entry in self.layout.entries:
             place = view(self.weights, entry)
             if entry.kind == "learnable":
@@ -95,6 +97,11 @@ class FlatModel:
         self.weights.copy_(torch.from_numpy(weights))
         for span, counter in self._counters:
             counter.copy_(self.weights[span].view(counter.shape))
+
+    def reset_hidden(self) -> None:
+        """Put buffers that are not part of the model's state back to what they were: no trip leaves a trace there."""
+        for buffer, initial in self._hidden:
+            buffer.data.copy_(initial)
 
     def dump(self) -> Vector:
         """A copy of the weights as they are now."""

@@ -19,9 +19,9 @@ from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
-from freshet.training.flat import Factory, FlatModel, build_quietly, view
+from freshet.training.flat import Factory, FlatModel, view
 from freshet.training.options import TrainingOptions
-from freshet.training.rewrite import pool_before_relu
+from freshet.training.rewrite import faster
 
 
 class Work(NamedTuple):
@@ -174,7 +174,7 @@ class Trainer:
 
     def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
         device = chosen_device(options.device)
-        self.flat = FlatModel(pool_before_relu(build_quietly(factory)), device)
+        self.flat = FlatModel(faster(_initial(factory, seed)), device)
         self.data, self.options, self.seed = data.to(device), options, seed
 
     def train(self, work: Work) -> Outcome:
@@ -182,6 +182,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.seed, "torch", work.trip.device, work.trip.trip))
             work.rule.check(self.flat.module)
+            self.flat.reset_hidden()
             self.flat.module.train()
             local = LocalTraining(self.flat, self.data, self.options, self.seed, work)
             work.rule.begin(local)
@@ -200,9 +201,11 @@ class Trainer:
     def evaluate(self, weights: Vector) -> Score:
         """Accuracy and mean loss on the test samples."""
         self.flat.load(weights)
+        self.flat.reset_hidden()
         self.flat.module.eval()
         right, total = 0, 0.0
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
             for x, y in self.data.test.chunks(500):
                 logits = self.flat.module(x)
                 right += int((logits.argmax(1) == y).sum())
@@ -223,6 +226,11 @@ def chosen_device(wish: str) -> str:
 
 def initial_weights(factory: Factory, seed: int) -> Vector:
     """The first global model: the factory's own initialisation under a keyed seed."""
+    return FlatModel(_initial(factory, seed)).dump()
+
+
+def _initial(factory: Factory, seed: int) -> nn.Module:
+    """A module with the same numbers in every process, those outside its saved state included."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "model"))
-        return FlatModel(factory()).dump()
+        return factory()

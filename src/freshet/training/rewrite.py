@@ -1,21 +1,48 @@
 """Rewriting a network into an equal one that trains faster."""
 
+from typing import TypeGuard
+
 from torch import nn
 
+from freshet.training.layers import FusedPool, PairedConv
 
-def pool_before_relu(module: nn.Module) -> nn.Module:
-    """Swap ReLU and max pooling where one directly follows the other in an ``nn.Sequential``.
 
-    ``max(relu(x)) = relu(max(x))``, bit for bit and in the gradient too, and pooling first leaves a quarter of the
-    entries for the ReLU. Neither has parameters, so names and weights stay as they are. Layers with hooks are left.
+def faster(module: nn.Module) -> nn.Module:
+    """Put ``layers`` in the place of torch's own where they can stand for them.
+
+    Names, parameters and their order stay as they are. Subclasses and pools with hooks are left alone.
     """
     for parent in module.modules():
         if isinstance(parent, nn.Sequential):
-            for index in range(len(parent) - 1):
-                first, second = parent[index], parent[index + 1]
-                if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not (_hooked(first) or _hooked(second)):
-                    parent[index], parent[index + 1] = second, nn.ReLU()
+            _fuse_relus(parent)
+    for parent in module.modules():
+        for name, layer in parent._modules.items():
+            if _is_pool(layer):
+                parent._modules[name] = FusedPool(layer, rectify=False)
+            elif type(layer) is nn.Conv2d and PairedConv.covers(layer):
+                layer.__class__ = PairedConv  # with its parameters and hooks, wherever else it is used
     return module
+
+
+def _fuse_relus(layers: nn.Sequential) -> None:
+    """Let a max pool do the ReLU directly before or after it; an identity keeps the ReLU's place.
+
+    ``max(relu(x)) = relu(max(x))``, bit for bit and in the gradient too, and there are fewer maxima than entries.
+    """
+    for index in range(len(layers) - 1):
+        first, second = layers[index], layers[index + 1]
+        if _is_pool(first) and _is_relu(second):
+            layers[index], layers[index + 1] = FusedPool(first, rectify=True), nn.Identity()
+        elif _is_relu(first) and _is_pool(second):
+            layers[index], layers[index + 1] = nn.Identity(), FusedPool(second, rectify=True)
+
+
+def _is_pool(layer: nn.Module | None) -> TypeGuard[nn.MaxPool2d]:
+    return type(layer) is nn.MaxPool2d and FusedPool.covers(layer) and not _hooked(layer)
+
+
+def _is_relu(layer: nn.Module) -> bool:
+    return type(layer) is nn.ReLU and not _hooked(layer)
 
 
 def _hooked(layer: nn.Module) -> bool:

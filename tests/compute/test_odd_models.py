@@ -1,0 +1,64 @@
+"""Models that do unusual things still give the same bits on every executor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freshet import Federation
+
+
+class WritesToItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mul_(1.5))
+
+
+class DrawsRandomNumbers(WritesToItsInput):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x + 0.1 * torch.randn_like(x))
+
+
+class RemembersWhatIsNotSaved(WritesToItsInput):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.randn(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.layer(x - self.mean)
+
+
+MODELS = [WritesToItsInput, DrawsRandomNumbers, RemembersWhatIsNotSaved]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_serial_and_two_processes_agree_and_the_users_data_stay_as_they_are(model, pool, tmp_path):
+    rng = np.random.default_rng(0)
+    train = rng.normal(size=(400, 8)).astype(np.float32), rng.integers(0, 3, 400)
+    test = rng.normal(size=(100, 8)).astype(np.float32), rng.integers(0, 3, 100)
+    before = train[0].copy(), test[0].copy()
+    traces = []
+    for name, workers in (("serial", None), ("processes", pool)):
+        federation = Federation(
+            model,
+            train,
+            test,
+            devices=10,
+            method="fedavg",
+            fleet={"fastest": 3.0, "ratio": 4.0},
+            run={"executor": "serial", "per_round": 4, "eval_every": 5.0},
+        )
+        result = federation.run(60, out=tmp_path / name, pool=workers)
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        traces.append(([row["loss"] for row in rows], result.summary["weights_sha256"]))
+    assert traces[0] == traces[1]
+    assert len(set(traces[0][0])) > 3, "the model is trained and tested"
+    np.testing.assert_array_equal(train[0], before[0])
+    np.testing.assert_array_equal(test[0], before[1])
