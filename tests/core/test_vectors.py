@@ -129,12 +129,13 @@ def test_inner_products_of_differences_are_those_of_float64():
 
 
 @pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
-def test_a_step_is_the_formula_rounded_once(size):
+def test_a_step_is_the_formula_in_float32_and_its_length_in_float64(size):
     u, start, fresh, base = (long_vector(seed, size) for seed in (1, 2, 3, 4))
     step = np.empty_like(u)
     length = write_step(step, u, start, fresh, base, 0.3)
+    np.testing.assert_array_equal(step, (u - start) - np.float32(0.3) * (fresh - base))
     exact = (u.astype(np.float64) - start) - 0.3 * (fresh.astype(np.float64) - base)
-    np.testing.assert_array_equal(step, exact.astype(np.float32))
+    np.testing.assert_allclose(step, exact, rtol=1e-5, atol=1e-6)
     assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
 
 
@@ -143,8 +144,10 @@ def test_replacing_a_step_measures_along_the_old_one_and_writes_the_new_one(size
     u, start, fresh, base, old = (long_vector(seed, size) for seed in (1, 2, 3, 4, 5))
     step, expected = old.copy(), np.empty_like(old)
     product, length = replace_step(step, u, start, fresh, base, 0.3, 0.7)
-    measured = (u.astype(np.float64) - base) - 0.7 * (fresh.astype(np.float64) - base)
+    measured = ((u - base) - np.float32(0.7) * (fresh - base)).astype(np.float64)
     assert product == pytest.approx(np.dot(measured, old), rel=1e-12)
+    exact = (u.astype(np.float64) - base) - 0.7 * (fresh.astype(np.float64) - base)
+    assert product == pytest.approx(np.dot(exact, old), abs=1e-7 * np.linalg.norm(exact) * np.linalg.norm(old))
     assert length == write_step(expected, u, start, fresh, base, 0.3)
     np.testing.assert_array_equal(step, expected)
 

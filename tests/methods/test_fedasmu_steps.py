@@ -23,7 +23,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
         memory = StepMemory(kind, LENGTH, 10**9, seed=0)
         memory.remember(4, a.copy())
         product, step, length = memory.exchange(4, Trained(b, c, c), c, 0.0, 0.0)
-        assert product == pytest.approx(np.dot(b.astype(np.float64) - c, a), rel=1e-12)
+        assert product == pytest.approx(np.dot((b - c).astype(np.float64), a), rel=1e-12)
         np.testing.assert_array_equal(step, b - c)
         assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
 
@@ -42,7 +42,7 @@ def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved
     memory, sketch = StepMemory("sketch", LENGTH, 0, seed=0), CountSketch(LENGTH, 0)
     memory.remember(4, last)
     product, step, _ = memory.exchange(4, Trained(u, base, fresh), start, 0.0, 0.5)
-    measured = ((u.astype(np.float64) - base) - 0.5 * (fresh.astype(np.float64) - base)).astype(np.float32)
+    measured = (u - base) - np.float32(0.5) * (fresh - base)
     assert product == pytest.approx(np.dot(sketch(measured).astype(np.float64), sketch(last)), rel=1e-12)
     np.testing.assert_array_equal(step, u - start)
 

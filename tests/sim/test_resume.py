@@ -85,13 +85,13 @@ def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
-def test_ten_kills_at_random_moments_change_nothing(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "executor"), [("fedasmu", "serial"), ("fedavg", "processes")])
+def test_ten_kills_at_random_moments_change_nothing(method: str, executor: str, tmp_path: Path) -> None:
     until, every = 3000.0, 20.0
     whole = federation(method, until, every).run(out=tmp_path / "whole")
     config, directory = whole.directory / "config.toml", tmp_path / "cut"
     rng, kills = random.Random(1), 0
-    command = ["run", "--config", str(config), "--out", str(directory), "--quiet"]
+    command = ["run", "--config", str(config), "--out", str(directory), "--quiet", "--executor", executor, "-w", "2"]
     while kills < 10:
         process = subprocess.Popen(
             [sys.executable, "-m", "freshet", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""The loops under ``vectors``, compiled: one pass over the models, float64 inside, one rounding at the end.
+"""The loops under ``vectors``, compiled: one pass over the models, sums and mixtures in float64.
 
 A sum runs in ``LANES`` partial sums, entry i in lane i mod LANES, which are added in order at the end. So its bits are
 the same on every processor and with any number of threads, and the compiler can still do several lanes at once.
@@ -12,6 +12,7 @@ from freshet.core.compiling import compiled, inlined
 
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
+Single = np.float32
 LANES = 16
 OF_ONE_LENGTH = "vectors must be of one length"
 
@@ -115,34 +116,32 @@ def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
 
 @inlined
 def _step_entry(
-    i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float
+    i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: Single
 ) -> None:
-    merged = np.float64(fresh[i]) - np.float64(base[i])
-    entry = np.float32((np.float64(u[i]) - np.float64(start[i])) - beta * merged)
+    entry = (u[i] - start[i]) - beta * (fresh[i] - base[i])
     squares[lane] += np.float64(entry) * np.float64(entry)
     step[i] = entry
 
 
 @compiled(_real(_out, _in, _in, _in, _in, _real))
 def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
-    """``step <- (u - start) - beta (fresh - base)``; returns ``|step|^2``."""
+    """``step <- (u - start) - beta (fresh - base)`` in float32 (exact for close models); returns ``|step|^2``."""
     if not step.size == u.size == start.size == fresh.size == base.size:
         raise ValueError(OF_ONE_LENGTH)
-    squares, whole = np.zeros(LANES), u.size - u.size % LANES
+    squares, whole, part = np.zeros(LANES), u.size - u.size % LANES, np.float32(beta)
     for i in range(0, whole, LANES):
         for lane in range(LANES):
-            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, beta)
+            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, part)
     for i in range(whole, u.size):
-        _step_entry(i, i - whole, squares, step, u, start, fresh, base, beta)
+        _step_entry(i, i - whole, squares, step, u, start, fresh, base, part)
     return float(squares.sum())
 
 
 @inlined
 def _measure_entry(
-    i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: float
+    i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: Single
 ) -> None:
-    o = np.float64(base[i])
-    sums[lane] += ((np.float64(u[i]) - o) - beta * (np.float64(fresh[i]) - o)) * np.float64(step[i])
+    sums[lane] += np.float64((u[i] - base[i]) - beta * (fresh[i] - base[i])) * np.float64(step[i])
 
 
 @compiled(_pair(_out, _in, _in, _in, _in, _real, _real))
@@ -153,13 +152,14 @@ def replace_step(
     if not step.size == u.size == start.size == fresh.size == base.size:
         raise ValueError(OF_ONE_LENGTH)
     sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
+    part, measured = np.float32(beta), np.float32(beta_measured)
     for i in range(0, whole, LANES):
         for lane in range(LANES):
-            _measure_entry(i + lane, lane, sums, step, u, fresh, base, beta_measured)
-            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, beta)
+            _measure_entry(i + lane, lane, sums, step, u, fresh, base, measured)
+            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, part)
     for i in range(whole, u.size):
-        _measure_entry(i, i - whole, sums, step, u, fresh, base, beta_measured)
-        _step_entry(i, i - whole, squares, step, u, start, fresh, base, beta)
+        _measure_entry(i, i - whole, sums, step, u, fresh, base, measured)
+        _step_entry(i, i - whole, squares, step, u, start, fresh, base, part)
     return float(sums.sum()), float(squares.sum())
 
 

@@ -1,4 +1,5 @@
-"""Arithmetic on flat float32 vectors: every formula in float64, one rounding at the end.
+"""Arithmetic on flat float32 vectors: every formula in float64, one rounding at the end (FedASMU's steps, which are
+differences of close models, in float32; their products and lengths in float64).
 
 The loops are compiled (``kernels``): each is one pass over its operands and its bits depend on nothing but them.
 They are loaded when the first vector is touched, since that takes a moment.
