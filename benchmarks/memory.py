@@ -15,6 +15,7 @@ import numpy as np
 from common import factory_of, synthetic
 
 from freshet import Federation
+from freshet.compute.memory import keep_freed_memory
 from freshet.compute.processes import WorkerPool
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
@@ -100,6 +101,7 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
     world = World(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
     method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), world)
     server = Server(method, world, np.zeros(PARAMETERS, np.float32), 0.1, 1.0)
+    keep_freed_memory()  # also gives back what the first part has left
     before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()
     for device in range(devices):
         server.trigger([device])

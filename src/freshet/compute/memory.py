@@ -12,10 +12,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks; elsewhere nothing happens."""
+    """Ask glibc to keep freed blocks from now on, and to give back what was freed before; elsewhere nothing happens."""
     if not sys.platform.startswith("linux"):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        mallopt(_M_MMAP_MAX, 0)  # large blocks, too, come from the heap
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)  # what was needed to load and deal the data is not needed again
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_MMAP_MAX, 0)  # large blocks, too, come from the heap
