@@ -176,7 +176,7 @@ class Server:
             events = [{"kind": "rejected", "device": upload.device, "reason": problem, "trip": upload.trip}]
             self._land(upload.device)
             events += self._forget(upload.device)
-        return events + self._after_landing()
+        return events + self._after_landing() if self.synchronous else events
 
     def discard_unseen(self, device: int, trip: int) -> list[Event] | None:
         """Discard an upload by its staleness alone, before anybody looks inside; None when it has to be looked at."""
@@ -194,8 +194,6 @@ class Server:
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
-        if not self.urgent:
-            return []
         urgent, self.urgent = self.urgent, []
         return [device for device in urgent if device in self.flights]
 

@@ -46,16 +46,17 @@ class DeviceStore:
 
     def get(self, device: int) -> Memory:
         """What the device remembers now (waits for its last trip if need be). Not to be changed in place."""
-        pending = self._pending.pop(device, None)
-        if pending is not None:
-            self.put(device, pending.result().memory)
-        if device in self._spilled:
-            memory = self._load(device)
-            self.put(device, memory)
-            return memory
-        if device in self._memory:
+        if device in self._pending:
+            self.put(device, self._pending.pop(device).result().memory)
+        memory = self._memory.get(device)
+        if memory is not None:
             self._memory.move_to_end(device)
-        return self._memory.get(device, {})
+            return memory
+        if device not in self._spilled:
+            return {}
+        memory = self._load(device)
+        self.put(device, memory)
+        return memory
 
     def put(self, device: int, memory: Memory) -> None:
         """The device's memory after a trip."""

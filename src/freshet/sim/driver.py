@@ -10,6 +10,7 @@ as soon as its inputs are known, and its result is awaited only when the upload 
 """
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -177,7 +178,7 @@ class Simulation:
             asked = start + trip.epochs_to_slot * self._epoch(device)
             self.heap.push(Entry(asked + self.fleet.up(device, CONTROL_BYTES), Rank.REQUEST, device, number))
         leaves = self.fleet.leaves(device, now)
-        if leaves < float("inf"):
+        if leaves < math.inf:
             self.heap.push(Entry(leaves, Rank.LOST, device, number))
 
     def _epoch(self, device: int) -> float:
@@ -186,10 +187,11 @@ class Simulation:
     def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
         trip = journey.trip
-        arrival = resume + epochs * self._epoch(trip.device) + self.fleet.up(trip.device, self.model_bytes)
+        device, number = trip.device, trip.trip
+        arrival = resume + epochs * self._epoch(device) + self.fleet.up(device, self.model_bytes)
         self.hand_out(journey, arrival)
-        rank = Rank.LOST if self.fleet.is_lost(trip.device, trip.trip) else Rank.UPLOAD
-        self.heap.push(Entry(arrival, rank, trip.device, trip.trip))
+        rank = Rank.LOST if self.fleet.is_lost(device, number) else Rank.UPLOAD
+        self.heap.push(Entry(arrival, rank, device, number))
 
     def hand_out(self, journey: Journey, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
@@ -315,9 +317,11 @@ class Simulation:
 
     def _log(self, time: float, events: list[Event]) -> None:
         """Write what the server decided, and act on it."""
-        self._write(time, events)
-        for device in self.server.take_urgent():
-            self._hurry(time, device)
+        if events:
+            self._write(time, events)
+        if self.server.urgent:
+            for device in self.server.take_urgent():
+                self._hurry(time, device)
         if self.trigger.on_arrival and self.trigger.wanted(self.server):
             self._trigger_at(time)
 

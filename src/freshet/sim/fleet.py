@@ -1,5 +1,6 @@
 """The fleet: how fast each device trains, what its links carry, when it is there, how often an upload is lost."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +103,7 @@ class Fleet:
     def leaves(self, device: int, time: float) -> float:
         """When a device that is reachable now goes away."""
         if self.on_seconds == 0:
-            return float("inf")
+            return math.inf
         _, switches = self._until(device, time)
         return switches[bisect_right(switches, time)]
 
