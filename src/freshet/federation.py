@@ -33,7 +33,7 @@ from freshet.runs.writer import Observer, RunWriter
 from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
-from freshet.sim.snapshot import Tree, reinstate
+from freshet.sim.snapshot import Tree, check, reinstate
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.local import initial_weights
@@ -162,6 +162,10 @@ class Federation:
         if run.finished():
             raise RunError(f"{directory} is already finished")
         found = checkpoint.read(Path(directory))
+        try:
+            check(found.tree, layout_of(build_quietly(self.factory)).size)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
 
         def open_log() -> RunWriter:
             writer = RunWriter(Path(directory), observers, resume=found.tree["log"])

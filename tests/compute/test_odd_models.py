@@ -35,7 +35,37 @@ class RemembersWhatIsNotSaved(WritesToItsInput):
         return self.layer(x - self.mean)
 
 
-MODELS = [WritesToItsInput, DrawsRandomNumbers, RemembersWhatIsNotSaved]
+class PutsNewTensorsIntoItsBuffers(WritesToItsInput):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("hidden", torch.zeros(8), persistent=False)
+        self.register_buffer("later", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.hidden = self.hidden + self.mean
+            self.later = self.hidden if self.later is None else self.later + self.mean
+        return self.layer(x - self.mean - 0.01 * self.hidden)
+
+
+class HasAnExpandedBuffer(WritesToItsInput):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1, 8).expand(4, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.mask[0])
+
+
+MODELS = [
+    WritesToItsInput,
+    DrawsRandomNumbers,
+    RemembersWhatIsNotSaved,
+    PutsNewTensorsIntoItsBuffers,
+    HasAnExpandedBuffer,
+]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -62,3 +92,5 @@ def test_serial_and_two_processes_agree_and_the_users_data_stay_as_they_are(mode
     assert len(set(traces[0][0])) > 3, "the model is trained and tested"
     np.testing.assert_array_equal(train[0], before[0])
     np.testing.assert_array_equal(test[0], before[1])
+    if model is PutsNewTensorsIntoItsBuffers:
+        assert np.abs(result.weights[27:35]).max() > 0, "what is trained there is uploaded"

@@ -329,3 +329,10 @@ def test_urgent_devices_are_named_once_and_only_while_in_flight():
 def test_a_plain_rule_never_asks_for_a_fresh_model():
     (assignment,) = server().trigger([0])
     assert LocalRule().plan({}, assignment, np.random.default_rng(0)) is None
+
+
+def test_the_empty_default_of_a_message_cannot_be_filled():
+    for default in (Upload(0, 1, 1, np.ones(1, np.float32), 1).report, Discard("too stale").record):
+        assert not default
+        with pytest.raises(TypeError):
+            default["x"] = 1.0

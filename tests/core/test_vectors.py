@@ -80,6 +80,9 @@ def test_combine_may_write_into_one_of_its_inputs():
     expected = mix(w, u, 0.25)
     assert mix(w, u, 0.25, out=w) is w
     np.testing.assert_array_equal(w, expected)
+    again = long_vector(1)
+    assert combine([(0.75, again), (0.25, u)], out=again) is again
+    np.testing.assert_array_equal(again, expected)
 
 
 def test_inputs_are_left_as_they_are():
@@ -199,6 +202,8 @@ def test_one_bad_entry_anywhere_is_found(bad, place):
         lambda a, b: distance(b, a),
         lambda a, b: mix(a, b, 0.5),
         lambda a, b: combine([(1.0, a), (1.0, b)]),
+        lambda a, b: combine([(1.0, b), (1.0, a)]),
+        lambda a, b: combine([(1.0, a), (1.0, a)], out=b),
         lambda a, b: write_step(a, a, a, b, a, 0.5),
         lambda a, b: replace_step(a, a, b, a, a, 0.5, 0.5),
         lambda a, b: move_along(a, a, 0.5, b),

@@ -115,3 +115,19 @@ def test_a_step_too_large_for_float32_is_rejected_and_the_device_starts_over() -
     memory: dict = {}
     for event in events:
         method.audit(method.options, event, memory)
+
+
+def test_a_model_that_would_overflow_is_rejected_and_the_log_still_adds_up() -> None:
+    server = server_of("fedasmu", np.full(3, 1e38), plain_layout(3), apply="progress")
+    events: list[dict] = []
+    memory: dict = {}
+    for _ in range(4):
+        server.trigger([0])
+        server.trigger([1])
+        for device in (0, 1):
+            events += send(server, device, np.full(3, 3.3e38))
+            assert np.isfinite(server.weights).all()
+    kinds = [(event["kind"], event.get("reason")) for event in events]
+    assert ("aggregate", None) in kinds and ("rejected", NOT_FINITE) in kinds
+    for event in events:
+        server.method.audit(server.method.options, event, memory)

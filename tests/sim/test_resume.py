@@ -174,6 +174,25 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
         federation("fedasmu").resume(directory)
 
 
+@pytest.mark.parametrize("spoil", ["drop", "shape", "type"])
+def test_a_checkpoint_of_another_model_is_one_sentence_and_the_log_stays(spoil: str, tmp_path: Path) -> None:
+    directory = stopped(tmp_path)
+    tree = checkpoint.owned(checkpoint.read(directory).tree)
+    if spoil == "drop":
+        del tree["server"]
+    else:
+        version = tree["server"]["store"][0]
+        version[1] = version[1][:-1] if spoil == "shape" else version[1].astype(np.int32)
+    for _ in range(2):
+        checkpoint.write(directory, tree)
+    with (directory / "events.jsonl").open("ab") as file:
+        file.write(b"more")
+    before = (directory / "events.jsonl").read_bytes()
+    with pytest.raises(RunError, match="a checkpoint of another model or version"):
+        federation("fedasmu").resume(directory)
+    assert (directory / "events.jsonl").read_bytes() == before
+
+
 def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> None:
     shared = np.arange(5, dtype=np.float32)
     tree = {"a": {"x": shared, "y": [1, 0.1, None, "s", {"z": shared}]}, "n": np.float64(0.3), "e": np.zeros((0, 3))}

@@ -1,6 +1,7 @@
 """The layers that stand for torch's own do what those do, values and gradients."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from freshet.training import layers
-from freshet.training.layers import FusedPool, PairedConv
+from freshet.training.layers import FusedPool, FusedSequential, PairedConv
 
 LAST = torch.channels_last
 
@@ -51,15 +52,38 @@ def test_pooling_has_the_bits_of_torch(
     assert FusedPool.covers(plain)
     reference = nn.Sequential(plain, nn.ReLU()) if rectify else plain
     for x in (awkward(shape), awkward(shape).contiguous()):
-        y, gradient, name = both_ways(FusedPool(plain, rectify=rectify), x)
+        y, gradient, name = both_ways(partial(FusedPool(window).pooled, rectify=rectify), x)
         expected, expected_gradient, _ = both_ways(reference, x)
         assert (name == "PooledBackward") == x.is_contiguous(memory_format=LAST)
         torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_what_comes_out_may_be_changed_in_place(always: None, default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    try:
+        for after in (nn.ReLU(inplace=True), nn.LeakyReLU(inplace=True), nn.Hardtanh(inplace=True)):
+            x = torch.randn(2, 6, 8, 8, dtype=torch.float32).to(memory_format=LAST)
+            ours = both_ways(nn.Sequential(FusedPool(2), after), x)
+            plain = both_ways(nn.Sequential(nn.MaxPool2d(2), after), x)
+            assert torch.equal(ours[0], plain[0]) and torch.equal(ours[1], plain[1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_forward_mode_differentiation_is_left_to_torch(always: None) -> None:
+    x, direction = (torch.randn(2, 6, 8, 8).to(memory_format=LAST) for _ in range(2))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        ours, plain = (
+            torch.autograd.forward_ad.unpack_dual(pool(dual)).tangent for pool in (FusedPool(2), nn.MaxPool2d(2))
+        )
+        assert torch.equal(ours, plain)
+
+
 def test_other_inputs_are_pooled_by_torch(always: None) -> None:
-    pool = FusedPool(nn.MaxPool2d(2), rectify=True)
+    pool = FusedSequential(FusedPool(2), nn.ReLU())
     assert both_ways(pool, torch.randn(3, 6, 6))[0].shape == (3, 3, 3)
     assert (
         both_ways(pool, torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=LAST))[0].dtype == torch.float64
@@ -74,9 +98,7 @@ def test_small_images_are_pooled_by_torch(
     always: None, monkeypatch: pytest.MonkeyPatch, channels: int, rows: int, ours: bool
 ) -> None:
     monkeypatch.setattr(layers, "ENTRIES", (17 * 7 * 4, 3 * 4 * 4))
-    name = both_ways(
-        FusedPool(nn.MaxPool2d(2), rectify=False), torch.randn(1, channels, rows, 4).to(memory_format=LAST)
-    )[2]
+    name = both_ways(FusedPool(2), torch.randn(1, channels, rows, 4).to(memory_format=LAST))[2]
     assert (name == "PooledBackward") == ours
 
 
@@ -89,6 +111,8 @@ def test_small_images_are_pooled_by_torch(
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, return_indices=True),
         nn.MaxPool2d(16),
+        nn.MaxPool2d((2,)),  # type: ignore[arg-type]
+        nn.MaxPool2d(2, stride=()),  # type: ignore[arg-type]
     ],
 )
 def test_pools_that_are_not_covered(layer: nn.MaxPool2d) -> None:
@@ -164,7 +188,7 @@ def small_networks() -> list[nn.Sequential]:
     head = nn.Sequential(nn.Conv2d(6, 4, 2), nn.Tanh(), nn.Flatten(1), nn.Linear(4 * 16, 2))
     pool = nn.MaxPool2d(2)
     return [
-        nn.Sequential(paired(conv), FusedPool(pool, rectify=True), head),
+        FusedSequential(paired(conv), FusedPool(2), nn.ReLU(), head),
         nn.Sequential(conv, pool, nn.ReLU(), head),
     ]
 

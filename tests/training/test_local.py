@@ -304,3 +304,20 @@ def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_tri
     assert TrainingOptions().augment is False
     np.testing.assert_array_equal(trained(True), trained(True))
     assert not np.array_equal(trained(True), trained(False))
+
+
+class Impatient(LocalRule):
+    """Reads how long its trips take."""
+
+    def begin(self, local: Any) -> None:
+        local.report["seconds"] = local.seconds
+
+
+class Timed(Impatient):
+    timed = True
+
+
+def test_durations_are_for_rules_that_say_so():
+    assert trainer().train(work(rule=Timed(), seconds=12.5)).report["seconds"] == 12.5
+    with pytest.raises(AttributeError, match="timed = True"):
+        trainer().train(work(rule=Impatient(), seconds=12.5))

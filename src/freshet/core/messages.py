@@ -1,6 +1,7 @@
 """What server and devices say to each other. Plain data that never change: they can be logged, saved and sent."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from freshet.core.vectors import Vector
@@ -8,8 +9,8 @@ from freshet.core.vectors import Vector
 Number = float | int
 #: Bytes of a message without a model: a request for the fresh model, or the answer "nothing newer".
 CONTROL_BYTES = 64
-#: No instruction, or no report. Nobody adds to it.
-NOTHING: Mapping[str, Number] = {}
+#: No instruction, or no report.
+NOTHING: Mapping[str, Number] = MappingProxyType({})
 
 
 class Assignment(NamedTuple):

@@ -79,11 +79,13 @@ class Local(Protocol):
     trip: DeviceTrip
     memory: Memory
     instruction: Mapping[str, Number]
-    #: Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first (and
-    #: for rules that are not ``timed``).
-    seconds: float | None
     report: dict[str, Number]
     scratch: dict[str, Any]
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first.
+        Only for rules that are ``timed``."""
 
     def tensor(self, array: Vector) -> "Tensor": ...
 

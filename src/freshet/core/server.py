@@ -41,6 +41,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+def overflows(weights: Vector, update_norm: float) -> bool:
+    """Whether a step of this length has led to numbers that are not finite.
+
+    A finite float32 stays finite when less than 1e30 is added, so only longer steps have to be looked at.
+    """
+    return not update_norm < 1e30 and not (math.isfinite(update_norm) and is_finite(weights))
+
+
 class Refused(Exception):
     """A request that the server does not answer; the text is the reason."""
 
@@ -235,7 +243,7 @@ class Server:
         if isinstance(verdict, Wait):
             self.urgent += verdict.urgent
             return []
-        if not math.isfinite(verdict.record["update_norm"]):
+        if overflows(verdict.weights, verdict.record["update_norm"]):
             return [{"kind": "rejected", **who, "reason": NOT_FINITE}]
         record: Event = {"kind": "aggregate", **who, "version": self.version, **verdict.record}
         if self.synchronous:

@@ -34,6 +34,8 @@ def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) ->
     """``sum_j c_j v_j``, added in the order given. ``out`` may be one of the inputs."""
     kernels, (first, vector) = _kernels(), terms[0]
     result = np.empty_like(vector) if out is None else out
+    if any(len(other) != len(result) for _, other in terms):
+        raise ValueError("vectors must be of one length")
     total = np.empty(min(BLOCK, len(vector)))
     for start in range(0, len(vector), BLOCK):
         stop = min(start + BLOCK, len(vector))

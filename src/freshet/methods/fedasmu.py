@@ -29,7 +29,7 @@ import numpy as np
 
 from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, Kind, LocalRule, Method, Options, Verdict, World
-from freshet.core.server import Flight, Server
+from freshet.core.server import Flight, Server, overflows
 from freshet.core.vectors import mix, move_along, write_step
 from freshet.methods.parts import audits, slots
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
@@ -117,10 +117,7 @@ class FedASMU(Method):
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
         record: dict[str, Any] = {"base": flight.base, "staleness": s, "adapted": False}
         record |= {"lr": flight.lr, "steps": upload.steps}
-        if not math.isfinite(length + (product or 0.0)):  # the server rejects it; the device starts over
-            self.steps.forget(upload.device)
-            known.past = None
-            return Aggregate(w, record | {"update_norm": math.inf})
+        before = known.control
         if product is not None and known.past is not None:
             record |= self._adapt(known, product, upload, flight)
         elif known.past is not None:
@@ -131,6 +128,10 @@ class FedASMU(Method):
         move_along(w[:n], step, alpha, new[:n])
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
         self.world.layout.max_counters(new, w, upload.weights)
+        if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
+            self.steps.forget(upload.device)  # the server rejects it; the device starts over
+            known.control, known.past = before, None
+            return Aggregate(w, record | {"update_norm": math.inf})
         if o.dynamic_server:
             known.past = Past(server.age, s, xi, c)
         record |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ _TYPES = {
         "F64": "<f8",
     }.items()
 }
+_NOTES = "__metadata__"
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
@@ -40,9 +41,11 @@ class Elsewhere:
 
 def serialised(arrays: Mapping[str, NDArray[Any] | Elsewhere], notes: Mapping[str, str] | None = None) -> Iterator[Any]:
     """The bytes of a safetensors file, in pieces."""
-    header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    header: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
     end = 0
     for name, array in arrays.items():
+        if array.dtype not in _NAMES or name == _NOTES:
+            raise ValueError(f"array {name!r} of type {array.dtype} cannot be stored")
         start, end = end, end + math.prod(array.shape) * array.dtype.itemsize
         header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
@@ -54,29 +57,43 @@ def serialised(arrays: Mapping[str, NDArray[Any] | Elsewhere], notes: Mapping[st
         yield np.ascontiguousarray(here).reshape(-1).view(np.uint8)
 
 
-def contents(file: BinaryIO) -> tuple[dict[str, tuple[np.dtype[Any], tuple[int, ...]]], dict[str, str]]:
-    """Type and shape of each array in a safetensors file, and its notes."""
-    header, _ = _header(file)
-    notes = header.pop("__metadata__", {})
-    return {name: (_TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}, notes
+class Stored(NamedTuple):
+    """An array in a file: its type and shape, and where its bytes are."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def contents(file: BinaryIO) -> tuple[dict[str, Stored], dict[str, str]]:
+    """What arrays a safetensors file holds, and its notes; raises ``ValueError`` for anything that does not fit."""
+    file.seek(0, 2)
+    length = file.tell()
+    file.seek(0)
+    size = int.from_bytes(file.read(8), "little")
+    if size > length - 8:
+        raise ValueError("the header of its arrays is longer than the file")
+    try:
+        header = json.loads(file.read(size))
+        notes = header.pop(_NOTES, {})
+        found = {str(name): _stored(entry, 8 + size, length) for name, entry in header.items()}
+        return found, {str(name): str(note) for name, note in notes.items()}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the header of its arrays makes no sense ({error})") from None
+
+
+def _stored(entry: Mapping[str, Any], place: int, length: int) -> Stored:
+    dtype, shape, (start, end) = _TYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise ValueError("a size is not a number")
+    if end - start != math.prod(shape) * dtype.itemsize or place + end > length:
+        raise ValueError("an array does not fit its place")
+    return Stored(dtype, shape, place + start, place + end)
 
 
 def views(file: BinaryIO) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file, mapped into memory: read-only, and read when they are looked at."""
-    header, place = _header(file)
-    header.pop("__metadata__", None)
-    ends = [entry["data_offsets"][1] for entry in header.values()]
-    mapped = np.memmap(file, np.uint8, "r", offset=place) if any(ends) else np.empty(0, np.uint8)
-    found = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        found[name] = mapped[start:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    return found
-
-
-def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The table of contents, and where the first array begins."""
-    file.seek(0)
-    size = int.from_bytes(file.read(8), "little")
-    header: dict[str, Any] = json.loads(file.read(size))
-    return header, 8 + size
+    found, _ = contents(file)
+    mapped = np.memmap(file, np.uint8, "r") if found else np.empty(0, np.uint8)
+    return {name: mapped[a.start : a.end].view(a.dtype).reshape(a.shape) for name, a in found.items()}

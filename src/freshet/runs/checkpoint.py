@@ -135,7 +135,7 @@ def read(run: Path) -> Found:
         try:
             tree = _read(path)
             _check_logs(run, tree["log"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"checkpoint {path.name} is damaged ({error}) and not used")
             useless.append(path)
         else:

@@ -147,20 +147,22 @@ class DeviceStore:
 
     def _load(self, device: int) -> Memory:
         with self._path(device).open("rb") as file:
-            found = views(file)
-            return self._filled(file, {name: np.array(view) for name, view in found.items()})
+            return self._filled(file, {name: np.array(view) for name, view in views(file).items()})
 
     def _stored(self, device: int) -> Memory:
         """A spilled memory whose arrays stay on disk."""
-        with self._path(device).open("rb") as file:
-            kinds, _ = contents(file)
+        path = self._path(device)
 
-            def load(name: str) -> Callable[[], NDArray[Any]]:
-                return lambda: self._load(device)[name]
+        def load(name: str) -> Callable[[], NDArray[Any]]:
+            def one() -> NDArray[Any]:
+                with path.open("rb") as file:
+                    return np.array(views(file)[name])
 
-            return self._filled(
-                file, {name: Elsewhere(shape, kind, load(name)) for name, (kind, shape) in kinds.items()}
-            )
+            return one
+
+        with path.open("rb") as file:
+            kept, _ = contents(file)
+            return self._filled(file, {name: Elsewhere(a.shape, a.dtype, load(name)) for name, a in kept.items()})
 
     @staticmethod
     def _filled(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:

@@ -6,6 +6,8 @@ Training that is under way is not saved: a trip's work follows from its inputs, 
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
+
 from freshet.core.messages import Assignment, Fresh
 from freshet.core.server import Flight, Server
 from freshet.core.trip import DeviceTrip, Phase, Slot
@@ -31,6 +33,16 @@ def capture(simulation: Simulation) -> Tree:
         "counts": asdict(simulation.counts),
         "log": simulation.writer.position(),
     }
+
+
+def check(tree: Tree, size: int) -> None:
+    """Raise ``ValueError`` unless a captured state has all its parts, with models of this size."""
+    missing = {"server", "method", "devices", "heap", "now", "last_test", "journeys", "counts", "log"} - tree.keys()
+    if missing:
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    models = [weights for _, weights, _ in tree["server"]["store"]]
+    if not all(isinstance(w, np.ndarray) and w.shape == (size,) and w.dtype == np.float32 for w in models):
+        raise ValueError(f"its models are not of {size} numbers")
 
 
 def reinstate(simulation: Simulation, tree: Tree, until: float) -> None:

@@ -58,8 +58,8 @@ class FlatModel:
         self.parameters: list[Tensor] = []
         self.gradient_parts: list[Tensor] = []
         self._counters: list[tuple[slice, Tensor]] = []
-        known = {entry.name for entry in self.layout.entries}
-        self._hidden = [(buffer, buffer.clone()) for name, buffer in buffers.items() if name not in known]
+        #: Where the module keeps its buffers, and what belongs there: it may put another tensor into its place.
+        self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
         for entry in self.layout.entries:
             place = view(self.weights, entry)
             if entry.kind == "learnable":
@@ -71,10 +71,21 @@ class FlatModel:
             else:
                 tensor = buffers[entry.name] if entry.name in buffers else named[entry.name]
                 place.copy_(tensor.data)
+                if entry.name in buffers:
+                    owner, _, name = entry.name.rpartition(".")
+                    self._buffers.append((module.get_submodule(owner)._buffers, name, tensor))
                 if entry.kind == "buffer":
                     tensor.data = place
                 else:
                     self._counters.append((entry.span, tensor))
+
+        kept = {id(tensor) for _, _, tensor in self._buffers}
+        self._hidden = [
+            (owner._buffers, name, None if buffer is None else buffer.clone())
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if id(buffer) not in kept
+        ]
 
     @property
     def learnable(self) -> Tensor:
@@ -94,17 +105,24 @@ class FlatModel:
 
     def load(self, weights: Vector) -> None:
         """Take these weights (copied)."""
+        for buffers, name, bound in self._buffers:
+            buffers[name] = bound
         self.weights.copy_(torch.from_numpy(weights))
         for span, counter in self._counters:
             counter.copy_(self.weights[span].view(counter.shape))
 
     def reset_hidden(self) -> None:
         """Put buffers that are not part of the model's state back to what they were: no trip leaves a trace there."""
-        for buffer, initial in self._hidden:
-            buffer.data.copy_(initial)
+        for buffers, name, initial in self._hidden:
+            buffers[name] = None if initial is None else initial.clone()
 
     def dump(self) -> Vector:
         """A copy of the weights as they are now."""
+        for buffers, name, bound in self._buffers:
+            current = buffers[name]
+            if current is not bound and current is not None:  # the module has put another tensor there
+                bound.data.copy_(current)
+                buffers[name] = bound
         for span, counter in self._counters:
             self.weights[span].view(counter.shape).copy_(counter)
         copy: Vector = self.weights.cpu().numpy().copy()

@@ -6,6 +6,7 @@ what torch's layers do.
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.functional import conv2d, pad, relu
 
 from freshet.training.pooling import LARGEST, Pooled
@@ -55,35 +56,75 @@ class PairedConv(nn.Conv2d):
 
 
 class FusedPool(nn.MaxPool2d):
-    """Max pooling of windows that neither overlap nor leave gaps, then ReLU if ``rectify``; see ``pooling``."""
-
-    def __init__(self, like: nn.MaxPool2d, *, rectify: bool) -> None:
-        super().__init__(like.kernel_size)
-        self.window, self.rectify = _pair(like.kernel_size), rectify
+    """Max pooling of windows that neither overlap nor leave gaps; see ``pooling``."""
 
     @staticmethod
     def covers(layer: nn.MaxPool2d) -> bool:
         """Whether this layer pools such windows."""
-        height, width = _pair(layer.kernel_size)
+        window, stride = _pair(layer.kernel_size), _pair(layer.stride)
         simple = _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
         simple = simple and not (layer.ceil_mode or layer.return_indices)
-        return simple and _pair(layer.stride) == (height, width) and height * width <= LARGEST
+        return simple and window is not None and stride == window and window[0] * window[1] <= LARGEST
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = self.window
+        return self.pooled(x, rectify=False)
+
+    def pooled(self, x: Tensor, *, rectify: bool) -> Tensor:
+        """The maxima, after a ReLU if ``rectify``."""
+        height, width = _pair(self.kernel_size) or (0, 0)
         if _is_fast(x) and x.numel() >= ENTRIES[x.shape[1] < LANES] and x.shape[2] >= height and x.shape[3] >= width:
-            pooled: Tensor = Pooled.apply(x, height, width, self.rectify)  # type: ignore[no-untyped-call]
-            return pooled
+            fused: Tensor = Pooled.apply(x, height, width, rectify)  # type: ignore[no-untyped-call]
+            return fused
         y: Tensor = super().forward(x)
-        return relu(y) if self.rectify else y
+        return relu(y) if rectify else y
+
+
+class FusedSequential(nn.Sequential):
+    """Layers in a row, where a max pool does the ReLU directly before or after it.
+
+    ``max(relu(x)) = relu(max(x))``, bit for bit and in the gradient too, and there are fewer maxima than entries.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self)
+        place = 0
+        while place < len(layers):
+            pool = _couple(layers, place)
+            x = layers[place](x) if pool is None else pool.pooled(x, rectify=True)
+            place += 1 if pool is None else 2
+        return x
+
+
+def _couple(layers: list[nn.Module], place: int) -> FusedPool | None:
+    """The pool of a pool and a ReLU at this place, if nobody can see what is between them."""
+    first, second = layers[place], layers[place + 1] if place + 1 < len(layers) else None
+    if type(first) is FusedPool and type(second) is nn.ReLU:
+        pool, other = first, second
+    elif type(first) is nn.ReLU and type(second) is FusedPool and not (first.inplace and place == 0):
+        pool, other = second, first  # at the first place, a ReLU in place changes what the caller holds
+    else:
+        return None
+    return None if is_watched(pool) or is_watched(other) else pool
+
+
+def is_watched(layer: nn.Module) -> bool:
+    """Whether somebody has hooked into a layer or given it a ``forward`` of its own."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _is_fast(x: Tensor) -> bool:
     """Whether this is a batch of float32 images, channels last, in this process's memory."""
     ours = x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
-    ours = ours and not torch._C._are_functorch_transforms_active()  # they cannot say how images lie in memory
+    # transforms cannot say how images lie in memory, and forward-mode differentiation does not know our pooling
+    ours = ours and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
     return ours and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _pair(sides: int | tuple[int, ...]) -> tuple[int, int]:
-    return (sides, sides) if isinstance(sides, int) else (sides[0], sides[1])
+def _pair(sides: object) -> tuple[int, int] | None:
+    """A layer's setting for height and width; None if it is something else than one or two integers."""
+    if isinstance(sides, int):
+        return sides, sides
+    if isinstance(sides, tuple) and len(sides) == 2 and all(isinstance(side, int) for side in sides):
+        return sides[0], sides[1]
+    return None

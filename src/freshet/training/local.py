@@ -74,7 +74,7 @@ class LocalTraining:
         self.flat, self.data, self.options, self.rule = flat, data, options, work.rule
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
-        self.trip, self.instruction, self.seconds = work.trip, work.instruction, work.seconds
+        self.trip, self.instruction, self._seconds = work.trip, work.instruction, work.seconds
         self.memory: Memory = dict(work.memory)
         self.report: dict[str, Number] = {}
         self.scratch: dict[str, Any] = {}
@@ -127,6 +127,13 @@ class LocalTraining:
         return self._order
 
     # ---- for rules
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean duration of the device's completed trips; None before the first."""
+        if not self.rule.timed:
+            raise AttributeError("durations are only kept for rules that say timed = True")
+        return self._seconds
 
     def tensor(self, array: Vector) -> Tensor:
         """A copy of an array where the model is."""

@@ -33,10 +33,12 @@ class Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, height: int, width: int, rectify: bool) -> Tensor:
         samples, channels, rows, columns = x.shape
-        y = torch.empty((samples, rows // height, columns // width, channels))
-        ctx.window, ctx.shape, ctx.winners = (height, width), x.shape, np.empty(y.shape, np.uint8)
-        _kernels().pool(_as_stored(x).reshape(samples, rows, -1), y.numpy(), ctx.winners, height, width, rectify)
-        return y.permute(0, 3, 1, 2)
+        # not a view of anything: the caller may change it in place
+        y = _images(samples, channels, rows // height, columns // width)
+        stored = _as_stored(y)
+        ctx.window, ctx.shape, ctx.winners = (height, width), x.shape, np.empty(stored.shape, np.uint8)
+        _kernels().pool(_as_stored(x).reshape(samples, rows, -1), stored, ctx.winners, height, width, rectify)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -45,10 +47,15 @@ class Pooled(torch.autograd.Function):
             winners = torch.from_numpy(ctx.winners).permute(0, 3, 1, 2)
             return _unpool_by_torch(gradient, winners, height, width, ctx.shape), None, None, None
         samples, channels, rows, columns = ctx.shape
-        out = torch.empty((samples, rows, columns, channels))
+        out = _images(samples, channels, rows, columns)
         stored = _as_stored(gradient.contiguous(memory_format=torch.channels_last))
-        _kernels().unpool(stored, ctx.winners, out.numpy().reshape(samples, rows, -1), height, width)
-        return out.permute(0, 3, 1, 2), None, None, None
+        _kernels().unpool(stored, ctx.winners, _as_stored(out).reshape(samples, rows, -1), height, width)
+        return out, None, None, None
+
+
+def _images(*shape: int) -> Tensor:
+    """Memory for images (N, C, H, W), channels last."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
 
 
 def _as_stored(images: Tensor) -> NDArray[Any]:
