@@ -68,13 +68,13 @@ class Peak:
         self._thread.join()
 
 
-def federation(samples: int) -> Federation:
+def federation(samples: int, devices: int = 100) -> Federation:
     data = synthetic(SHAPE, samples)
     return Federation(
         model=factory_of("lenet5", SHAPE),
         train=(data.x_train, data.y_train),
         test=(data.x_test, data.y_test),
-        devices=100,
+        devices=devices,
         training={"epochs": 1, "batch_size": 50},
         data={"partition": "iid"},
         run={"eval_every": 1e6, "checkpoint_minutes": 0.0},
@@ -84,7 +84,7 @@ def federation(samples: int) -> Federation:
 def run_memory() -> None:
     pool = WorkerPool(2)
     with tempfile.TemporaryDirectory() as folder:
-        federation(2_000).run(20.0, out=Path(folder) / "small", pool=pool)
+        federation(2_000, devices=40).run(20.0, out=Path(folder) / "small", pool=pool)
         libraries = proportional()
         large = federation(SAMPLES)
         with Peak() as peak:
