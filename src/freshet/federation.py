@@ -180,15 +180,19 @@ class Federation:
         data = FederatedData.of(self.dataset, self.shards)
         return Setup(self.factory, data, config.training, config.run.seed)
 
+    def _server(self, config: Config) -> Server:
+        """The server at its start: the method, and the initial model as version 1."""
+        world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
+        method = config.method_class(config.method, world)
+        weights = initial_weights(self.factory, config.run.seed)
+        return Server(method, world, weights, config.training.lr, config.training.lr_decay)
+
     def _drive(
         self, config: Config, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
     ) -> Result:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
-        world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
-        method = config.method_class(config.method, world)
-        weights = initial_weights(self.factory, config.run.seed)
-        server = Server(method, world, weights, config.training.lr, config.training.lr_decay)
+        server = self._server(config)
         with interruptible() as stop, closing(_executor(config, self._setup(config), pool)) as executor:
             load_kernels()  # while the workers start, and before several of them compile the same
             writer = open_log()
@@ -222,9 +226,9 @@ class Federation:
             finally:
                 if status != "finished":
                     writer.abandon()
-                final = method.evaluated(server)
+                final = server.method.evaluated(server)
                 summary = summarise(config, simulation, writer.metrics, final, status, clock.seconds())
-                writer.close(summary, world.layout, final)
+                writer.close(summary, server.world.layout, final)
         if status == "finished":
             keeper.clear()
         return Result(writer.directory, summary, writer.metrics, final, self.factory)

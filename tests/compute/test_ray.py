@@ -11,8 +11,8 @@ from unittest.mock import MagicMock
 import pytest
 from torch import nn
 
-from freshet.compute.pool import StartFailed
-from freshet.compute.ray import RayExecutor, RayPool, RayWorker
+from freshet.compute.pool import PoolExecutor, StartFailed
+from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
 
 from .helpers import (
@@ -78,7 +78,7 @@ def pool(cluster):
 
 @pytest.fixture
 def executor(pool):
-    built = RayExecutor(make_setup(), pool, owns_pool=False)
+    built = PoolExecutor(make_setup(), pool, owns_pool=False)
     yield built
     built.close()
 
@@ -99,7 +99,7 @@ def test_training_and_scores_are_those_of_this_process(executor):
 def test_factories_may_be_lambdas_and_models_large(pool):
     for factory in (lambda: nn.Linear(8, 3, bias=False), Big):
         setup = make_setup(factory)
-        executor = RayExecutor(setup, pool, owns_pool=False)
+        executor = PoolExecutor(setup, pool, owns_pool=False)
         check(executor, setup, 2)
         executor.close()
 
@@ -144,8 +144,8 @@ def test_a_node_that_dies_in_the_middle(executor, cluster, tmp_path):
 SCRIPT = """
 import ray
 from torch import nn
-from freshet.compute.pool import StartFailed
-from freshet.compute.ray import RayExecutor, RayPool, RayWorker
+from freshet.compute.pool import PoolExecutor, StartFailed
+from freshet.compute.ray import RayPool, RayWorker
 from tests.compute.helpers import make_setup, make_work, same
 
 class Net(nn.Module):
@@ -157,7 +157,7 @@ class Net(nn.Module):
         return self.layer(x)
 
 setup = make_setup(lambda: Net())
-executor = RayExecutor(setup, RayPool(1), owns_pool=True)
+executor = PoolExecutor(setup, RayPool(1), owns_pool=True)
 work = make_work(setup)
 assert same(executor.train(work, 0.0).result(), setup.trainer().train(work))
 assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from freshet.compute.base import Setup
 from freshet.compute.host import Host
-from freshet.compute.pool import Pool, PoolExecutor, StartFailed, WorkerDied
+from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.processes import available_cores
 from freshet.compute.share import assemble, dismantle
 from freshet.errors import ConfigError, RunError
@@ -149,10 +149,6 @@ class Cluster:
         ray.shutdown()
         if self.session is not None:
             shutil.rmtree(self.session, ignore_errors=True)
-
-
-class RayExecutor(PoolExecutor):
-    """A federation on Ray."""
 
 
 def _import() -> Any:

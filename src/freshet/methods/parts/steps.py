@@ -40,9 +40,6 @@ class StepMemory:
     def __contains__(self, device: int) -> bool:
         return device in self._steps
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     @property
     def bytes(self) -> int:
         """What the remembered steps take."""
