@@ -64,6 +64,8 @@ class FedASMU(Method):
         "fedasmu-da": {"dynamic_server": False},
         "fedasmu-fa": {"adaptive_device": False},
         "fedasmu-0": {"dynamic_server": False, "adaptive_device": False},
+        "fedasmu-published": {"equations": "published"},
+        "fedasmu-progress": {"apply": "progress"},
     }
     options: ASMUOptions
 

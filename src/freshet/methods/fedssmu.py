@@ -24,11 +24,11 @@ from freshet.methods.parts.fresh import ASMUOptions
 class SSMUOptions(ASMUOptions):
     """FedASMU's hyper-parameters with the defaults that suit rounds."""
 
-    mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 1.0, "iota0": 0.0}
+    progress_defaults: ClassVar[dict[str, Any]] = {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
 
-    lambda0: float = Field(0.3, description="initial lambda: weight of the staleness term")
-    sigma0: float = Field(0.1, description="initial sigma: how fast the weight falls with the place in the round")
-    iota0: float = Field(0.1, description="initial iota: weight that the place in the round does not touch")
+    lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
+    sigma0: float = Field(1.0, description="initial sigma: how fast the weight falls with the place in the round")
+    iota0: float = Field(0.0, description="initial iota: weight that the place in the round does not touch")
 
 
 class FedSSMU(FedASMU):
@@ -43,6 +43,8 @@ class FedSSMU(FedASMU):
         "fedssmu-da": {"dynamic_server": False},
         "fedssmu-fa": {"adaptive_device": False},
         "fedssmu-0": {"dynamic_server": False, "adaptive_device": False},
+        "fedssmu-published": {"equations": "published"},
+        "fedssmu-progress": {"apply": "progress"},
     }
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:

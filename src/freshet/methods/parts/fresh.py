@@ -26,15 +26,17 @@ class ASMUOptions(Options):
     """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
 
     The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of
-    alpha depends on ``apply``: ``apply = "mix"`` has its own initial controls where none are given.
+    alpha depends on ``apply``: ``apply = "progress"`` has its own initial controls where none are given.
     """
 
-    #: Initial controls under ``apply = "mix"``.
-    mix_controls: ClassVar[dict[str, float]] = {"lambda0": 3.0, "sigma0": 0.5, "iota0": 0.0}
+    #: Defaults under ``apply = "progress"``.
+    progress_defaults: ClassVar[dict[str, Any]] = {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05}
+    #: Defaults under ``equations = "published"``.
+    published_defaults: ClassVar[dict[str, Any]] = {"advantage": "raw"}
 
-    lambda0: float = Field(1.0, description="initial lambda: weight of the staleness term")
+    lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
-    iota0: float = Field(0.05, description="initial iota: weight that staleness does not touch")
+    iota0: float = Field(0.0, description="initial iota: weight that staleness does not touch")
     gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
     upsilon0: float = Field(0.5, description="initial upsilon: how much less a barely newer model counts")
     mu_alpha: float = Field(1.0, gt=0, description="saturation of the server's weight alpha")
@@ -54,8 +56,11 @@ class ASMUOptions(Options):
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
     meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
     equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
+    advantage: Literal["scaled", "raw"] = Field(
+        "scaled", description="rewards over their running deviation, or as they are (the paper's; default of published)"
+    )
     apply: Literal["mix", "progress"] = Field(
-        "progress", description="add the upload's progress, or mix its model in (default of the published equations)"
+        "mix", description="mix the uploaded model in (the paper's), or add only what its training produced (ours)"
     )
     control_memory: ControlMemory = Field(
         "budget", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
@@ -69,10 +74,12 @@ class ASMUOptions(Options):
     def _defaults_that_follow(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        given = dict(given)
+        follow: dict[str, Any] = {}
         if given.get("equations") == "published":
-            given.setdefault("apply", "mix")
-        return cls.mix_controls | given if given.get("apply") == "mix" else given
+            follow |= cls.published_defaults
+        if given.get("apply") == "progress":
+            follow |= cls.progress_defaults
+        return follow | given
 
 
 @dataclass(frozen=True)
