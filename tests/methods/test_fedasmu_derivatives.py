@@ -1,4 +1,4 @@
-"""Errata E1, E2, E4, E5, E6: the corrected formulas are the true derivatives of the loss, the printed ones are not."""
+"""Errata E1, E2, E4, E5, E6, E13: the corrected formulas are the true derivatives of the loss, the printed ones are not."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,16 @@ def loss() -> SmoothLoss:
     return SmoothLoss()
 
 
-def scripted_adaptation(loss: SmoothLoss, equations: str, *, steps: int = 1, beta: float = 0.0) -> dict[str, object]:
-    """Device 0 is aggregated at staleness 3, then trains again from the model it produced; what the server derives."""
+def scripted_adaptation(
+    loss: SmoothLoss, equations: str, *, steps: int = 1, beta: float = 0.0, n1: int = 0, **options: float
+) -> dict[str, object]:
+    """Device 0 is aggregated at staleness 3, then trains again from the model it produced; what the server derives.
+
+    Every step follows the gradient at the model it started from; after ``n1`` of them a fresh model is merged.
+    """
     rng = np.random.default_rng(1)
     w0 = loss.flat.dump()
-    server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, apply="mix", **CONTROLS)
+    server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, **(CONTROLS | options))
     server.trigger([0, 1, 2])
     for device in (1, 2):
         send(server, device, w0 + 0.3 * rng.normal(size=w0.size))
@@ -35,15 +40,15 @@ def scripted_adaptation(loss: SmoothLoss, equations: str, *, steps: int = 1, bet
     produced = server.weights.copy()
     server.trigger([0])
     w = produced.astype(np.float64)
-    if beta:  # the merge comes first (slot 1), then training
-        server.trigger([3])
-        send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
-        fresh = server.request(0, server.flights[0].trip)
-        w = (1 - beta) * w + beta * fresh.weights
-    for _ in range(steps):
-        w = w - 0.1 / steps * loss.gradient(produced)  # the gradient at the model it started from, spread over steps
+    for step in range(steps):
+        if beta and step == n1:
+            server.trigger([3])
+            send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
+            fresh = server.request(0, server.flights[0].trip)
+            w = (1 - beta) * w + beta * fresh.weights
+        w = w - 0.1 / steps * loss.gradient(produced)
     server.flights[0].lr = 0.1 / steps
-    report = {"beta": beta} if beta else {}
+    report = {"beta": beta, "n1": n1} if beta else {}
     adapted = send(server, 0, w, steps=steps, **report)[0]
     return {"before": before, "step": uploaded - before, "past": past, "adapted": adapted}
 
@@ -96,17 +101,50 @@ def test_e5_the_displacement_sums_all_steps_and_not_epochs(loss: SmoothLoss) -> 
     assert printed["adapted"]["grad_lambda"] == pytest.approx(-4 * true[0], rel=1e-3)  # one epoch of four steps
 
 
-def test_e6_a_merge_is_no_gradient(loss: SmoothLoss) -> None:
-    corrected, printed = (scripted_adaptation(loss, equations, beta=0.4) for equations in ("corrected", "published"))
+@pytest.mark.parametrize("n1", range(5))
+def test_e6_a_merge_is_no_gradient_and_shrinks_what_came_before_it(loss: SmoothLoss, n1: int) -> None:
+    merge = {"steps": 5, "beta": 0.4, "n1": n1}
+    corrected, printed = (scripted_adaptation(loss, equations, **merge) for equations in ("corrected", "published"))
     true = true_derivatives(loss, corrected)
     assert logged(corrected) == pytest.approx(true, rel=1e-3)
     assert abs(printed["adapted"]["grad_lambda"]) != pytest.approx(abs(true[0]), rel=0.2)
 
 
+@pytest.mark.parametrize("report", [{"beta": 0.4}, {"beta": 0.4, "n1": 5}, {"beta": 0.4, "n1": -1}, {"n1": 2.5}])
+def test_a_merge_after_an_impossible_number_of_steps_is_rejected(loss: SmoothLoss, report: dict[str, float]) -> None:
+    w0 = loss.flat.dump()
+    server = server_of("fedasmu", w0, loss.flat.layout)
+    server.trigger([0])
+    server.trigger([1])
+    send(server, 1, w0)
+    server.request(0, 1)
+    (event,) = send(server, 0, w0, steps=5, **report)
+    assert event["kind"] == "rejected" and "of 5 steps, which is impossible" in event["reason"]
+
+
+def test_e10_the_log_says_how_many_versions_lie_between(loss: SmoothLoss) -> None:
+    w0 = loss.flat.dump()
+    server = server_of("fedasmu", w0, loss.flat.layout)
+    for device, others in ((0, []), (0, [1, 2, 3]), (0, [])):
+        for other in others:
+            server.trigger([other])
+            send(server, other, w0)
+        server.trigger([device])
+        (event,) = send(server, device, w0 + 0.1)
+    assert event["gap"] == 0
+    assert "gap" in event and server.method.devices[0].past.version == event["version"]
+
+
+def test_e13_where_xi_was_held_at_its_bound_nothing_depended_on_the_controls(loss: SmoothLoss) -> None:
+    held = {"lambda0": 1e-6, "iota0": 0.0, "xi_min": 0.5}
+    assert logged(scripted_adaptation(loss, "corrected", **held)) == (0.0, 0.0, 0.0)
+    assert all(scripted_adaptation(loss, "published", **held)["adapted"][k] != 0 for k in ("grad_lambda", "grad_iota"))
+
+
 # ---- the device's side
 
 
-def merged_trip(equations: str, lr: float = 1e-6) -> tuple[Outcome, np.ndarray, np.ndarray]:
+def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple[Outcome, np.ndarray, np.ndarray]:
     """A trip that asks before its first step, so that w_b is the base; returns the outcome, w_b and w_g."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
@@ -115,7 +153,7 @@ def merged_trip(equations: str, lr: float = 1e-6) -> tuple[Outcome, np.ndarray, 
     w_g = w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
     options = options_for("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
     trip = DeviceTrip(0, 1, base=4, age=4, epochs=1, lr=lr, slot=Slot(1, "fixed"))
-    work = Work(trip, w_b, Fresh(9, 9, w_g), FreshModelRule(options), {"gamma": 1.2, "upsilon": 0.7})
+    work = Work(trip, w_b, Fresh(9, 9, w_g), FreshModelRule(options), {"gamma": 1.2, "upsilon": upsilon})
     return trainer.train(work), w_b, w_g
 
 
@@ -143,6 +181,13 @@ def test_e4_with_the_two_models_swapped_they_are_not(loss: SmoothLoss) -> None:
     true = true_merge_derivatives(loss, w_b, w_g)
     assert moved(outcome)[0] != pytest.approx(true[0], rel=0.05)
     assert moved(outcome)[1] != pytest.approx(true[1], rel=0.05)
+
+
+def test_e13_where_phi_was_held_at_zero_gamma_and_upsilon_stay() -> None:
+    held, _, _ = merged_trip("corrected", upsilon=5.0)
+    assert held.report["beta"] == 0.0 and moved(held) == (0.0, 0.0)
+    printed, _, _ = merged_trip("published", upsilon=5.0)
+    assert moved(printed)[0] != 0.0
 
 
 def test_the_reward_is_the_fall_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:

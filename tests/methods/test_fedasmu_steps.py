@@ -57,6 +57,38 @@ def test_the_budget_drops_the_longest_unused_step() -> None:
     assert memory.bytes == 3 * 4 * LENGTH
 
 
+def test_exact_keeps_the_longest_unused_steps_in_a_file_and_gives_them_back_bit_for_bit() -> None:
+    steps = vectors(6)
+    memory, roomy = (StepMemory("exact", LENGTH, count * 4 * LENGTH, seed=0) for count in (2, 100))
+    for m in (memory, roomy):
+        for device, vector in enumerate(steps):
+            m.remember(device, vector.copy())
+    assert (memory.bytes, memory.spilled, roomy.spilled) == (2 * 4 * LENGTH, 4, 0)
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        device = int(rng.integers(6))
+        u, base = vectors(2, seed=int(rng.integers(1000)))
+        here, there = (m.exchange(device, Trained(u, base, base), base, 0.0, 0.0) for m in (memory, roomy))
+        assert here[0] == there[0] is not None
+        np.testing.assert_array_equal(here[1], there[1])
+    assert memory.spilled == 4 and all(device in memory for device in range(6))
+    memory.forget(0)
+    assert 0 not in memory
+
+
+def test_what_lies_in_the_file_is_saved_and_restored_without_coming_into_memory() -> None:
+    memory, other = (StepMemory("exact", LENGTH, 2 * 4 * LENGTH, seed=0) for _ in range(2))
+    for device, vector in enumerate(vectors(5)):
+        memory.remember(device, vector)
+    state = memory.state()
+    assert [device for device, _ in state] == [0, 1, 2, 3, 4]
+    assert sum(isinstance(step, np.memmap) for _, step in state) == 3
+    other.restore(deepcopy(state))
+    assert (other.bytes, other.spilled) == (memory.bytes, 3)
+    for (_, mine), (_, restored) in zip(state, other.state(), strict=True):
+        np.testing.assert_array_equal(mine, restored)
+
+
 def test_a_sketch_takes_four_kib_whatever_the_model() -> None:
     memory = StepMemory("sketch", LENGTH, 0, seed=0)
     memory.remember(1, vectors(1)[0])
@@ -101,6 +133,20 @@ def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> N
         events.append(send(server, device, server.weights + 0.1 * rng.normal(size=size))[0])
     assert [event["adapted"] for event in events] == [False, False, False, False, True]
     assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
+    assert server.method.closing() == {"adaptations": 1, "adaptations_skipped": 1}
+    (sentence,) = server.method.opening()
+    assert "hold the steps of 2 devices of 8" in sentence and "skip an adaptation" in sentence
+
+
+def test_nothing_is_forgotten_by_default() -> None:
+    size = 2**18
+    rng = np.random.default_rng(0)
+    server = server_of("fedasmu", rng.normal(size=size), plain_layout(size), control_budget_mb=2)
+    for device in (0, 1, 2, 3, 0, 1, 2, 3):
+        server.trigger([device])
+        send(server, device, server.weights + 0.1 * rng.normal(size=size))
+    assert server.method.closing() == {"adaptations": 4, "adaptations_skipped": 0}
+    assert "go to a temporary file" in server.method.opening()[0]
 
 
 def test_a_step_too_large_for_float32_is_rejected_and_the_device_starts_over() -> None:

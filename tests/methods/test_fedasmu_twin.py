@@ -61,8 +61,9 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
                 np.testing.assert_allclose(fresh.weights, expected[1], rtol=1e-6, atol=1e-7)
                 beta = float(rng.uniform(0.05, 0.9))
         w_i = (server.weights + 0.2 * rng.normal(size=w0.size)).astype(np.float32)
-        result = twin.upload(device, w_i, eta=0.1, steps=7, epochs=3, beta=beta, learnable=LEARNABLE)
-        agree(send(server, device, w_i, steps=7, **({"beta": beta} if beta else {}))[0], result)
+        merge = {"beta": beta, "n1": int(rng.integers(7))} if beta else {}
+        result = twin.upload(device, w_i, eta=0.1, steps=7, epochs=3, learnable=LEARNABLE, **merge)
+        agree(send(server, device, w_i, steps=7, **merge)[0], result)
         kinds.add(result["kind"])
         assert server.version == twin.version
         np.testing.assert_allclose(server.weights, twin.w, rtol=1e-6, atol=1e-7)
@@ -89,8 +90,9 @@ def test_fedssmu_server_gives_the_twins_versions_weights_and_models(equations: s
                 assert (fresh.version - flight.base, fresh.age) == (server.version - flight.base, server.round)
                 beta = float(rng.uniform(0.05, 0.9))
             w_i = (server.weights + 0.2 * rng.normal(size=LEARNABLE)).astype(np.float32)
-            event = send(server, int(device), w_i, steps=5, **({"beta": beta} if beta else {}))[0]
-            result = twin.upload(int(device), w_i, eta=0.1, steps=5, epochs=3, beta=beta)
+            merge = {"beta": beta, "n1": int(rng.integers(5))} if beta else {}
+            event = send(server, int(device), w_i, steps=5, **merge)[0]
+            result = twin.upload(int(device), w_i, eta=0.1, steps=5, epochs=3, **merge)
             agree(event, result)
             assert (event["round"], event["k"]) == (result["round"], result["k"])
             np.testing.assert_allclose(server.weights, twin.w, rtol=1e-6, atol=1e-7)
@@ -124,7 +126,7 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     device = {"mu_beta": 1.4, "eta_gamma": 0.3, "eta_upsilon": 0.2}
     rule = FreshModelRule(options_for("fedasmu", {"equations": equations, **device}))
     trip = DeviceTrip(0, 2, base=3, age=3, epochs=5, lr=0.2, slot=Slot(slot, "fixed"))
-    memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3))}
+    memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3)), "b": 0.0}
     outcome = trainer.train(Work(trip, w_o, Fresh(8, 8, w_g), rule, memory))
     order = stream(4, "batches", 0, 2)
     epochs = [np.split(order.permutation(23), [10, 20]) for _ in range(5)]
@@ -134,5 +136,6 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     )  # fmt: skip
     np.testing.assert_allclose(outcome.weights, twin["w_i"], rtol=2e-5, atol=2e-6)
     assert outcome.steps == twin["steps"] == 15
+    assert outcome.report["n1"] == 3 * (slot - 1)
     for key in ("phi", "beta", "q", "gamma_after", "upsilon_after", "reward"):
         assert outcome.report[key] == pytest.approx(twin["merge"][key], rel=1e-4, abs=1e-6), key

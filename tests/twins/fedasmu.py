@@ -67,7 +67,16 @@ class FedASMUServerTwin:
         return self.version, self.w
 
     def upload(
-        self, device, w_i, *, eta: float, steps: int, epochs: int, beta: float = 0.0, learnable: int | None = None
+        self,
+        device,
+        w_i,
+        *,
+        eta: float,
+        steps: int,
+        epochs: int,
+        beta: float = 0.0,
+        n1: int = 0,
+        learnable: int | None = None,
     ) -> dict:
         t = self.version
         o = self.base.pop(device)
@@ -103,7 +112,8 @@ class FedASMUServerTwin:
             m = self.last[device]
             p, s_p, xi_p, lambda_p, sigma_p = m["p"], m["s"], m["xi"], m["lambda"], m["sigma"]
             if self.equations == "corrected":
-                pseudo_gradient = -d[:L] / (eta * steps)
+                # E6: the merge shrinks what the first n1 steps did
+                pseudo_gradient = -d[:L] / (eta * ((1.0 - beta) * n1 + (steps - n1)))
             else:
                 pseudo_gradient = (w_i - w_o)[:L] / (eta * epochs)
             q = dot(pseudo_gradient, m["step"][:L])
@@ -116,6 +126,8 @@ class FedASMUServerTwin:
             else:
                 grad_sigma = 0.0
             grad_iota = q * c
+            if self.equations == "corrected" and m["clamped"]:  # E13
+                grad_lambda = grad_sigma = grad_iota = 0.0
             lam = lam - self.eta_lambda * grad_lambda
             sigma = sigma - self.eta_sigma * grad_sigma
             iota = iota - self.eta_iota * grad_iota
@@ -123,7 +135,8 @@ class FedASMUServerTwin:
             result.update(grad_lambda=grad_lambda, grad_sigma=grad_sigma, grad_iota=grad_iota)
 
         # 3. and 4. the weight
-        xi = max(lam / (math.sqrt(t) * s**sigma) + iota, self.xi_min)
+        free = lam / (math.sqrt(t) * s**sigma) + iota
+        xi = max(free, self.xi_min)
         alpha = self.mu_alpha * xi / (1.0 + self.mu_alpha * xi)
 
         # 5. the aggregation
@@ -138,6 +151,7 @@ class FedASMUServerTwin:
         self.versions[t + 1] = f32(new)
         self.controls[device] = (lam, sigma, iota)
         self.last[device] = {"step": step, "p": t, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
+        self.last[device]["clamped"] = free < self.xi_min
         result.update({"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota})
         return result
 
@@ -208,7 +222,16 @@ class FedSSMUServerTwin:
         return self.version, self.w
 
     def upload(
-        self, device, w_i, *, eta: float, steps: int, epochs: int, beta: float = 0.0, learnable: int | None = None
+        self,
+        device,
+        w_i,
+        *,
+        eta: float,
+        steps: int,
+        epochs: int,
+        beta: float = 0.0,
+        n1: int = 0,
+        learnable: int | None = None,
     ) -> dict:
         self.waiting.remove(device)
         g_version = self.fresh.pop(device, None)
@@ -246,11 +269,14 @@ class FedSSMUServerTwin:
                 q = dot((uploaded - started)[:L] / (eta * epochs), then["step"][:L])
                 log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
             else:
-                q = dot(-progress[:L] / (eta * steps), then["step"][:L])
+                left = (1.0 - beta) * n1 + (steps - n1)  # E6
+                q = dot(-progress[:L] / (eta * left), then["step"][:L])
                 log_term = -then["lambda"] * math.log(then["s"])
             grad_lambda = q * c / (root * discount)
             grad_sigma = q * c * log_term / (root * discount)
             grad_iota = q * c
+            if then["clamped"] and self.equations == "corrected":  # E13
+                grad_lambda, grad_sigma, grad_iota = 0.0, 0.0, 0.0
             lam -= self.eta_lambda * grad_lambda
             sigma -= self.eta_sigma * grad_sigma
             iota -= self.eta_iota * grad_iota
@@ -259,7 +285,8 @@ class FedSSMUServerTwin:
             out |= {"grad_lambda": grad_lambda, "grad_sigma": grad_sigma, "grad_iota": grad_iota}
 
         xi = lam / (math.sqrt(self.round) * s**sigma) + iota
-        if xi < self.xi_min:
+        clamped = xi < self.xi_min
+        if clamped:
             xi = self.xi_min
         alpha = self.mu_alpha * xi / (1.0 + self.mu_alpha * xi)
 
@@ -276,6 +303,7 @@ class FedSSMUServerTwin:
         self.k += 1
         self.controls[device] = (lam, sigma, iota)
         self.last[device] = {"step": step, "round": self.round, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
+        self.last[device]["clamped"] = clamped
         return out | {"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota}
 
     def end_round(self) -> int:
@@ -310,7 +338,8 @@ def device_merge(
     assert equations in ("corrected", "published")
     root_age = math.sqrt(g if age is None else age)
     root_s = math.sqrt(g - o + 1)
-    phi = max(gamma / root_age * (1.0 - upsilon / root_s), 0.0)
+    free = gamma / root_age * (1.0 - upsilon / root_s)
+    phi = max(free, 0.0)
     beta = mu_beta * phi / (1.0 + mu_beta * phi)
     w_b, w_g = f32(w_b), f32(w_g)
     w_a = f32((1.0 - beta) * f64(w_b) + beta * f64(w_g))
@@ -326,6 +355,8 @@ def device_merge(
     c = mu_beta / (1.0 + mu_beta * phi) ** 2
     grad_gamma = q * c * (1.0 - upsilon / root_s) / root_age
     grad_upsilon = -q * c * gamma / (root_age * root_s)
+    if equations == "corrected" and free < 0.0:  # E13
+        grad_gamma = grad_upsilon = 0.0
 
     loss_before, loss_after = float(loss(w_b)), float(loss(w_a))
     return {
@@ -361,12 +392,10 @@ class QTableTwin:
     def next_slot(self, slot: int, action: str) -> int:
         return min(max(slot + MOVES[action], 1), self.epochs)
 
-    def best_action(self, slot: int) -> str:
-        best = "stay"
-        for action in ("minus", "add"):
-            if self.H[slot, action] > self.H[slot, best]:
-                best = action
-        return best
+    def best_actions(self, slot: int) -> set[str]:
+        """All that are equally good: ties are broken at random."""
+        best = max(self.H[slot, action] for action in MOVES)
+        return {action for action in MOVES if self.H[slot, action] == best}
 
     def update(self, slot: int, action: str, slot_after: int, reward: float) -> float:
         ahead = max(self.H[slot_after, a] for a in MOVES)

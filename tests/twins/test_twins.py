@@ -622,19 +622,17 @@ def test_trip():
 
 def test_q_table():
     q = QTableTwin(epochs=4, phi_q=0.5, psi=0.9)
-    assert q.best_action(2) == "stay"
+    assert q.best_actions(2) == {"minus", "stay", "add"}
     assert [q.next_slot(1, a) for a in ("minus", "stay", "add")] == [1, 1, 2]
     assert [q.next_slot(4, a) for a in ("minus", "stay", "add")] == [3, 4, 4]
     assert q.update(2, "add", 3, 1.0) == 0.5
-    assert q.best_action(2) == "add"
+    assert q.best_actions(2) == {"add"}
     assert q.update(1, "add", 2, 0.0) == pytest.approx(0.5 * 0.9 * 0.5)
     q.update(2, "minus", 1, 1.0 - 0.9 * q.H[1, "add"])
     assert q.H[2, "minus"] == 0.5
-    assert q.best_action(2) == "minus"  # a tie: minus before add
-    q.H[2, "stay"] = 0.5
-    assert q.best_action(2) == "stay"  # a tie: stay before both
+    assert q.best_actions(2) == {"minus", "add"}
     q.update(3, "stay", 3, -1.0)
-    assert q.best_action(3) == "minus"
+    assert q.best_actions(3) == {"minus", "add"}
 
 
 def test_slot_distribution():

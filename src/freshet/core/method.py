@@ -45,10 +45,14 @@ class World:
 
 
 class Aggregate(NamedTuple):
-    """The upload (or the collected uploads) changed the global model; ``record`` holds every number that decided it."""
+    """The upload (or the collected uploads) changed the global model; ``record`` holds every number that decided it.
+
+    ``also`` are further events to put on record, each with its ``kind``.
+    """
 
     weights: Vector
     record: dict[str, Any]
+    also: tuple[dict[str, Any], ...] = ()
 
 
 class Discard(NamedTuple):
@@ -76,6 +80,7 @@ class Local(Protocol):
     base: "Tensor"
     layout: Layout
     learnable: int
+    steps: int
     trip: DeviceTrip
     memory: Memory
     instruction: Mapping[str, Number]
@@ -192,12 +197,20 @@ class Method:
         """The model that is tested and handed to the user (usually what is sent down)."""
         return server.weights
 
+    def opening(self) -> list[str]:
+        """Sentences that a user should read before the run."""
+        return []
+
+    def closing(self) -> dict[str, Any]:
+        """Numbers of the method's own for the summary."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """All mutable state as nested dicts of plain values and arrays."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``."""
+        """The inverse of ``state``. Arrays in it are read-only and lie in a file: copy what you keep."""
 
     @classmethod
     def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:

@@ -250,7 +250,7 @@ class Server:
             record["round"] = self.round
         self.store.advance(verdict.weights)
         self.waiting.clear()
-        return [record]
+        return [record, *verdict.also]
 
     def _forget(self, device: int) -> list[Event]:
         verdict = self.method.forget(self, device)

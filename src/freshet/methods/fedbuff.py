@@ -108,8 +108,8 @@ class FedBuff(Method):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.buffered = [(int(device), int(base), int(s)) for device, base, s in state["buffered"]]
-        self.B, self.statistics, self.counters = (state[name].copy() for name in ("B", "statistics", "counters"))
-        self.m = state.get("m")
+        self.B, self.statistics, self.counters = (np.array(state[name]) for name in ("B", "statistics", "counters"))
+        self.m = None if state.get("m") is None else np.array(state["m"])
 
     @classmethod
     def audit(cls, options: FedBuffOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:

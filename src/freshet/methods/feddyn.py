@@ -93,7 +93,8 @@ class FedDyn(RoundMethod):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self.G, self.a_bar = state["G"].copy(), state.get("a_bar")
+        self.G = np.array(state["G"])
+        self.a_bar = None if state.get("a_bar") is None else np.array(state["a_bar"])
 
     @classmethod
     def audit(cls, options: FedDynOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:

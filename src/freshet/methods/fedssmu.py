@@ -51,5 +51,5 @@ class FedSSMU(FedASMU):
         verdict = super().receive(server, upload, flight)
         if isinstance(verdict, Aggregate):
             k: dict[str, Any] = {"k": server.version - flight.base}
-            return Aggregate(verdict.weights, verdict.record | k)
+            return verdict._replace(record=verdict.record | k)
         return verdict

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from freshet.core.audit import Mismatch, expect
@@ -143,9 +144,9 @@ class PORT(Method):
         return {"reported": reported, "asked": asked, **previous}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.reported = [Reported(**r) for r in state["reported"]]
+        self.reported = [Reported(**(r | {"weights": np.array(r["weights"])})) for r in state["reported"]]
         self.asked = {int(device): int(trip) for device, trip in state["asked"].items()}
-        self.previous = state.get("previous")
+        self.previous = None if state.get("previous") is None else np.array(state["previous"])
 
     @classmethod
     def audit(cls, options: PORTOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:

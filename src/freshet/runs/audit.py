@@ -162,6 +162,11 @@ def _evaluate(replay: _Replay, event: Event) -> None:
     _require(event["version"] == replay.version, f"version is {event['version']}, expected {replay.version}")
 
 
+def _slots(replay: _Replay, event: Event) -> None:
+    shares = event["probabilities"]
+    _require(min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9, "probabilities do not add up to 1")
+
+
 def _trip(replay: _Replay, event: Event) -> Event:
     trip = replay.trips.get(event["device"])
     _require(trip is not None and trip["trip"] == event["trip"], "the device has no such trip in flight")
@@ -180,4 +185,5 @@ _CHECKS: dict[str, Callable[[_Replay, Event], None]] = {
     "discard": _decided,
     "rejected": _decided,
     "urgent": _urgent,
+    "slots": _slots,
 }

@@ -48,7 +48,7 @@ def check(tree: Tree, size: int) -> None:
 def reinstate(simulation: Simulation, tree: Tree, until: float) -> None:
     """Put a fresh simulation into a captured state and hand out the training that was under way."""
     _restore_server(simulation.server, owned(tree["server"]))
-    simulation.server.method.restore(owned(tree["method"]))
+    simulation.server.method.restore(tree["method"])
     simulation.devices.restore(tree["devices"])
     simulation.heap = EventHeap([Entry(*entry) for entry in tree["heap"]], tree["now"])
     simulation.triggers = {entry.time for entry in simulation.heap.entries() if entry.rank == Rank.TRIGGER}

@@ -15,12 +15,15 @@ from freshet.methods.parts.staleness import (
     moved,
     saturate,
     staleness_weight,
+    training_scale,
 )
 
 
 def asmu(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
     """Every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
-    if event["kind"] == "aggregate":
+    if event["kind"] == "trigger":
+        memory["epochs", event["device"]] = event["epochs"]
+    elif event["kind"] == "aggregate":
         _aggregate(options, event, memory, kind)
     elif event["kind"] == "merge":
         _merge(options, event, memory, kind)
@@ -47,12 +50,17 @@ def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind
         raise Mismatch("a step was forgotten, which only happens under control_memory = budget")
     if event["adapted"] != (past is not None and not event.get("forgotten")):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
+    trip, beta, n1 = memory.get(("merged", event["device"]), (None, 0.0, 0))
+    expect("beta", event["beta"], beta if trip == event["trip"] else 0.0)
+    expect("n1", event["n1"], n1 if trip == event["trip"] else 0)
     if event["adapted"] and past is not None:
         c = past.control
         kept = {"p": past.p, "s_p": past.s_p, "xi_p": past.xi_p, "lambda_p": c.lambda_, "sigma_p": c.sigma}
         for name, value in (kept | {"iota_p": c.iota}).items():
             expect(name, event[name], value)
-        gradients = control_gradients(event["q"], options.mu_alpha, past, options.equations)
+        expect("gap", event["gap"], event["base"] - past.version - 1)
+        expect("q", event["q"], event["product"] / _scale(options, event, memory))
+        gradients = control_gradients(event["q"], options.mu_alpha, options.xi_min, past, options.equations)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, event[name], value)
         control = descend(control, gradients, (options.eta_lambda, options.eta_sigma, options.eta_iota))
@@ -62,7 +70,18 @@ def _aggregate(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind
     xi = staleness_weight(control, age, event["staleness"], options.xi_min)
     expect("xi", event["xi"], xi)
     expect("alpha", event["alpha"], saturate(options.mu_alpha, xi))
-    memory[device] = (control, Past(age, event["staleness"], xi, control) if options.dynamic_server else None)
+    memory[device] = (
+        control,
+        Past(event["version"], age, event["staleness"], xi, control) if options.dynamic_server else None,
+    )
+
+
+def _scale(options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> float:
+    """What the displacement is divided by to give the pseudo-gradient (E1, E5, E6)."""
+    if options.equations == "published":
+        epochs: int = memory["epochs", event["device"]]
+        return float(event["lr"] * epochs)
+    return -training_scale(event["lr"], event["steps"], event["n1"], event["beta"])
 
 
 def _merge(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Kind) -> None:
@@ -78,10 +97,13 @@ def _merge(options: Any, event: dict[str, Any], memory: dict[Any, Any], kind: Ki
     expect("phi", event["phi"], phi)
     expect("beta", event["beta"], saturate(options.mu_beta, phi))
     expect("reward", event["reward"], event["loss_before"] - event["loss_after"])
-    grad_gamma, grad_upsilon = merge_gradients(event["q"], options.mu_beta, phi, gamma, upsilon, age, s)
+    grad_gamma, grad_upsilon = merge_gradients(
+        event["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations
+    )
     expect("gamma_after", event["gamma_after"], moved(gamma, options.eta_gamma, grad_gamma))
     expect("upsilon_after", event["upsilon_after"], moved(upsilon, options.eta_upsilon, grad_upsilon))
     memory[device] = (event["gamma_after"], event["upsilon_after"])
+    memory["merged", event["device"]] = (event["trip"], event["beta"], event["n1"])
 
 
 def sample_weighted(event: dict[str, Any]) -> None:

@@ -50,22 +50,26 @@ class ASMUOptions(Options):
     tau_max: int = Field(99, ge=1, description="uploads staler than this are discarded")
     xi_min: float = Field(1e-3, gt=0, description="lower bound of xi, so that alpha stays above 0")
     epsilon: float = Field(0.1, ge=0, le=1, description="probability of exploring another slot")
-    phi_q: float = Field(0.1, ge=0, le=1, description="learning rate of the Q-table")
+    phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
     meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
     equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
-    advantage: Literal["scaled", "raw"] = Field(
+    advantage: slots.Advantage = Field(
         "scaled", description="rewards over their running deviation, or as they are (the paper's; default of published)"
     )
     apply: Literal["mix", "progress"] = Field(
         "mix", description="mix the uploaded model in (the paper's), or add only what its training produced (ours)"
     )
     control_memory: ControlMemory = Field(
-        "budget", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
+        "exact", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
     )
-    control_budget_mb: int = Field(1024, ge=1, description="MiB of steps under control_memory = budget")
+    control_budget_mb: int = Field(
+        1024,
+        ge=1,
+        description="MiB of steps in main memory; beyond it exact puts them into a file, budget forgets them",
+    )
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
 
@@ -117,25 +121,36 @@ class FreshModelRule(LocalRule):
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
         h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
         q = dot_difference(fresh.weights[:n], at[:n], h)
-        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s)
+        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations)
         memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
         memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
         reward = loss_before - loss_after
-        self._learn_slot(memory, trip, reward)
-        local.report |= {"beta": beta, "reward": reward, "phi": phi, "gamma": gamma, "upsilon": upsilon, "q": q}
+        local.report |= {
+            "n1": local.steps,
+            "beta": beta,
+            "reward": reward,
+            "phi": phi,
+            "gamma": gamma,
+            "upsilon": upsilon,
+            "q": q,
+        }
         local.report |= {"gamma_after": memory["gamma"], "upsilon_after": memory["upsilon"]}
         local.report |= {"loss_before": loss_before, "loss_after": loss_after}
 
-    def _learn_slot(self, memory: Memory, trip: DeviceTrip, reward: float) -> None:
-        if self.options.slot == "rl" and trip.slot is not None and "slot" in memory:
-            o = self.options
-            memory["table"] = memory["table"].copy()
-            slots.learn(memory["table"], int(memory["slot"]), trip.slot.action, trip.slot.epoch, reward, o.phi_q, o.psi)
-
     def finish(self, local: Local) -> None:
-        trip = local.trip
-        if self.options.slot != "rl" or trip.slot is None:
-            return
-        local.report |= {"slot": trip.slot.epoch, "first": int("slot" not in local.memory)}
-        local.memory.setdefault("table", slots.empty_table(trip.epochs))
-        local.memory["slot"] = trip.slot.epoch
+        if self.options.slot == "rl" and local.trip.slot is not None:
+            local.report.setdefault("reward", 0.0)  # nothing newer was there: the model stayed as it was
+            self._learn_slot(local, local.trip.slot, local.report["reward"])
+
+    def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
+        """The Q-table learns from this trip, unless it was the first, which teaches the server's meta model."""
+        o, memory = self.options, local.memory
+        first = "slot" not in memory
+        rewards = slots.RunningReward(o.rho, memory.get("b", reward))
+        table = slots.empty_table(local.trip.epochs, o.advantage) if first else memory["table"].copy()
+        if not first:
+            measured = reward - rewards.mean if o.advantage == "scaled" else reward
+            slots.learn(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
+        rewards.note(reward)
+        memory |= {"table": table, "slot": slot.epoch, "b": rewards.mean}
+        local.report |= {"slot": slot.epoch, "first": int(first)}

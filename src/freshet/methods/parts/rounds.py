@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, Verdict, Wait, World
 from freshet.core.server import Flight, Server
@@ -62,4 +64,6 @@ class RoundMethod(Method):
         return {"members": {str(m.device): {"weights": m.weights, "samples": m.samples} for m in self.members.values()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.members = {int(d): Member(int(d), m["weights"], m["samples"]) for d, m in state["members"].items()}
+        self.members = {
+            int(d): Member(int(d), np.array(m["weights"]), m["samples"]) for d, m in state["members"].items()
+        }

@@ -3,7 +3,9 @@
 A *slot* l* is an epoch in 1..L; the device asks at its start, before its first step.
 """
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +21,9 @@ from freshet.core.trip import Slot
 from freshet.errors import ConfigError
 
 Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
+#: Rewards over their running deviation, or as they are (the paper's).
+Advantage = Literal["scaled", "raw"]
 ACTIONS = (-1, 0, 1)
-#: Ties in the Q-table: stay first, then minus, then add.
-_PREFERENCE = (1, 0, 2)
 Table = NDArray[np.float64]
 
 
@@ -35,26 +37,30 @@ def fixed_slot(policy: str | int, epochs: int, rng: np.random.Generator) -> Slot
     return Slot(min(max(int(wanted), 1), epochs), "fixed")
 
 
-def empty_table(epochs: int) -> Table:
-    """``H(slot, action)``, all zero; row l-1 belongs to slot l."""
-    return np.zeros((epochs, len(ACTIONS)))
+def empty_table(epochs: int, advantage: Advantage) -> Table:
+    """``H(slot, action)``; row l-1 belongs to slot l. Zero (raw), or not a number where nothing was tried (scaled)."""
+    return np.full((epochs, len(ACTIONS)), 0.0 if advantage == "raw" else np.nan)
 
 
 def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator) -> Slot:
-    """Epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L."""
+    """Epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L.
+
+    What was never tried comes first. Ties are broken at random: a fixed order would drift to one end.
+    """
     if rng.random() < epsilon:
-        action, by = ACTIONS[int(rng.integers(len(ACTIONS)))], "explore"
+        column, by = int(rng.integers(len(ACTIONS))), "explore"
     else:
-        row = table[last - 1]
-        action, by = ACTIONS[max(_PREFERENCE, key=lambda column: (row[column], -_PREFERENCE.index(column)))], "q"
+        row = np.where(np.isnan(table[last - 1]), np.inf, table[last - 1])
+        column, by = int(rng.choice(np.flatnonzero(row == row.max()))), "q"
+    action = ACTIONS[column]
     return Slot(min(max(last + action, 1), len(table)), by, action)
 
 
 def learn(table: Table, last: int, action: int, slot: int, reward: float, phi_q: float, psi: float) -> None:
-    """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place."""
-    column = ACTIONS.index(action)
-    old = table[last - 1, column]
-    table[last - 1, column] = old + phi_q * (reward + psi * table[slot - 1].max() - old)
+    """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place; what was never tried counts as 0."""
+    column, known = ACTIONS.index(action), np.nan_to_num(table)
+    old = known[last - 1, column]
+    table[last - 1, column] = old + phi_q * (reward + psi * known[slot - 1].max() - old)
 
 
 def first_slot(meta_slot: int, epochs: int, epsilon: float, rng: np.random.Generator) -> Slot:
@@ -72,12 +78,34 @@ def slot_distribution(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return raw / total if total > 0 else np.full(len(p), 1.0 / len(p))
 
 
-class _Network(nn.Module):
-    """LSTM with a linear head: one logit per epoch, P(ask now | not asked before)."""
+@dataclass
+class RunningReward:
+    """Mean b and deviation of the rewards seen lately: ``b <- (1 - rho) b + rho R``."""
 
-    def __init__(self, hidden: int) -> None:
+    rho: float
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def note(self, reward: float) -> None:
+        """Take a reward in; the variance is the same running mean of ``(R - b)^2``, corrected for b having moved."""
+        off = reward - self.mean
+        self.mean += self.rho * off
+        self.variance = (1.0 - self.rho) * (self.variance + self.rho * off * off)
+
+    def advantage(self, reward: float, kind: Advantage) -> float:
+        """``R - b``, over the deviation if scaled (0 while all rewards are equal)."""
+        off = reward - self.mean
+        if kind == "raw":
+            return off
+        return off / math.sqrt(self.variance) if self.variance > 0.0 else 0.0
+
+
+class _Network(nn.Module):
+    """LSTM with a linear head: one number per epoch."""
+
+    def __init__(self, epochs: int, hidden: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(2, hidden)
+        self.lstm = nn.LSTM(1 + epochs, hidden)
         self.head = nn.Linear(hidden, 1)
 
     def forward(self, steps: Tensor) -> Tensor:
@@ -89,7 +117,7 @@ class _Network(nn.Module):
 def _prior_logits(epochs: int) -> Tensor:
     """Logits with which the untrained meta model prefers the middle: a triangle over 1..L, as P(ask | not asked).
 
-    Without it the first slot would win, where nothing newer is there yet and so nothing can ever be learned.
+    It starts where something newer is there for most devices, and where both neighbours can be tried.
     """
     middle = epochs // 2
     triangle = np.array([epochs - abs(epoch - middle) for epoch in range(epochs)], dtype=np.float64)
@@ -101,23 +129,33 @@ def _prior_logits(epochs: int) -> Tensor:
 class MetaSelector:
     """The server's meta model: proposes the first slot of each device and learns from its reward (REINFORCE).
 
-    As in the paper's Algorithm 2, the running mean b takes a reward in before that reward is measured against it.
+    The logit of ``P(ask at l | not asked before)`` is a prior plus ``GAIN`` times what the network has learned since
+    its start. So the untrained model is the prior itself, and a step of the paper's rate 0.001 with an advantage of 1
+    moves a logit by some tenths. As in the paper's Algorithm 2, b takes a reward in before that is measured against it.
     """
 
-    def __init__(self, epochs: int, eta_rl: float, rho: float, seed: int, hidden: int = 16) -> None:
+    GAIN = 12.0
+
+    def __init__(
+        self, epochs: int, eta_rl: float, rho: float, seed: int, advantage: Advantage = "scaled", hidden: int = 16
+    ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, "meta"))
-            self.network = _Network(hidden).double()
-        # Input of step l: the decision before it (always "not asked") and how far the trip is.
-        self._steps = torch.tensor([[0.0, epoch / epochs] for epoch in range(1, epochs + 1)], dtype=torch.float64)
+            self.network = _Network(epochs, hidden).double()
+        # Input of step l: the decision before it (always "not asked"), and which step it is.
+        self._steps = torch.cat([torch.zeros(epochs, 1), torch.eye(epochs)], dim=1).double()
         self._prior = _prior_logits(epochs)
-        self.eta_rl, self.rho = eta_rl, rho
-        self.baseline = 0.0
+        with torch.no_grad():
+            self._start = self.network(self._steps)
+        self.eta_rl, self.advantage = eta_rl, advantage
+        self.rewards = RunningReward(rho)
+        #: First trips learned from, and the distribution that was last put on record.
+        self.learned, self._recorded = 0, self.distribution()
         self._best: int | None = None
 
     def logits(self) -> Tensor:
-        """One per epoch: the network's, on top of the prior."""
-        total: Tensor = self.network(self._steps) + self._prior
+        """One per epoch: the prior, and what the network has learned on top of it."""
+        total: Tensor = self._prior + self.GAIN * (self.network(self._steps) - self._start)
         return total
 
     def distribution(self) -> NDArray[np.float64]:
@@ -132,8 +170,8 @@ class MetaSelector:
         return self._best
 
     def note(self, reward: float) -> None:
-        """``b <- (1 - rho) b + rho R``: the running mean that rewards are measured against."""
-        self.baseline = (1.0 - self.rho) * self.baseline + self.rho * reward
+        """A trip's reward joins those that others are measured against."""
+        self.rewards.note(reward)
 
     def log_probability(self, slot: int) -> Tensor:
         """``sum_{l<slot} log(1 - p_l) + log p_slot``."""
@@ -143,51 +181,82 @@ class MetaSelector:
         return total
 
     def reinforce(self, slot: int, reward: float) -> None:
-        """``theta <- theta + eta_rl grad log P(decisions) (R - b)``."""
+        """``theta <- theta + eta_rl grad log P(decisions) A`` with the advantage ``A = R - b``, scaled or raw."""
+        step = self.eta_rl * self.rewards.advantage(reward, self.advantage)
         parameters = list(self.network.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_probability(slot), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.add_(gradient, alpha=self.eta_rl * (reward - self.baseline))
+                parameter.add_(gradient, alpha=step)
+        self.learned += 1
         self._best = None
+
+    def news(self) -> dict[str, Any] | None:
+        """What to put on record when some slot's probability has changed by more than 1 % since the last time."""
+        now = self.distribution()
+        if np.abs(now - self._recorded).max() <= 0.01:
+            return None
+        self._recorded = now
+        return {"probabilities": now.tolist(), "first_trips": self.learned, "b": self.rewards.mean}
 
     def save(self, path: Path) -> None:
         """Store what was learned, for ``method.meta_from`` of later runs."""
-        state = self.state()
-        save_file(state["network"] | {"baseline": np.array([self.baseline])}, path)
+        rewards = np.array([self.rewards.mean, self.rewards.variance])
+        save_file(self._weights() | {"rewards": rewards, "start": self._start.numpy()}, path)
 
     def load(self, path: Path) -> None:
         """Begin with what an earlier run has learned."""
+        expected = {name: value.shape for name, value in self._weights().items()}
+        expected |= {"rewards": (2,), "start": tuple(self._start.shape)}
         try:
             tensors = load_file(path)
-            baseline = float(tensors.pop("baseline")[0])
-            expected = {name: tuple(value.shape) for name, value in self.network.state_dict().items()}
             if {name: value.shape for name, value in tensors.items()} != expected:
-                raise ValueError("it holds other tensors than the meta model's")
-            if not (np.isfinite(baseline) and all(np.isfinite(value).all() for value in tensors.values())):
+                raise ValueError(f"it holds other tensors than those of a meta model for {len(self._steps)} epochs")
+            if not all(value.dtype == np.float64 and np.isfinite(value).all() for value in tensors.values()):
                 raise ValueError("it holds numbers that are not finite")
-        except (OSError, SafetensorError, KeyError, IndexError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise ConfigError("method.meta_from", f"{path} is not a pre-trained meta model ({error})") from None
-        self.restore({"baseline": baseline, "network": tensors})
+        self._start = torch.from_numpy(tensors.pop("start"))
+        self.rewards.mean, self.rewards.variance = tensors.pop("rewards").tolist()
+        self._set_weights(tensors)
+        self._recorded = self.distribution()
 
     def state(self) -> dict[str, Any]:
-        network = {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
-        return {"baseline": self.baseline, "network": network}
+        rewards = [self.rewards.mean, self.rewards.variance]
+        recorded = {"learned": self.learned, "recorded": self._recorded}
+        return {"rewards": rewards, "network": self._weights(), "start": self._start.numpy(), **recorded}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.baseline = float(state["baseline"])
-        self.network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state["network"].items()})
+        self.rewards.mean, self.rewards.variance = (float(value) for value in state["rewards"])
+        self.learned, self._recorded = int(state["learned"]), np.array(state["recorded"])
+        self._start = torch.from_numpy(np.array(state["start"]))
+        self._set_weights(state["network"])
+
+    def _weights(self) -> dict[str, NDArray[Any]]:
+        return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
+
+    def _set_weights(self, weights: dict[str, NDArray[Any]]) -> None:
+        self.network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
         self._best = None
 
 
-def pretrain(selector: MetaSelector, merges: Iterable[dict[str, Any]]) -> int:
-    """Learn from the merges of earlier runs' logs, in order; returns how many there were."""
-    count = 0
-    for merge in merges:
-        slot, reward = merge.get("slot"), merge.get("reward")
-        if merge.get("kind") == "merge" and isinstance(reward, int | float) and isinstance(slot, int):
-            selector.note(float(reward))
-            selector.reinforce(slot, float(reward))
-            count += 1
-    return count
+def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: int = 1) -> int:
+    """Learn from the requests of earlier runs' logs, in order, so many times; returns how many there were.
+
+    A merge has its reward; a request that found nothing newer counts as reward 0.
+    """
+    lessons = [lesson for event in events if (lesson := _lesson(event, len(selector.distribution()))) is not None]
+    for slot, reward in passes * lessons:
+        selector.note(reward)
+        selector.reinforce(slot, reward)
+    return len(lessons)
+
+
+def _lesson(event: dict[str, Any], epochs: int) -> tuple[int, float] | None:
+    """The slot and the reward of a logged request, or None for other events (and for what makes no sense)."""
+    slot, kind = event.get("slot"), event.get("kind")
+    reward = 0.0 if kind == "request" and event.get("fresh", 0) is None else event.get("reward")
+    if kind not in ("request", "merge") or type(slot) is not int or not 1 <= slot <= epochs:
+        return None
+    return (slot, float(reward)) if isinstance(reward, int | float) and math.isfinite(reward) else None

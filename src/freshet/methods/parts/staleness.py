@@ -24,8 +24,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Past:
-    """The device's last accepted aggregation: its age p, staleness s_p, xi_p and the controls used then."""
+    """The device's last accepted aggregation: its version, age p, staleness s_p, xi_p and the controls used then."""
 
+    version: int
     p: int
     s_p: int
     xi_p: float
@@ -37,9 +38,14 @@ def discount(age: int, s: int, sigma: float) -> float:
     return math.exp(min(-sigma * math.log(s), 600.0)) / math.sqrt(age)
 
 
+def raw_staleness_weight(control: Control, age: int, s: int) -> float:
+    """``lambda / (sqrt(age) s^sigma) + iota``, before any clamp."""
+    return control.lambda_ * discount(age, s, control.sigma) + control.iota
+
+
 def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
     """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
-    return min(max(xi_min, control.lambda_ * discount(age, s, control.sigma) + control.iota), LARGEST)
+    return min(max(xi_min, raw_staleness_weight(control, age, s)), LARGEST)
 
 
 def saturate(mu: float, x: float) -> float:
@@ -63,15 +69,28 @@ def _finite(*gradients: float) -> tuple[float, ...]:
     return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
 
 
-def control_gradients(q: float, mu_alpha: float, past: Past, equations: Equations) -> tuple[float, float, float]:
+def training_scale(lr: float, steps: int, before: int, beta: float) -> float:
+    """``eta ((1 - beta) n1 + n2)``: what a constant unit gradient would have moved the model by (erratum E6).
+
+    n1 steps came before the merge, which shrinks what they did to ``1 - beta`` of it, and ``n2 = n - n1`` after it.
+    """
+    return lr * ((1.0 - beta) * before + (steps - before))
+
+
+def control_gradients(
+    q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations
+) -> tuple[float, float, float]:
     """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
 
     ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
-    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is).
+    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is). Erratum E13:
+    where xi was held by a clamp, it did not depend on the controls.
     """
     c = q * saturation_slope(mu_alpha, past.xi_p)
     weight = discount(past.p, past.s_p, past.control.sigma)
     if equations == "corrected":
+        if not xi_min <= raw_staleness_weight(past.control, past.p, past.s_p) <= LARGEST:
+            return 0.0, 0.0, 0.0
         inner = -past.control.lambda_ * math.log(past.s_p)
     else:
         inner = -math.log(past.control.sigma) if past.control.sigma > 0 else 0.0
@@ -85,15 +104,22 @@ def descend(control: Control, gradients: tuple[float, float, float], rates: tupl
     return Control(*(moved(*item) for item in zip(values, rates, gradients, strict=True)))
 
 
+def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
+    """``gamma / sqrt(age) (1 - upsilon / sqrt(s))``, before any clamp."""
+    return gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s))
+
+
 def freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
     """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0."""
-    return min(max(0.0, gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s))), LARGEST)
+    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s)), LARGEST)
 
 
 def merge_gradients(
-    q: float, mu_beta: float, phi: float, gamma: float, upsilon: float, age: int, s: int
+    q: float, mu_beta: float, phi: float, gamma: float, upsilon: float, age: int, s: int, equations: Equations
 ) -> tuple[float, float]:
-    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``."""
+    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 where phi is held (erratum E13)."""
+    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s) <= LARGEST:
+        return 0.0, 0.0
     c = q * saturation_slope(mu_beta, phi)
     g_gamma, g_upsilon = _finite(c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s))
     return g_gamma, g_upsilon

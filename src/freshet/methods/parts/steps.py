@@ -1,13 +1,15 @@
 """The steps that FedASMU's server remembers, one model per device ever aggregated, within bounds.
 
-Adapting a device's controls needs ``<g, step>`` with the step of its last accepted upload. ``exact`` keeps every step;
-``budget`` keeps the most recent ones up to a number of bytes (a device whose step was dropped skips one adaptation);
-``sketch`` keeps a seeded count sketch of a few KiB per device, whose inner product estimates the true one without bias
-and with a standard error of at most ``sqrt(2 / size) |g| |step|``.
+Adapting a device's controls needs ``<g, step>`` with the step of its last accepted upload. ``exact`` keeps every step:
+in main memory up to a budget, the longest unused ones beyond it in a temporary file, from which they come back bit for
+bit. ``budget`` forgets those instead (a device whose step was dropped skips one adaptation); ``sketch`` keeps a seeded
+count sketch of a few KiB per device, whose inner product estimates the true one without bias and with a standard error
+of at most ``sqrt(2 / size) |g| |step|``.
 """
 
+import tempfile
 from collections import OrderedDict
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,22 +30,74 @@ class Trained(NamedTuple):
     fresh: Vector
 
 
+class StepFile:
+    """Steps outside main memory, all of one length, in a file that has no name: even a kill leaves nothing behind."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._file: BinaryIO | None = None
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def __contains__(self, device: int) -> bool:
+        return device in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, device: int, step: Vector) -> None:
+        """Move a step here."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="freshet-steps-")  # noqa: SIM115  # closed with the memory
+        place = self._free.pop() if self._free else len(self._places)
+        self._places[device] = place
+        self._file.seek(4 * self._length * place)
+        self._file.write(step.view(np.uint8).data)
+        self._file.flush()
+
+    def take(self, device: int) -> Vector:
+        """Take a step out again."""
+        step = np.array(self.views()[device])
+        self.drop(device)
+        return step
+
+    def drop(self, device: int) -> None:
+        """Forget a step, if it is here."""
+        if device in self._places:
+            self._free.append(self._places.pop(device))
+
+    def views(self) -> dict[int, Vector]:
+        """All steps, read when they are looked at; valid until the next ``put``."""
+        if self._file is None or not self._places:
+            return {}
+        size = max(self._places.values()) + 1
+        mapped = np.memmap(self._file, np.float32, "r", shape=(size, self._length))
+        return {device: mapped[place] for device, place in self._places.items()}
+
+
 class StepMemory:
     """Steps by device. ``learnable`` is the length of a step, ``budget`` counts bytes."""
 
     def __init__(self, kind: ControlMemory, learnable: int, budget: int, seed: int) -> None:
         self._kind, self._learnable = kind, learnable
-        self._limit = max(1, budget // (4 * learnable)) if kind == "budget" else None
-        self._steps: OrderedDict[int, Vector] = OrderedDict()
+        #: How many steps main memory holds; None for sketches, which are small.
+        self.limit = None if kind == "sketch" else max(1, budget // (4 * learnable))
+        self._steps: OrderedDict[int, Vector] = OrderedDict()  # the longest unused first
+        self._spilled = StepFile(learnable)
         self._sketch = CountSketch(learnable, seed) if kind == "sketch" else None
 
     def __contains__(self, device: int) -> bool:
-        return device in self._steps
+        return device in self._steps or device in self._spilled
 
     @property
     def bytes(self) -> int:
-        """What the remembered steps take."""
+        """What the remembered steps take in main memory."""
         return sum(step.nbytes for step in self._steps.values())
+
+    @property
+    def spilled(self) -> int:
+        """Steps that lie in the file."""
+        return len(self._spilled)
 
     def exchange(
         self, device: int, trained: Trained, start: Vector, beta: float, beta_measured: float
@@ -53,7 +107,7 @@ class StepMemory:
         Returns ``<(u - base) - beta_measured (fresh - base), last step>`` or its estimate (None when there is no last
         step), the new step and its length. The step belongs to the memory and is only valid until the device's next.
         """
-        old, n = self._steps.get(device), self._learnable
+        old, n = self._recall(device), self._learnable
         u, base, fresh, start = trained.u[:n], trained.base[:n], trained.fresh[:n], start[:n]
         product = None
         if old is not None and self._sketch is None:
@@ -71,19 +125,33 @@ class StepMemory:
     def forget(self, device: int) -> None:
         """Drop the device's step."""
         self._steps.pop(device, None)
+        self._spilled.drop(device)
 
     def remember(self, device: int, step: Vector) -> None:
         """Keep this as the device's step."""
-        self._steps[device] = step if self._sketch is None else self._sketch(step)
+        self._keep(device, step if self._sketch is None else self._sketch(step))
+
+    def _keep(self, device: int, kept: Vector) -> None:
+        self._spilled.drop(device)
+        self._steps[device] = kept
         self._steps.move_to_end(device)
-        if self._limit is not None and len(self._steps) > self._limit:
-            self._steps.popitem(last=False)
+        if self.limit is not None and len(self._steps) > self.limit:
+            oldest, unused = self._steps.popitem(last=False)
+            if self._kind == "exact":
+                self._spilled.put(oldest, unused)
+
+    def _recall(self, device: int) -> Vector | None:
+        return self._spilled.take(device) if device in self._spilled else self._steps.get(device)
 
     def state(self) -> list[Any]:
-        return [[device, step] for device, step in self._steps.items()]
+        """Device and step, the longest unused first; steps in the file stay there until they are looked at."""
+        return [[device, step] for device, step in (self._spilled.views() | self._steps).items()]
 
     def restore(self, state: list[Any]) -> None:
-        self._steps = OrderedDict((int(device), step) for device, step in state)
+        """The inverse of ``state``, one step at a time."""
+        self._steps, self._spilled = OrderedDict(), StepFile(self._learnable)
+        for device, step in state:
+            self._keep(int(device), np.array(step))
 
 
 class CountSketch:
