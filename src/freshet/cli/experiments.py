@@ -194,8 +194,9 @@ def _work(grid: Grid, *, retry: bool, listing: bool) -> None:
         done = run_grid(jobs, store, watch=screen, retry=retry)
     told = {"title": grid.title, "notes": grid.notes, "scale": grid.scale, "look": grid.look, "named": grid.reference}
     found = results.document(jobs, store, **told)  # type: ignore[arg-type]
+    made = [*files.write(found, store.folder, grid.stem), *draw(found, store.folder, grid.stem)]
     print_results(console, found)
-    for path in [*files.write(found, store.folder, grid.stem), *draw(found, store.folder, grid.stem)]:
+    for path in made:
         typer.echo(str(path))
     states = [run["state"] for world in found["worlds"] for line in world["lines"] for run in line["runs"]]
     if not done:
