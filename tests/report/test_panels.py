@@ -9,7 +9,7 @@ import pytest
 from freshet.cli.report import find_runs
 from freshet.report.experiment import find_results, read_experiments
 from freshet.report.page import document
-from freshet.report.panel_figures import draw, footnote
+from freshet.report.panel_figures import draw, experiment_figure, footnote
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import Bars, Curves, panels, shorter
 from freshet.report.reading import read
@@ -89,6 +89,12 @@ def test_every_look_is_drawn_as_png_and_pdf(look: str, tmp_path: Path) -> None:
     assert [path.name for path in made] == ["figure.png", "figure.pdf"]
     assert made[0].read_bytes().startswith(b"\x89PNG") and made[1].read_bytes().startswith(b"%PDF")
     assert all(path.stat().st_size > 5_000 for path in made)
+
+
+def test_an_axis_without_any_time_has_no_numbers() -> None:
+    rows = panels(results("methods", [world("w", [line("a", time=None), line("b", time=None)])]))
+    accuracy, time = experiment_figure(rows, "t", "n").axes
+    assert len(accuracy.get_yticks()) > 1 and len(time.get_yticks()) == 0
 
 
 def test_without_an_ended_run_there_is_no_figure(tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ def _bars(axes: "Axes", panel: Bars) -> dict[str, Any]:
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.14)
     axes.set_ylim(bottom=0)
+    if all(value is None for bar in panel.bars for value in bar.median):
+        axes.set_yticks([])
     axes.set_ylabel("test accuracy" if panel.what == "accuracy" else "virtual time (s)", fontsize=_SMALL)
     return handles
 
