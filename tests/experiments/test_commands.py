@@ -47,6 +47,24 @@ def test_compare_prints_a_table_writes_files_and_repeats_nothing(command, monkey
     assert "6 runs, 0 to do" in listed.output
 
 
+def test_compare_says_how_much_faster_than_the_reference(command, tmp_path):
+    line = ["compare", "-m", "fedasmu,fedasync,fedavg", "--seeds", 1, "--target", 0.2, *SMALL]
+    done = command(*line)
+    assert "time vs reference: 1.60x = takes 1.6 times as long" in done.output
+    assert "fedasync, fedavg against fedasmu" in done.output
+    assert "fedasmu, fedasync against fedavg" in command(*line, "--reference", "fedavg").output
+    header, *rows = (tmp_path / "runs/compare/comparison.csv").read_text().splitlines()
+    assert {"reference", "time_raw_vs_reference", "time_raw_bound", "accuracy_vs_reference_p"} <= set(header.split(","))
+    assert len(rows) == 3
+    with pytest.raises(FreshetError, match="--reference"):
+        command(*line, "--reference", "port")
+
+
+def test_a_cells_length_is_said(command):
+    done = command("compare", "-m", "fedasmu", "--cell", "lenet-fmnist", "--seeds", 1, "--list")
+    assert "500 synchronous rounds of 46.7 s" in done.output.replace("\n", " ")
+
+
 def test_a_failed_run_is_shown_and_the_exit_code_says_so(command, monkeypatch):
     real = compare.execute
 
@@ -79,6 +97,9 @@ def test_a_scaled_suite_runs_and_says_its_scale_everywhere(command, tmp_path):
     assert done.output.count("SCALE") >= 3 and "(scale 0.02)" in done.output
     record = json.loads((tmp_path / "runs/paper/slots-scale0.02.json").read_text())
     assert record["scale"]["scale"] == 0.02
+    for ending in ("csv", "png", "pdf"):
+        assert (tmp_path / f"runs/paper/slots-scale0.02.{ending}").stat().st_size > 100
+        assert f"slots-scale0.02.{ending}" in done.output.replace("\n", "")
     assert "the learned slot over H1" in done.output
 
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from freshet.errors import ConfigError
-from freshet.experiments import results
+from freshet.experiments import files, results
 from freshet.experiments.cells import CELLS, METHODS
+from freshet.experiments.length import round_seconds
 from freshet.experiments.paper import SUITES, find_suite, plan
 from freshet.experiments.store import Store
 
@@ -34,7 +35,8 @@ def test_the_table_is_twelve_cells_times_twelve_methods_times_seeds():
         cell = CELLS[job.world.name]
         c = job.config
         assert (c.data.name, c.model.name, c.training.lr) == (cell.dataset, cell.model, cell.lr)
-        assert (c.run.until, c.run.target, c.fleet.devices, c.run.per_round) == (5000.0, cell.target, 100, 10)
+        assert (c.run.target, c.fleet.devices, c.run.per_round) == (cell.target, 100, 10)
+        assert c.run.until == pytest.approx(500 * round_seconds(c), rel=1e-3)
         assert c.data.train_samples == c.data.test_samples == 0
 
 
@@ -44,11 +46,34 @@ def test_devices_are_100_200_250():
     assert {c.run.per_round for c in found.values()} == {10}
 
 
-def test_heterogeneity_is_5_110_440_with_as_many_trips():
+def test_heterogeneity_is_5_110_440_each_as_long_as_500_rounds_of_its_fleet():
     found = worlds(grid("heterogeneity"))
     assert [c.fleet.ratio for c in found.values()] == [5.0, 110.0, 440.0]
-    assert [c.run.until for c in found.values()] == pytest.approx([5000, 5000 * 111 / 6, 5000 * 441 / 6])
+    assert all(c.run.until == pytest.approx(500 * round_seconds(c), rel=1e-3) for c in found.values())
+    lengths = [c.run.until for c in found.values()]
+    assert lengths[1] > 20 * lengths[0] and lengths[2] > 80 * lengths[0]
     assert all(c.run.until / c.run.eval_every == pytest.approx(500) for c in found.values())
+
+
+@pytest.mark.parametrize("suite", ["devices", "heterogeneity", "bandwidth"])
+def test_all_methods_of_a_setting_run_equally_long_and_the_notes_say_how_long(suite):
+    found = grid(suite)
+    by_world = {}
+    for job in found.jobs:
+        by_world.setdefault(job.world.name, set()).add((job.config.run.until, job.config.run.eval_every))
+    assert all(len(lengths) == 1 for lengths in by_world.values())
+    for name, lengths in by_world.items():
+        assert any(note.startswith(f"{name}: {next(iter(lengths))[0]:,g} s") for note in found.notes)
+
+
+def test_slower_links_make_longer_runs():
+    lengths = [c.run.until for c in worlds(grid("bandwidth")).values()]
+    assert lengths == sorted(lengths) and lengths[2] > 1.3 * lengths[0]
+
+
+def test_a_length_given_by_hand_wins():
+    found = grid("devices", settings=["run.until=700", "run.eval_every=7.0"])
+    assert {(job.config.run.until, job.config.run.eval_every) for job in found.jobs} == {(700.0, 7.0)}
 
 
 def test_bandwidth_is_divided_by_50_and_100():
@@ -69,6 +94,7 @@ def test_ablation_switches_the_parts_off():
     assert [job.entry.label for job in found.jobs[:5]] == ["fedasmu", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedavg"]
     switches = [(j.config.method.dynamic_server, j.config.method.adaptive_device) for j in found.jobs[:4]]
     assert switches == [(True, True), (False, True), (True, False), (False, False)]
+    assert {j.config.method.apply for j in found.jobs[:4]} == {"mix"}, "the paper's method, not ours"
     assert list(worlds(found)) == ["lenet-cifar10", "cnn-cifar10"]
 
 
@@ -96,7 +122,8 @@ def test_scale_shrinks_devices_samples_and_rounds():
     assert [c.fleet.devices for c in found.values()] == [20, 40, 50]
     for c in found.values():
         assert (c.data.train_samples, c.data.test_samples) == (12_000, 2_000)
-        assert (c.run.per_round, c.run.until) == (2, 1000.0)
+        assert c.run.per_round == 2
+        assert c.run.until == pytest.approx(100 * round_seconds(c), rel=1e-3), "a fifth of 500 rounds"
 
 
 def test_buffers_shrink_with_the_devices_that_train_at_once():
@@ -109,7 +136,8 @@ def test_buffers_shrink_with_the_devices_that_train_at_once():
 def test_a_scaled_heterogeneity_study_keeps_its_ratios():
     found = worlds(grid("heterogeneity", scale=0.1))
     assert [c.fleet.ratio for c in found.values()] == [5.0, 110.0, 440.0]
-    assert [c.run.until for c in found.values()] == pytest.approx([500, 500 * 111 / 6, 500 * 441 / 6])
+    assert all(c.run.until == pytest.approx(50 * round_seconds(c), rel=1e-3) for c in found.values())
+    assert all(c.run.until / c.run.eval_every == pytest.approx(100) for c in found.values()), "at least 100 tests"
 
 
 @pytest.mark.parametrize("suite", list(SUITES))
@@ -132,10 +160,10 @@ def test_every_output_says_the_scale(tmp_path):
     assert "SCALED DOWN to 0.1" in found.title
     assert any("not the paper's conditions" in note for note in found.notes)
     record = results.document(found.jobs, Store(tmp_path), title=found.title, notes=found.notes, scale=found.scaled)
-    as_json, as_csv = results.write(record, tmp_path, found.stem)
+    as_json, as_csv = files.write(record, tmp_path, found.stem)
     assert json.loads(as_json.read_text())["scale"]["scale"] == 0.1
     assert "scale" in as_csv.read_text().splitlines()[0]
-    assert {row["scale"] for row in results.rows(record)} == {0.1}
+    assert {row["scale"] for row in files.rows(record)} == {0.1}
 
 
 def test_a_full_suite_says_nothing_of_a_scale():
@@ -160,10 +188,6 @@ def test_they_stand_only_beside_the_world_they_were_measured_in(tmp_path):
     found = grid("devices", methods="fedasmu")
     record = results.document(found.jobs, Store(tmp_path), title="t")
     assert [bool(world["lines"][0]["published"]) for world in record["worlds"]] == [True, False, False]
-    changed = grid("table", cells="lenet-fmnist", settings=["model.name=mlp"])
-    assert not any(job.world.published for job in changed.jobs)
-    moved = grid("table", cells="lenet-fmnist", settings=["data.dir=/somewhere", "run.executor=serial"])
-    assert all(job.world.published for job in moved.jobs)
 
 
 def test_what_was_changed_is_said():

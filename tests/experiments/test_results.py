@@ -8,13 +8,18 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from freshet.cli.grids import print_results
+from freshet.cli.tables import overhead, print_results
+from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
-from freshet.experiments.grid import Request, World, expand, parse_entries
-from freshet.experiments.results import document, published, rows, write
+from freshet.experiments.compare import run_grid, to_do
+from freshet.experiments.files import rows, write
+from freshet.experiments.grid import World, expand, parse_entries
+from freshet.experiments.length import model_bytes
+from freshet.experiments.results import document
 from freshet.experiments.store import Store
+from freshet.runs.reader import Run
 
-from .helpers import TINY, jobs
+from .helpers import jobs
 
 #: Accuracy at 0, 10, ..., 60 s, by method and seed.
 CURVES = {
@@ -88,9 +93,10 @@ def test_times_to_the_target_raw_and_of_the_five_point_mean(grid, store):
     assert avg["time_mean"]["count"] == 0
 
 
-def test_significance_is_paired_over_seeds_against_the_first_method(grid, store):
+def test_significance_is_paired_over_seeds_against_the_reference(grid, store):
     found = lines(grid, store)
     assert "against" not in found["fedasmu"]
+    assert found["fedavg"]["against"]["reference"] == "fedasmu"
     # differences -0.2, -0.1, -0.3: of the 8 patterns of signs only two are as extreme
     assert found["fedavg"]["against"]["pairs"] == 3
     assert found["fedavg"]["against"]["difference"] == pytest.approx(-0.2)
@@ -159,7 +165,8 @@ def test_files_hold_everything_and_agree(grid, store, tmp_path):
     assert [row["method"] for row in table] == ["fedasmu", "fedavg"]
     assert float(table[0]["accuracy_median"]) == 0.7
     assert table[1]["time_raw_median"] == ""
-    assert float(table[1]["versus_first_p"]) == 0.25
+    assert float(table[1]["accuracy_vs_reference_p"]) == 0.25
+    assert (table[1]["reference"], table[1]["time_raw_bound"]) == ("fedasmu", ">")
 
 
 def test_runs_of_different_versions_are_pointed_out(grid, store):
@@ -168,18 +175,125 @@ def test_runs_of_different_versions_are_pointed_out(grid, store):
     assert "0.1, 9.9" in document(grid, store, title="t")["notes"][-1]
 
 
-def test_published_numbers_stand_beside_ours_where_they_belong(tmp_path):
-    cell = CELLS["lenet-fmnist"]
-    world, other = World("lenet-fmnist", cell), World("x", cell, {}, published=False)
-    entries = parse_entries("fedasmu,fedasmu@slot=rl,fedasmu@slot=h1,fedasmu-da,fedavg")
-    found = {e.label: published(e, world) for e in entries}
-    assert found["fedasmu"] == found["fedasmu@slot=rl"] == {"accuracy": 0.858, "time": 11_603}
-    assert found["fedavg"] == {"accuracy": 0.780, "time": 97_692}
-    assert found["fedasmu@slot=h1"] is found["fedasmu-da"] is None
-    assert published(entries[0], other) is published(entries[0], World()) is None
-    grid = expand(parse_entries("fedasmu,fedavg"), [0], Request(settings=[*TINY, *GRID]), [world])
+def test_published_numbers_stand_in_the_table_beside_ours(tmp_path):
+    grid = expand(parse_entries("fedasmu,fedavg"), [0], None, [World("lenet-fmnist", CELLS["lenet-fmnist"])])
     store = Store(tmp_path)
     finish(store, grid[0], CURVES["fedasmu", 0])
     text = shown(document(grid, store, title="t"))
     row = next(line for line in text.splitlines() if line.startswith("fedasmu"))
     assert "0.800" in row and "0.858" in row and "11,603" in row
+
+
+# ---- how much faster
+
+
+def curves(store, grid, **by_label):
+    for job in grid:
+        finish(store, job, by_label[job.entry.label.replace("-", "_")])
+
+
+def test_each_kind_has_its_reference_and_times_are_ratios_to_it(tmp_path):
+    grid, store = jobs("fedasync,fedasmu,fedavg,fedssmu", (0,), GRID), Store(tmp_path)
+    reach = {place: [0.1] * place + [0.7] * (7 - place) for place in range(1, 7)}
+    curves(store, grid, fedasync=reach[4], fedasmu=reach[2], fedavg=reach[6], fedssmu=reach[3])
+    found = lines(grid, store)
+    assert found["fedasync"]["against"]["reference"] == "fedasmu"
+    assert found["fedasync"]["against"]["time_raw"] == {"ratio": 2.0, "bound": "="}, "40 s against 20 s"
+    assert found["fedavg"]["against"]["reference"] == "fedssmu"
+    assert found["fedavg"]["against"]["time_raw"] == {"ratio": 2.0, "bound": "="}
+    assert "against" not in found["fedasmu"] and "against" not in found["fedssmu"]
+    text = shown(document(grid, store, title="t"))
+    assert "1.60x = takes 1.6 times as long" in text and "fedasync against fedasmu; fedavg against fedssmu" in text
+    row = next(line for line in text.splitlines() if line.startswith("fedasync"))
+    assert "2.00x" in row and "+0.000" in row
+
+
+def test_a_target_that_one_side_never_reached_gives_a_bound(tmp_path):
+    grid, store = jobs("fedasmu,fedasync,fedbuff", (0,), GRID), Store(tmp_path)
+    curves(store, grid, fedasmu=[0.1] + [0.7] * 6, fedasync=[0.1] * 7, fedbuff=[0.1] + [0.7] * 6)
+    text = shown(document(grid, store, title="t"))
+    assert ">6.00x" in text, "not in 60 s, the reference in 10 s"
+    found = {line["label"]: line for line in document(grid, store, title="t", named="fedasync")["worlds"][0]["lines"]}
+    assert found["fedbuff"]["against"]["time_raw"] == {"ratio": pytest.approx(10 / 60), "bound": "<"}
+    assert found["fedasync"]["style"] != found["fedasmu"]["style"]
+    never = {line["label"]: line for line in document(grid[:2], store, title="t")["worlds"][0]["lines"]}
+    assert never["fedasync"]["against"]["time_mean"] == {"ratio": pytest.approx(60 / 50), "bound": ">"}
+
+
+def test_the_reference_can_be_chosen(grid, store):
+    found = {line["label"]: line for line in document(grid, store, title="t", named="fedavg")["worlds"][0]["lines"]}
+    assert found["fedasmu"]["against"]["reference"] == "fedavg"
+    assert found["fedasmu"]["against"]["difference"] == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match="--reference"):
+        document(grid, store, title="t", named="fedbuff")
+    more = jobs("fedasmu,fedasync", (0,), GRID)
+    with pytest.raises(ConfigError, match="two of one kind"):
+        document(more, store, title="t", named="fedasmu,fedasync")
+
+
+# ---- divergence, rejections, remarks, traffic
+
+
+def test_a_diverged_run_has_ended_counts_and_is_marked(tmp_path):
+    grid, store = jobs("fedasmu,fedavg", (0, 1), GRID), Store(tmp_path)
+    for job in grid:
+        if (job.entry.label, job.seed) == ("fedasmu", 1):
+            finish(store, job, [0.1, 0.5, 0.1], status="diverged", diverged=20.0)
+        else:
+            finish(store, job, CURVES[job.entry.label, job.seed], diverged=None)
+    assert to_do(grid, store) == to_do(grid, store, retry=True) == [], "it would diverge again"
+    assert run_grid(grid, store)
+    found = document(grid, store, title="t")
+    line = found["worlds"][0]["lines"][0]
+    assert (line["finished"], line["failed"], line["diverged"]) == (2, 0, [{"seed": 1, "time": 20.0}])
+    assert line["accuracy"] == {"median": pytest.approx(0.45), "low": 0.1, "high": 0.8, "count": 2, "of": 2}
+    assert line["curve"]["time"][-1] == 60.0 and line["curve"]["low"][-1] == 0.1, "it keeps its last value"
+    text = shown(found)
+    assert "2/2 1 diverged at 20 s" in text and "its last numbers enter the medians" in text
+    row = rows(found)[0]
+    assert (row["diverged"], row["diverged_at"]) == (1, "20")
+    assert [run["diverged"] for run in line["runs"]] == [None, 20.0]
+
+
+def test_a_run_that_went_on_after_diverging_is_marked_too(tmp_path):
+    grid, store = jobs("fedasmu", (0,), GRID), Store(tmp_path)
+    finish(store, grid[0], [0.1] * 7, diverged=30.0)
+    assert "1/1 1 diverged at 30 s" in shown(document(grid, store, title="t"))
+
+
+def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
+    grid, store = jobs("fedasmu", (0, 1), GRID), Store(tmp_path)
+    finish(store, grid[0], CURVES["fedasmu", 0])
+    assert "rejected" not in shown(document(grid, store, title="t"))
+    finish(store, grid[1], CURVES["fedasmu", 1], rejected=8)
+    text = shown(document(grid, store, title="t"))
+    assert "rejected" in text
+    assert rows(document(grid, store, title="t"))[0]["rejected"] == 4
+
+
+def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
+    from freshet.methods import find
+
+    monkeypatch.setattr(find("fedavg")[0], "remark", "weighs by samples", raising=False)
+    grid, store = jobs("fedasmu,fedavg", (0,), GRID), Store(tmp_path)
+    for job in grid:
+        finish(store, job, CURVES["fedavg", 0])
+    text = shown(document(grid, store, title="t"))
+    assert "fedavg [*]" in text and "[*] fedavg: weighs by samples" in text
+    assert "fedasmu [*]" not in text
+
+
+def test_fresh_models_are_the_merges_times_the_bytes_of_the_network(tmp_path):
+    grid, store = jobs("fedasmu,fedavg", (0,)), Store(tmp_path)
+    assert run_grid(grid, store)
+    size = model_bytes(grid[0].config)
+    asmu, avg = document(grid, store, title="t")["worlds"][0]["lines"]
+    merges = sum(event["kind"] == "merge" for event in Run(store.directory(grid[0].key)).events())
+    uploads = [e["bytes"] for e in Run(store.directory(grid[0].key)).events() if e["kind"] == "upload"]
+    assert set(uploads) == {size}, "the bytes that the simulator counts"
+    assert merges > 0 and asmu["bytes_fresh"]["median"] == merges * size
+    assert asmu["bytes_down"]["median"] >= asmu["trips"]["median"] * size + merges * size
+    assert avg["bytes_fresh"]["median"] == 0
+    assert overhead(300.0, 700.0, 200.0) == pytest.approx(0.25)
+    assert overhead(None, 1.0, 1.0) is None
+    assert "of it fresh models" in shown(document(grid, store, title="t"))

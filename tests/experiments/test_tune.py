@@ -197,6 +197,20 @@ def test_a_hopeless_trial_is_stopped_early_and_counts(tmp_path, monkeypatch, opt
     assert record["values"] == {"training.lr": 0.1, "method.mu": 0.01}
 
 
+def test_a_run_that_diverged_scores_nothing(tmp_path, monkeypatch, optuna):
+    real = compare.execute
+
+    def diverges(job, store, *rest):
+        summary = real(job, store, *rest)
+        path = store.directory(job.key) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged", "diverged": 8.0}))
+        return summary
+
+    monkeypatch.setattr(tune, "execute", diverges)
+    assert Tuner("fedprox", tables(), tmp_path, Budget(1, 1)).run()
+    assert json.loads((tmp_path / "tuning.json").read_text())["score"] == 0.0
+
+
 def test_a_crashed_trial_counts_and_the_others_go_on(tmp_path, monkeypatch, optuna):
     real, count = compare.execute, []
 

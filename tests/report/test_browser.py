@@ -15,6 +15,7 @@ from freshet.report.page import report
 from freshet.report.reading import read
 
 from .conftest import Write, lines, write_run
+from .test_panels import line, results, world
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -324,3 +325,20 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
             server.shutdown()
             thread.join()
     browser.get("about:blank")
+
+
+def test_experiments_are_drawn_with_their_tables(browser: Driver, runs: list[Path], tmp_path: Path) -> None:
+    lines = [line("fedasmu"), line(EVIL, time=None, diverged=[{"seed": 0, "time": 240.0}])]
+    found = [results("methods", [world("lenet", lines)]), results("curves", [world("cnn", lines)])]
+    for place, each in enumerate(found):
+        (tmp_path / f"{place}.json").write_text(json.dumps(each))
+    path = report(runs[:1], tmp_path / "report.html", None, sorted(tmp_path.glob("*.json")))
+    look(browser, 1300, False)
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    wait(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'yes'"))
+    section = browser.find_element("id", "experiments")
+    wait(lambda: len(section.find_elements("css selector", ".main-svg")) >= 3)
+    assert "an experiment" in section.text and "1 diverged at 240 s" in section.text and EVIL in section.text
+    assert "of it fresh models" in section.text and "not reached" in section.text
+    assert errors(browser) == []

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from freshet.report.groups import grouped, headline, settings, times_to
+from freshet.report.groups import grouped, headline, said_diverged, settings, times_to
+from freshet.report.page import document
 from freshet.report.reading import read, read_all
 
 from .conftest import Write
@@ -45,6 +46,41 @@ def test_unfinished_runs_are_not_averaged(written: Write) -> None:
     assert [run.status for run in runs] == ["finished", "interrupted", "failed", "unfinished"]
     assert (line["runs"], line["all"], line["seeds"]) == (1, 4, [1])
     assert line["accuracy"] == {"median": 0.9, "low": 0.9, "high": 0.9, "count": 1, "of": 1}
+
+
+def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
+    runs = read_all(
+        [
+            written("good", seed=1, accuracy=[0.1, 0.5, 0.9, 0.9]),
+            written("bad", seed=2, accuracy=[0.1, 0.2], status="diverged", summary={"diverged": 12.5}),
+        ]
+    )
+    (group,) = grouped(runs)
+    line = headline(group, 0.8, 10.0, None)
+    assert (line["runs"], line["diverged"], said_diverged(line)) == (
+        2,
+        [{"seed": 2, "time": 12.5}],
+        "1 diverged at 12.5 s",
+    )
+    assert line["accuracy"]["median"] == pytest.approx(0.55)
+    page = document(runs)
+    low, high, middle = page["accuracy"]["time"]["data"]
+    assert middle["x"][-1] == 30.0 and (low["y"][-1], high["y"][-1]) == (20.0, 90.0), "its last value stays"
+    assert "bad: the model diverged at 12.5 s; its last numbers enter the medians as they are." in page["notes"]
+    assert [run["diverged"] for run in page["runs"]] == [None, 12.5]
+
+
+def test_a_method_is_held_against_the_reference_of_its_kind_in_the_report(written: Write) -> None:
+    curve = {"fedasync": [0.1, 0.1, 0.9], "fedasmu": [0.1, 0.9, 0.9], "fedavg": [0.1, 0.1], "fedprox": [0.9, 0.9]}
+    runs = [
+        written(name, method=name, accuracy=values, run={"trigger": "rounds" if name[3] in "ap" else "periodic"})
+        for name, values in curve.items()
+        if name not in ("fedasync", "fedasmu")
+    ] + [written(name, method=name, accuracy=curve[name]) for name in ("fedasync", "fedasmu")]
+    found = {line["label"]: line.get("against") for line in document(read_all(runs))["lines"]}
+    assert (found["fedavg"], found["fedasmu"]) == (None, None)
+    assert found["fedprox"] is not None and found["fedprox"]["reference"] == "fedavg"
+    assert found["fedasync"] is not None and found["fedasync"]["time_raw"] == {"ratio": 2.0, "bound": "="}
 
 
 def test_headline_by_hand(written: Write) -> None:

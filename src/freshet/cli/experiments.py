@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,17 +12,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.grids import GridScreen, print_results, wide_console
+from freshet.cli.grids import GridScreen
 from freshet.cli.screen import number
+from freshet.cli.tables import print_results, wide_console
 from freshet.config import load_tables, seconds
 from freshet.errors import ConfigError
+from freshet.experiments import files, results
 from freshet.experiments import paper as papers
-from freshet.experiments import results
 from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Job, Request, World, expand, parse_entries, parse_seeds, tables_for
 from freshet.experiments.presets import find_cell
 from freshet.experiments.store import State, Store
 from freshet.experiments.tune import Budget, Tuner, load_optuna
+from freshet.report.panel_figures import draw
 
 Cell = Annotated[str | None, typer.Option("--cell", help="One of the paper's cells, see [b]freshet cells[/b].")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
@@ -33,13 +36,18 @@ Settings = Annotated[
 Seeds = Annotated[str, typer.Option("--seeds", help="How many seeds (0, 1, ...), or which: 4,7.")]
 ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, serial or processes.")]
 WorkerCount = Annotated[int | None, typer.Option("--workers", help="Worker processes (0: as many as cores).")]
+Reference = Annotated[
+    str | None,
+    typer.Option("--reference", help="Hold all against this method; or one asynchronous,synchronous for each kind."),
+]
 Retry = Annotated[bool, typer.Option("--retry", help="Try runs that crashed once more.")]
 Listing = Annotated[bool, typer.Option("--list", help="Show what would run, and run nothing.")]
 
 
 def compare(
     methods: Annotated[
-        str, typer.Option("--methods", "-m", help="Methods with commas between; the first is the reference.")
+        str,
+        typer.Option("--methods", "-m", help="Methods with commas between; options with @: fedasync@alpha=0.4."),
     ],
     seeds: Seeds = "3",
     until: Until = None,
@@ -47,6 +55,7 @@ def compare(
     config: ConfigFile = None,
     settings: Settings = None,
     target: Annotated[float | None, typer.Option("--target", help="Accuracy whose reaching is timed.")] = None,
+    reference: Reference = None,
     tuned: Annotated[
         list[Path] | None, typer.Option("--tuned", help="Folder made by [b]freshet tune[/b]. Repeatable.")
     ] = None,
@@ -70,12 +79,11 @@ def compare(
     request = Request(
         tables, [load_tables(folder / "best.toml") for folder in tuned or []], [*(settings or []), *extra]
     )
-    world = World(
-        cell or "", find_cell(cell) if cell else None, published=config is None and papers.as_published(settings or [])
-    )
+    world = World(cell or "", find_cell(cell) if cell else None)
     jobs = expand(parse_entries(methods), parse_seeds(seeds), request, [world])
-    notes = papers.changed(settings or []) + _tuning_notes(tuned or [])
-    _work(jobs, Store(out), "comparison", notes, "comparison", None, retry=retry, listing=listing)
+    notes = papers.changed(settings or []) + _tuning_notes(tuned or []) + papers.lengths(jobs)
+    grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "")
+    _work(grid, retry=retry, listing=listing)
 
 
 def paper(
@@ -84,6 +92,7 @@ def paper(
     seeds: Seeds = "3",
     methods: Annotated[str | None, typer.Option("--methods", "-m", help="Only these methods.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Only these cells, with commas between.")] = None,
+    reference: Reference = None,
     settings: Settings = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the results.")] = Path("runs/paper"),
     executor: ExecutorName = None,
@@ -109,7 +118,8 @@ def paper(
         cells=cells,
         settings=assignments,
     )
-    _work(plan.jobs, Store(out), plan.title, plan.notes, plan.stem, plan.scaled, retry=retry, listing=listing)
+    grid = Grid(plan.jobs, Store(out), plan.title, plan.notes, plan.stem, plan.scaled, plan.suite.look, reference or "")
+    _work(grid, retry=retry, listing=listing)
 
 
 def tune(
@@ -159,28 +169,34 @@ def tune(
 # ---- shared
 
 
-def _work(
-    jobs: Sequence[Job],
-    store: Store,
-    title: str,
-    notes: Sequence[str],
-    stem: str,
-    scale: dict[str, Any] | None,
-    *,
-    retry: bool,
-    listing: bool,
-) -> None:
+@dataclass(frozen=True)
+class Grid:
+    """What a command runs and how its results are told."""
+
+    jobs: Sequence[Job]
+    store: Store
+    title: str
+    notes: Sequence[str]
+    stem: str
+    scale: dict[str, Any] | None = None
+    look: str = "curves"
+    reference: str = ""
+
+
+def _work(grid: Grid, *, retry: bool, listing: bool) -> None:
     """Run what is missing, then print and write the results."""
-    console = wide_console()
+    console, jobs, store = wide_console(), grid.jobs, grid.store
+    results.named_places(list(dict.fromkeys(job.entry for job in jobs)), grid.reference)
     if listing:
-        _list(console, jobs, store, title, notes)
+        _list(console, jobs, store, grid.title, grid.notes)
         return
     with GridScreen(Console(stderr=True), jobs, store) as screen:
         done = run_grid(jobs, store, watch=screen, retry=retry)
-    found = results.document(jobs, store, title=title, notes=notes, scale=scale)
-    files = results.write(found, store.folder, stem)
+    told = {"title": grid.title, "notes": grid.notes, "scale": grid.scale, "look": grid.look, "named": grid.reference}
+    found = results.document(jobs, store, **told)  # type: ignore[arg-type]
+    made = [*files.write(found, store.folder, grid.stem), *draw(found, store.folder, grid.stem)]
     print_results(console, found)
-    for path in files:
+    for path in made:
         typer.echo(str(path))
     states = [run["state"] for world in found["worlds"] for line in world["lines"] for run in line["runs"]]
     if not done:

@@ -1,8 +1,7 @@
-"""What a grid of runs looks like in a terminal: a live table while it runs, and the tables of its results."""
+"""What a grid of runs looks like in a terminal while it runs: a live table, or one line per run on a pipe."""
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -12,12 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import number, size
+from freshet.cli.screen import number
 from freshet.experiments.compare import Watch
 from freshet.experiments.grid import Job, seconds_left
 from freshet.experiments.store import State, Store
-
-Record = Mapping[str, Any]
 
 
 class GridScreen(Watch):
@@ -125,122 +122,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-# ---- results
-
-
-def span(value: Record) -> str:
-    """Least and greatest over seeds: 0.805–0.820."""
-    return f"{number(value['low'])}–{number(value['high'])}" if value["count"] > 1 else "–"
-
-
-def reached(value: Record) -> str:
-    """Median time to the target, a dash when it was not reached, and how many seeds reached it if not all did."""
-    text = "–" if value["median"] is None else f"{value['median']:.0f} s"
-    return f"{text} ({value['count']}/{value['of']})" if 0 < value["count"] < value["of"] else text
-
-
-def _runs(line: Record) -> str:
-    failed = f" [red]{line['failed']} failed" if line["failed"] else ""
-    return f"{line['finished']}/{line['all']}{failed}"
-
-
-def accuracy_table(world: Record) -> Table:
-    """What each method reached and how fast, held against the first one; the paper's numbers beside it."""
-    lines, target = world["lines"], world["target"]
-    paper = any(line["published"] for line in lines)
-    headings = ["runs", "accuracy", "range", "best", f"to {target:g}", "5-mean", "vs first", "p"]
-    table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
-    for line in lines:
-        against = line.get("against")
-        difference = None if against is None else against["difference"]
-        row = [
-            escape(line["label"]),
-            _runs(line),
-            number(line["accuracy"]["median"]),
-            span(line["accuracy"]),
-            number(line["best"]["median"]),
-            reached(line["time_raw"]),
-            reached(line["time_mean"]),
-            "–" if difference is None else f"{difference:+.3f}",
-            "–" if against is None else number(against["p"]),
-        ]
-        if paper:
-            theirs = line["published"]
-            row.append("–" if theirs is None else f"{theirs['accuracy']:g}")
-            row.append("–" if theirs is None or theirs["time"] is None else f"{theirs['time']:,g}")
-        table.add_row(*row)
-    return table
-
-
-def cost_table(world: Record) -> Table:
-    """What each method cost, as medians over seeds: traffic, staleness, discards, trips computed, real time."""
-    table = _table(["up", "down", "staleness", "discarded", "trips", "computed in"])
-    for line in world["lines"]:
-        up, down, stale, discards, trips, wall = (
-            line[key]["median"]
-            for key in ("bytes_up", "bytes_down", "mean_staleness", "discards", "trips", "wall_seconds")
-        )
-        table.add_row(
-            escape(line["label"]),
-            *("–" if count is None else size(count) for count in (up, down)),
-            number(stale, 1),
-            number(discards, 0),
-            number(trips, 0),
-            "–" if wall is None else f"{wall:.1f} s",
-        )
-    return table
-
-
-def _table(headings: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("method", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
-
-
-def wide_console() -> Console:
-    """A console for tables; in a file or a pipe there is room for all columns."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=160)
-
-
-def print_results(console: Console, results: Record) -> None:
-    """All tables of a grid, with everything that a reader must know to read them right."""
-    console.print(Text(results["title"], style="bold"))
-    if results["scale"]:
-        console.print(Text(f"SCALE {results['scale']['scale']:g}: {results['scale']['meaning']}", style="yellow"))
-    for world in results["worlds"]:
-        scaled = f" (scale {results['scale']['scale']:g})" if results["scale"] else ""
-        name = (world["name"] or world["shared"]["data"]["name"]) + scaled
-        devices = f"{world['shared']['fleet']['devices']} devices here"
-        length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
-        console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
-        console.print(accuracy_table(world))
-        console.print(cost_table(world))
-        for line in world["lines"]:
-            for run in line["runs"]:
-                if run["error"]:
-                    console.print(Text(f"failed: {run['key']}: {run['error']}", style="red"), soft_wrap=True)
-    for note in [*_reading(results), *results["notes"]]:
-        console.print(Text(note, style="dim"), soft_wrap=True)
-
-
-def _reading(results: Record) -> list[str]:
-    """How to read the tables."""
-    lines = [line for world in results["worlds"] for line in world["lines"]]
-    pairs = max((line["against"]["pairs"] for line in lines if "against" in line), default=0)
-    notes = [
-        "accuracy, best, times: median over the seeds that finished; range: least–greatest. Times: first test with the "
-        "target reached, and first with the mean of five tests there; – means never, (1/3) by one seed of three"
-    ]
-    if pairs:
-        notes.append(
-            "vs first: mean difference of accuracy over seeds; p: exact paired sign-flip test, not corrected for "
-            f"the number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
-        )
-    if any(line["reconstructed"] for line in lines):
-        notes.append("[R] reconstructed: the original formulas are not accessible")
-    return notes

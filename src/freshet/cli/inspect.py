@@ -1,7 +1,7 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,10 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from freshet.cli.screen import number, results_table, size
+from freshet.cli.tables import wide_console
 from freshet.errors import RunError
 from freshet.methods import find, options_for, registry
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
+
+if TYPE_CHECKING:
+    from freshet.experiments.cells import Cell
 
 
 def methods(
@@ -71,27 +75,49 @@ def models() -> None:
 def cells(
     name: Annotated[str | None, typer.Argument(help="Show one cell's settings and published results.")] = None,
 ) -> None:
-    """List the paper's twelve cells (network x data set); with a name, its published results."""
-    from freshet.experiments.cells import CELLS, METHODS
+    """List the paper's twelve cells (network x data set); with a name, its settings, length and published results."""
+    from freshet.experiments.cells import CELLS
     from freshet.experiments.presets import find_cell
 
+    if name is not None:
+        _cell(wide_console(), find_cell(name))
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    if name is None:
-        for heading in ("cell", "network", "data", "lr", "target", "FedASMU published", "FedSSMU published"):
-            table.add_column(heading)
-        for cell in CELLS.values():
-            ours = (
-                f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu")
-            )
-            table.add_row(cell.name, cell.model, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
-    else:
-        cell = find_cell(name)
-        for heading in ("method", "published accuracy", f"published time to {cell.target:g}"):
-            table.add_column(heading)
-        for method in METHODS:
-            result = cell.published[method]
-            table.add_row(method, f"{result.accuracy:g}", "–" if result.time is None else f"{result.time:g}")
+    for heading in ("cell", "network", "data", "lr", "target", "FedASMU published", "FedSSMU published"):
+        table.add_column(heading)
+    for cell in CELLS.values():
+        ours = (f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu"))
+        table.add_row(cell.name, cell.model, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
     Console().print(table)
+
+
+def _cell(console: Console, cell: "Cell") -> None:
+    """Everything that decides a cell's runs, the paper's choices and ours told apart, and its published results."""
+    from freshet.config import resolve
+    from freshet.experiments.length import length_note
+    from freshet.experiments.presets import all_method_choices, cell_tables, choices
+
+    console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("setting", "value", "whose"):
+        table.add_column(heading)
+    for choice in choices(cell):
+        shown = "–" if choice.value == "" else str(choice.value)
+        table.add_row(choice.name, escape(shown), "paper" if choice.stated else "[yellow]ours")
+    console.print(table)
+    console.print("\nOptions of the methods in this cell", style="bold")
+    for method, options in all_method_choices(cell).items():
+        for stated, whose in ((True, "paper"), (False, "[yellow]ours[/yellow]")):
+            values = ", ".join(f"{c.name} {c.value}" for c in options if c.stated is stated)
+            if values:
+                console.print(f"[bold]{method}[/bold] ({whose}): {escape(values)}", highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("method", "published accuracy", f"published time to {cell.target:g}"):
+        table.add_column(heading)
+    for method, result in cell.published.items():
+        table.add_row(method, f"{result.accuracy:g}", "–" if result.time is None else f"{result.time:g}")
+    console.print("\nPublished results", style="bold")
+    console.print(table)
 
 
 def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:

@@ -17,12 +17,13 @@ Target = Annotated[
 
 
 def find_runs(places: list[Path]) -> list[Path]:
-    """Run directories among these folders: the folder itself, or those directly inside it."""
+    """Run directories among these folders: the folder itself, those directly inside it, or those of a grid in it."""
     found: list[Path] = []
     for place in places:
         inside = [] if (place / "config.toml").is_file() or not place.is_dir() else sorted(place.iterdir())
         runs = [folder for folder in inside if (folder / "config.toml").is_file()]
-        found += runs or [place]
+        grid = sorted((place / "runs").iterdir()) if not runs and (place / "runs").is_dir() else []
+        found += runs or [folder for folder in grid if (folder / "config.toml").is_file()] or [place]
     return found
 
 
@@ -34,13 +35,15 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about some runs: tables, curves with seed bands, the fleet's timeline.
 
-    Runs that differ only in their seed are put together; runs that have not finished are shown but not averaged.
+    Runs that differ only in their seed are put together; runs that have not ended are shown but not averaged.
+    Of a folder made by compare or paper, its experiments are shown first, with their figures and tables.
 
     Example: freshet report runs/demo -o report.html --open
     """
+    from freshet.report.experiment import find_results
     from freshet.report.page import report as write
 
-    path = write(find_runs(runs), out, target)
+    path = write(find_runs(runs), out, target, find_results(runs))
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
         webbrowser.open(path.resolve().as_uri())

@@ -11,7 +11,8 @@ from freshet.cli.screen import LiveProgress, results_table
 from freshet.compute.processes import WorkerPool
 from freshet.config import load_tables, override, resolve, seconds, with_method
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.presets import cell_tables, find_cell
+from freshet.experiments.length import with_length
+from freshet.experiments.presets import cell_settings, find_cell
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.runs.reader import Run
@@ -64,13 +65,13 @@ def run(
     if method is not None:
         with_method(tables, method)
     if cell is not None:
-        preset = cell_tables(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
+        preset = cell_settings(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
         tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}
     given: dict[str, Any] = {"seed": seed, "executor": executor, "workers": workers, "address": address}
     given |= {"until": None if until is None else seconds(until)}
     tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
     override(tables, settings or [])
-    resolved = resolve(tables)
+    resolved = resolve(tables if cell is None else with_length(tables, find_cell(cell).rounds))
     watching: list[Observer] = [tracker(spec, resolved.tables(), out.name if out else None) for spec in track or []]
     federation = Federation.from_config(resolved)
     console = Console(stderr=True)

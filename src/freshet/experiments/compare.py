@@ -10,6 +10,7 @@ from freshet.errors import RunError
 from freshet.experiments.grid import Job, run_key
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
+from freshet.report.reading import ENDED
 from freshet.runs.reader import Run
 from freshet.runs.writer import Observer
 
@@ -51,7 +52,7 @@ def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
     error: str | None = None
     try:
         summary = execute(job, store, [watch], workers.pool(job))
-        state = State.FINISHED if summary["status"] == "finished" else State.UNFINISHED
+        state = State.FINISHED if summary["status"] in ENDED else State.UNFINISHED
     except Exception as problem:
         error = store.fail(job.key, problem)
         state = State.FAILED

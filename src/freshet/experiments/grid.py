@@ -13,12 +13,13 @@ from typing import Any
 from freshet.config import SECTIONS, Config, override, resolve
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
-from freshet.experiments.presets import cell_tables
+from freshet.experiments.length import with_length
+from freshet.experiments.presets import cell_settings
 from freshet.methods import find
 
 Tables = Mapping[str, Mapping[str, Any]]
 #: Settings of a run that decide none of its bits: where it trains, how often it is saved, what its log is held against.
-ASIDE = ("executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "target")
+ASIDE = ("executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "target")
 _DIGITS = 12
 
 
@@ -32,8 +33,15 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The label as shown in tables: a method whose formulas are not accessible is marked."""
-        return f"{self.label} [R]" if find(self.method)[0].reconstructed else self.label
+        """The label as shown in tables, with marks that refer to footnotes."""
+        method = find(self.method)[0]
+        marks = (" [R]" if method.reconstructed else "") + (" [*]" if self.remark else "")
+        return self.label + marks
+
+    @property
+    def remark(self) -> str:
+        """What a reader should know of this method's implementation, if there is anything."""
+        return str(getattr(find(self.method)[0], "remark", ""))
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,6 @@ class World:
     name: str = ""
     cell: Cell | None = None
     tables: Tables = field(default_factory=dict, hash=False)
-    #: Whether the cell's published numbers were measured in this very world.
-    published: bool = True
     #: Options by method that this world needs.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
@@ -144,11 +150,14 @@ def expand(
 
 
 def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[str, Any]]:
-    """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options."""
+    """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options.
+
+    Only then, with the fleet known, follows the length of a cell's run.
+    """
     tables: dict[str, dict[str, Any]] = {"method": {}}
     layers: list[Tables] = [world.tables, request.tables]
     if world.cell is not None:
-        layers.insert(0, cell_tables(world.cell, entry.method))
+        layers.insert(0, cell_settings(world.cell, entry.method))
     for layer in layers:
         for section, values in layer.items():
             if section != "method":
@@ -164,7 +173,8 @@ def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[s
     for setting in _in_order(request.settings, entry):
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
-    return tables | {"run": _with_trigger(tables.get("run", {}), find(entry.method)[0].kind)}
+    tables["run"] = _with_trigger(tables.get("run", {}), find(entry.method)[0].kind)
+    return tables if world.cell is None else with_length(tables, world.cell.rounds)
 
 
 def same_family(one: str, other: str) -> bool:

@@ -1,8 +1,7 @@
-"""The paper's experiments as named suites, each a grid over the same machinery as a comparison.
+"""The paper's experiments as grids over the same machinery as a comparison, full or scaled down.
 
-What the paper does not say and we decide: in ``heterogeneity`` the fastest device stays as fast as it is, and the
-length of the run and its test interval grow with the mean training time, so that every ratio sees as many trips as
-ratio 5; in ``slots`` the cell is LeNet on CIFAR-10.
+What the paper does not say and we decide: in ``heterogeneity`` the fastest device stays as fast as it is; in ``slots``
+the cell is LeNet on CIFAR-10. A run is as long as the synchronous rounds of its own setting's fleet (``length.py``).
 """
 
 from collections.abc import Sequence
@@ -12,13 +11,16 @@ from typing import Any
 from freshet.config import override
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.experiments.cells import CELLS, METHODS, Cell
+from freshet.experiments.cells import Cell
 from freshet.experiments.grid import ASIDE, Entry, Job, Request, World, expand, parse_entries
+from freshet.experiments.length import length_note
 from freshet.experiments.presets import find_cell
-from freshet.experiments.results import published
+from freshet.experiments.published import published
+from freshet.experiments.suites import NAMES, SUITES, Setting, Suite, contradictions, find_suite
 from freshet.methods import registry
 from freshet.sim.fleet import FleetOptions
 
+__all__ = ["SUITES", "Plan", "find_suite", "plan"]
 #: A round needs at least so many devices, a federation so many times more.
 FEWEST_PER_ROUND = 2
 FEWEST_DEVICES = 4
@@ -28,105 +30,6 @@ UNITS = (
     "the paper names no unit of time, no device speed and no bandwidth: "
     "compare its times with each other, not with ours"
 )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One value of what a suite varies."""
-
-    name: str = ""
-    devices: int | None = None
-    ratio: float | None = None
-    bandwidth: float = 1.0
-
-    @property
-    def normal(self) -> bool:
-        """Whether this is the world of the paper's main table."""
-        return self.devices in (None, 100) and self.ratio in (None, 5.0) and self.bandwidth == 1.0
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A named experiment of the paper."""
-
-    name: str
-    title: str
-    cells: tuple[str, ...]
-    methods: tuple[str, ...]
-    settings: tuple[Setting, ...] = (Setting(),)
-    #: What the paper says came out, in words; for ``table`` the numbers stand beside ours.
-    published: tuple[str, ...] = ()
-
-
-_LENET = ("lenet-fmnist",)
-_SUITES = (
-    Suite("table", "the main table: twelve cells, twelve methods", tuple(CELLS), METHODS),
-    Suite(
-        "devices",
-        "number of devices",
-        _LENET,
-        METHODS,
-        tuple(Setting(f"{count} devices", devices=count) for count in (100, 200, 250)),
-        (
-            "FedASMU: accuracy +0.49 % to +12.51 %, 19.83 % to 90.17 % faster than the asynchronous baselines",
-            "FedSSMU: accuracy +0.1 % to +13.38 %, 54.5 % to 91.32 % faster than the synchronous baselines",
-        ),
-    ),
-    Suite(
-        "heterogeneity",
-        "slowest over fastest device",
-        _LENET,
-        METHODS,
-        tuple(Setting(f"ratio {ratio:g}", ratio=ratio) for ratio in (5.0, 110.0, 440.0)),
-        (
-            "FedASMU: accuracy +4.65 % to +7.07 %, 7.12 % to 69.75 % faster than the asynchronous baselines",
-            "FedSSMU: accuracy +6.28 % to +12.38 %, 68.37 % to 79.44 % faster than the synchronous baselines",
-        ),
-    ),
-    Suite(
-        "bandwidth",
-        "bandwidth of the devices",
-        _LENET,
-        METHODS,
-        (
-            Setting("bandwidth 1"),
-            Setting("bandwidth 1/50", bandwidth=1 / 50),
-            Setting("bandwidth 1/100", bandwidth=1 / 100),
-        ),
-        (
-            "FedASMU: accuracy +3.3 % to +11.93 % at 1/50, +2.97 % to +12.38 % at 1/100; "
-            "43.1 % to 87.3 % and 31.28 % to 85.66 % faster than the asynchronous baselines",
-            "FedSSMU: accuracy +1.15 % to +4.58 % at 1/50, +2.88 % to +6.1 % at 1/100; "
-            "42.2 % to 51.82 % and 16.59 % to 81.78 % faster than the synchronous baselines",
-        ),
-    ),
-    Suite(
-        "ablation",
-        "FedASMU without its parts",
-        ("lenet-cifar10", "cnn-cifar10"),
-        ("fedasmu", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedavg"),
-        published=(
-            "FedASMU over -DA: accuracy +1.38 % to +4.32 %; over -FA: +1.75 % to +4.71 %, 44.77 % to 73.96 % faster",
-            "-DA over -0: accuracy +1.04 % to +3.41 %, 15.71 % to 19.54 % faster; -FA over -0: +0.65 % to +3.04 %",
-            "-0 over FedAvg: accuracy +0.08 % to +0.34 %, 67.84 % to 82.26 % faster",
-        ),
-    ),
-    Suite(
-        "slots",
-        "when to ask for the fresh model",
-        ("lenet-cifar10",),
-        ("fedasmu@slot=rl", "fedasmu@slot=h1", "fedasmu@slot=h2", "fedasmu@slot=h3"),
-        published=("the learned slot over H1, H2, H3: accuracy +2.4 %, +2.2 %, +2.8 %",),
-    ),
-)
-SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
-
-
-def find_suite(name: str) -> Suite:
-    """The suite of this name."""
-    if name not in SUITES:
-        raise ConfigError("SUITE", f"{name!r} is not known; choose one of {', '.join(SUITES)}")
-    return SUITES[name]
 
 
 @dataclass(frozen=True)
@@ -177,15 +80,8 @@ def plan(
     override(changed, settings)
     dataset = changed.get("data", {}).get("name")
     worlds = [_world(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
-    if not as_published(settings):
-        worlds = [replace(world, published=False) for world in worlds]
     jobs = expand(entries, seeds, Request(settings=settings), worlds)
     return Plan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
-
-
-def as_published(settings: Sequence[str]) -> bool:
-    """Whether the paper's numbers may stand beside runs with these settings: same data, network and devices."""
-    return not any(s.partition(".")[0] in ("data", "model", "fleet") and not s.startswith("data.dir") for s in settings)
 
 
 def _entries(suite: Suite, methods: str | None) -> list[Entry]:
@@ -194,31 +90,20 @@ def _entries(suite: Suite, methods: str | None) -> list[Entry]:
 
 
 def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> World:
-    """A cell under one setting of a suite, scaled down."""
+    """A cell under one setting of a suite, scaled down; the length of its runs follows from its fleet and rounds."""
     varied = replace(
-        cell, devices=setting.devices or cell.devices, slowest_over_fastest=setting.ratio or cell.slowest_over_fastest
+        cell,
+        devices=setting.devices or cell.devices,
+        slowest_over_fastest=setting.ratio or cell.slowest_over_fastest,
+        rounds=max(FEWEST_ROUNDS, round(cell.rounds * scale)),
     )
     name = f"{cell.name}, {setting.name}" if setting.name else cell.name
-    tables = _merged(_varied(varied, cell, setting, scale), _scaled(varied, scale, dataset))
-    return World(name, varied, tables, setting.normal, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
-
-
-def _varied(varied: Cell, cell: Cell, setting: Setting, scale: float) -> dict[str, dict[str, Any]]:
-    """What a setting changes: links, or the length of the run where training takes longer."""
-    tables: dict[str, dict[str, Any]] = {}
+    tables = _scaled(varied, scale, dataset)
     if setting.bandwidth != 1.0:
         normal = FleetOptions()
         links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
-        tables["fleet"] = {key: rate * setting.bandwidth for key, rate in links.items()}
-    longer = (1 + varied.slowest_over_fastest) / (1 + cell.slowest_over_fastest)
-    if longer != 1.0:
-        rounds = _rounds(cell, scale)
-        tables["run"] = {"until": rounds * cell.period * longer, "eval_every": cell.period * longer}
-    return tables
-
-
-def _rounds(cell: Cell, scale: float) -> int:
-    return max(FEWEST_ROUNDS, round(cell.rounds * scale))
+        tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
+    return World(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
 
 
 def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
@@ -229,7 +114,7 @@ def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str
     per_round = min(devices, max(FEWEST_PER_ROUND, round(cell.per_round * scale)))
     tables: dict[str, dict[str, Any]] = {
         "fleet": {"devices": devices},
-        "run": {"per_round": per_round, "until": _rounds(cell, scale) * float(cell.period)},
+        "run": {"per_round": per_round},
     }
     spec = CATALOGUE.get(dataset or cell.dataset)
     if spec is not None:
@@ -254,15 +139,16 @@ def _buffers(share: float) -> dict[str, dict[str, Any]]:
     return {name: {"K": max(1, round(count * share))} for name, count in usual.items()}
 
 
-def _merged(first: dict[str, dict[str, Any]], base: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Two layers of tables; ``first`` wins."""
-    return {name: base.get(name, {}) | first.get(name, {}) for name in {**base, **first}}
-
-
 def changed(settings: Sequence[str]) -> list[str]:
     """A sentence about settings that decide bits, if there are any."""
     names = [s for s in settings if s.partition("=")[0].strip() not in {f"run.{key}" for key in ASIDE}]
     return [f"changed by --set: {', '.join(names)}"] if names else []
+
+
+def lengths(jobs: Sequence[Job]) -> list[str]:
+    """How long the runs of each cell are; one sentence per world."""
+    worlds = {job.world: job.config for job in reversed(jobs) if job.world.cell is not None}
+    return [length_note(config, world.name) for world, config in reversed(worlds.items())]
 
 
 def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[str]) -> list[str]:
@@ -275,7 +161,11 @@ def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[s
             "these are not the paper's conditions"
         )
     notes += changed(settings)
+    notes += lengths(jobs)
+    notes.append(NAMES)
     notes += [f"published: {sentence}" for sentence in suite.published]
-    if any(published(job.entry, job.world) for job in jobs):
+    if suite.name == "table":
+        notes += contradictions()
+    if any(published(job) for job in jobs):
         notes.append(UNITS)
     return notes

@@ -1,26 +1,26 @@
-"""What came out of a grid: one line per method, with medians and spreads over the seeds that finished.
+"""What came out of a grid: one line per method, with medians and spreads over the seeds that came to their end.
 
-A run that crashed or is unfinished is listed with its reason and never averaged.
+A run that crashed or is unfinished is listed with its reason and never averaged; one that diverged counts as it is.
 """
 
-import csv
-import io
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from freshet._version import __version__
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, Job, World
+from freshet.experiments.length import model_bytes
+from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
-from freshet.methods import find, options_for
+from freshet.methods import find
+from freshet.report.curves import curve
 from freshet.report.groups import Group, headline, times_to
+from freshet.report.palette import styles
 from freshet.report.reading import RunData, number
+from freshet.report.references import references
 from freshet.report.statistics import over_seeds
 from freshet.runs.reader import Run
-from freshet.runs.writer import write_atomically
 
 Record = dict[str, Any]
 
@@ -36,44 +36,71 @@ class Outcome:
 
 
 def outcome(job: Job, store: Store) -> Outcome:
-    """Read a finished run's summary and metrics (its events are not needed); a damaged one counts as failed."""
+    """Read an ended run's summary and metrics (its events are not needed); a damaged one counts as failed."""
     state = store.state(job.key)
     if state is not State.FINISHED:
         return Outcome(job, state, store.error(job.key) if state is State.FAILED else None, None)
     run = Run(store.directory(job.key))
     try:
-        data = RunData(job.key, "finished", run.config(), run.summary(), run.metrics(), [])
+        summary = run.summary()
+        data = RunData(job.key, str(summary["status"]), run.config(), summary, run.metrics(), [])
     except RunError as problem:
         return Outcome(job, State.FAILED, str(problem), None)
     return Outcome(job, state, None, data)
 
 
 def document(
-    jobs: Sequence[Job], store: Store, *, title: str, notes: Sequence[str] = (), scale: Record | None = None
+    jobs: Sequence[Job],
+    store: Store,
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    scale: Record | None = None,
+    look: str = "curves",
+    named: str = "",
 ) -> Record:
-    """All results of a grid as plain values: what ``comparison.json`` holds."""
+    """All results of a grid as plain values: what ``comparison.json`` holds. ``named``: the references asked for."""
     outcomes = [outcome(job, store) for job in jobs]
     worlds = list(dict.fromkeys(job.world for job in jobs))
     made_by = sorted({str(o.run.summary.get("freshet")) for o in outcomes if o.run is not None})
     mixed = [f"these runs were made by different versions of freshet: {', '.join(made_by)}"] if len(made_by) > 1 else []
     return {
         "title": title,
+        "look": look,
         "freshet": __version__,
         "scale": scale,
         "seeds": sorted({job.seed for job in jobs}),
         "notes": [*notes, *mixed],
-        "worlds": [world_record(world, [o for o in outcomes if o.job.world == world]) for world in worlds],
+        "worlds": [world_record(world, [o for o in outcomes if o.job.world == world], named) for world in worlds],
     }
 
 
-def world_record(world: World, outcomes: Sequence[Outcome]) -> Record:
-    """The lines of one comparison; the first method is the one that the others are held against."""
+def named_places(entries: Sequence[Entry], named: str) -> list[int]:
+    """Where the references asked for are: one for all, or one for each kind."""
+    wanted = [name.strip() for name in named.split(",") if name.strip()]
+    labels = [entry.label for entry in entries]
+    for name in wanted:
+        if name not in labels:
+            raise ConfigError("--reference", f"{name!r} is not in this comparison; choose from {', '.join(labels)}")
+    places = [labels.index(name) for name in wanted]
+    kinds = [find(entries[place].method)[0].kind for place in places]
+    if len(set(kinds)) < len(kinds):
+        raise ConfigError("--reference", f"takes one method, or one of each kind; {named!r} names two of one kind")
+    return places
+
+
+def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> Record:
+    """The lines of one comparison, each held against the reference of its kind."""
     config = outcomes[0].job.config
     target, step = config.run.target, config.run.eval_every
     entries = list(dict.fromkeys(o.job.entry for o in outcomes))
-    mine = {entry: [o for o in outcomes if o.job.entry == entry] for entry in entries}
-    groups = {e: Group(e.title, [o.run for o in mine[e] if o.run is not None]) for e in entries}
-    reference = groups[entries[0]]
+    mine = [[o for o in outcomes if o.job.entry == entry] for entry in entries]
+    groups = [
+        Group(entry.title, [o.run for o in found if o.run is not None], style)
+        for entry, found, style in zip(entries, mine, styles([entry.label for entry in entries]), strict=True)
+    ]
+    kinds = [find(entry.method)[0].kind for entry in entries]
+    held = references([entry.label for entry in entries], kinds, named_places(entries, named))
     tables = config.tables()
     return {
         "name": world.name,
@@ -81,91 +108,52 @@ def world_record(world: World, outcomes: Sequence[Outcome]) -> Record:
         "target": target,
         "until": config.run.until,
         "eval_every": step,
-        "reference": entries[0].title,
+        "references": [groups[place].label for place in dict.fromkeys(held) if place is not None],
         "shared": {name: tables[name] for name in ("data", "model", "fleet", "training")},
         "lines": [
-            _line(entry, mine[entry], headline(groups[entry], target, step, reference), world) for entry in entries
+            _line(entry, found, group, headline(group, target, step, None if place is None else groups[place]))
+            for entry, found, group, place in zip(entries, mine, groups, held, strict=True)
         ],
     }
 
 
-def _line(entry: Entry, outcomes: Sequence[Outcome], numbers: Record, world: World) -> Record:
+def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Record) -> Record:
     method = find(entry.method)[0]
     runs = [o.run for o in outcomes if o.run is not None]
     config = outcomes[0].job.config
     return {
         "method": entry.method,
+        "name": entry.label,
         "kind": method.kind,
         "reconstructed": method.reconstructed,
+        "remark": entry.remark,
         "options": config.tables()["method"],
         "lr": config.training.lr,
         "trigger": config.run.trigger,
+        "style": group.style,
         **numbers,
         "finished": len(runs),
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
         "trips": asdict(over_seeds([number(run.summary.get("trips")) for run in runs])),
-        "published": published(entry, world),
+        "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
+        "published": published(outcomes[0].job),
+        "curve": curve(runs, config.run.eval_every),
         "runs": [_run(o, config.run.target, config.run.eval_every) for o in outcomes],
     }
 
 
-def published(entry: Entry, world: World) -> Record | None:
-    """The paper's numbers for a line, where it has them for this world and the method runs with its own options."""
-    if world.cell is None or not world.published or entry.method not in world.cell.published:
-        return None
-    usual = options_for(entry.method, {})
-    if any(getattr(usual, key, None) != value for key, value in entry.options.items()):
-        return None
-    return asdict(world.cell.published[entry.method])
+def fresh_bytes(run: RunData, size: int) -> float | None:
+    """Bytes of the fresh models that devices merged in mid-training: the price of the paper's idea."""
+    merges = number(run.summary.get("merges"))
+    return None if merges is None else merges * size
 
 
 def _run(found: Outcome, target: float, step: float) -> Record:
     record: Record = {"seed": found.job.seed, "key": found.job.key, "state": str(found.state), "error": found.error}
     if found.run is not None:
         times = times_to(found.run, target, step)
-        record |= {"time_raw": times.raw, "time_mean": times.mean}
+        record |= {"time_raw": times.raw, "time_mean": times.mean, "diverged": found.run.diverged}
         names = "final_accuracy", "best_accuracy", "trips", "wall_seconds", "weights_sha256"
         record |= {name: found.run.summary.get(name) for name in names}
     return record
-
-
-# ---- files
-
-_SPREADS = ("accuracy", "best", "time_raw", "time_mean")
-_MEDIANS = ("bytes_up", "bytes_down", "mean_staleness", "discards", "trips", "wall_seconds")
-
-
-def rows(results: Mapping[str, Any]) -> list[Record]:
-    """One flat row per method and world, for a spreadsheet."""
-    found = []
-    scale = (results["scale"] or {"scale": 1})["scale"]
-    for world in results["worlds"]:
-        for line in world["lines"]:
-            row = {"world": world["name"], "method": line["label"], "kind": line["kind"], "scale": scale}
-            row |= {"finished": line["finished"], "failed": line["failed"], "all": line["all"]}
-            row["target"] = world["target"]
-            for name in _SPREADS:
-                row |= {f"{name}_{part}": line[name][part] for part in ("median", "low", "high")}
-            row["reached"] = line["time_raw"]["count"]
-            row |= {name: line[name]["median"] for name in _MEDIANS}
-            against = line.get("against", {})
-            row |= {f"versus_first_{part}": against.get(part) for part in ("difference", "p", "pairs")}
-            paper = line["published"] or {}
-            row |= {f"published_{part}": paper.get(part) for part in ("accuracy", "time")}
-            found.append(row)
-    return found
-
-
-def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") -> tuple[Path, Path]:
-    """Write ``stem.json`` and ``stem.csv`` into a folder, each as a whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table = rows(results)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    files = folder / f"{stem}.json", folder / f"{stem}.csv"
-    write_atomically(files[0], (json.dumps(results, indent=2) + "\n").encode())
-    write_atomically(files[1], text.getvalue().encode())
-    return files

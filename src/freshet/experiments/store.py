@@ -10,13 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from freshet.errors import FreshetError, RunError
+from freshet.report.reading import ENDED
 from freshet.runs import checkpoint
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
 
 
 class State(StrEnum):
-    """How far a run is."""
+    """How far a run is. One that ended because its model diverged is finished, too: it would diverge again."""
 
     MISSING = "missing"
     FINISHED = "finished"
@@ -99,6 +100,7 @@ class Store:
 
 def _finished(directory: Path) -> bool:
     try:
-        return Run(directory).finished()
+        run = Run(directory)
+        return (directory / "summary.json").is_file() and run.summary().get("status") in ENDED
     except RunError:
         return False

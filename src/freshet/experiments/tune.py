@@ -222,7 +222,8 @@ class Tuner:
                 if summary["status"] == "interrupted":
                     raise Interrupted
                 watch.on_done(job, State.FINISHED, None)
-            rows = Run(directory).metrics()
+            run = Run(directory)
+            rows = run.metrics()
             for row in rows:
                 pruner.on_metrics(row)
         except Hopeless:
@@ -230,7 +231,7 @@ class Tuner:
                 self.store.clear(job.key)
             watch.on_done(job, State.UNFINISHED, None)
             raise
-        return score(rows)
+        return 0.0 if run.summary().get("diverged") is not None else score(rows)
 
     # ---- the result
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from freshet.errors import RunError
 from freshet.report import plots
 from freshet.report.groups import Group, common_step, headline
+from freshet.report.palette import LIGHT, paint, styles
 from freshet.report.reading import Record
 from freshet.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS = ("#0b6e99", "#e07a1f", "#3a9d5d", "#8c5bb5", "#c8385a", "#8a7a52", "#4b5563", "#d4a017", "#2a9d8f", "#9d4b30")
 
 
 def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
@@ -28,9 +27,10 @@ def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     target = 0.0
-    for index, run in enumerate(runs):
-        rows, summary = run.metrics(), run.summary()
-        colour = COLOURS[index % len(COLOURS)]
+    summaries = [run.summary() for run in runs]
+    looks = styles([str(summary["method"]) for summary in summaries])
+    for run, summary, style in zip(runs, summaries, looks, strict=True):
+        rows, colour = run.metrics(), paint(style)
         times = [row["time"] for row in rows]
         axes.plot(times, [row["accuracy"] for row in rows], color=colour, lw=1.8, label=summary["method"])
         target, reached = summary["target"], summary["time_to_target"]
@@ -57,7 +57,7 @@ def paper_figures(groups: Sequence[Group], target: float, path: Path) -> Path:
     from matplotlib.backends.backend_pdf import PdfPages
 
     step = common_step([run for group in groups for run in group.runs])
-    lines = [headline(group, target, step, None) | {"group": place} for place, group in enumerate(groups)]
+    lines = [headline(group, target, step, None) | {"style": group.style} for group in groups]
     with PdfPages(path, metadata={"Creator": "freshet", "CreationDate": None}) as pages:
         for figure in (
             _curves_figure(groups, target, "time"),
@@ -94,6 +94,11 @@ def _finish(axes: "Axes", x: str, y: str) -> None:
         label.set_fontfamily("serif")
 
 
+def _of(token: str) -> str:
+    """The page's name of a colour (``@c3``) as a colour on white."""
+    return LIGHT[int(token.removeprefix("@c"))]
+
+
 def _plain(label: str) -> str:
     """A label without matplotlib's own mathematics in it."""
     return label.replace("$", r"\$")
@@ -106,11 +111,8 @@ def _curves_figure(groups: Sequence[Group], target: float, axis: str) -> "Figure
     figure, axes = _page()
     below: list[float | None] = []
     for trace in drawn["data"]:
-        index = trace["meta"]["group"]
-        colour, dash = (
-            COLOURS[index % len(COLOURS)],
-            {"solid": "-", "dash": "--", "dot": ":"}[trace["line"].get("dash", "solid")],
-        )
+        colour = _of(trace["line"]["color"])
+        dash = {"solid": "-", "dash": "--", "dot": ":"}[trace["line"].get("dash", "solid")]
         if trace.get("fill") == "tonexty":
             pairs = [(x, a, b) for x, a, b in zip(trace["x"], below, trace["y"], strict=True) if None not in (a, b)]
             axes.fill_between(*zip(*pairs, strict=True), color=colour, alpha=0.16, lw=0)  # type: ignore[arg-type]
@@ -133,7 +135,7 @@ def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
     figure, axes = _page(height=0.7 + 0.42 * len(lines))
     for row, line in enumerate(lines):
         for offset, key, opacity in ((-0.19, "time_raw", 1.0), (0.19, "time_mean", 0.45)):
-            spread, colour = line[key], COLOURS[line["group"] % len(COLOURS)]
+            spread, colour = line[key], paint(line["style"])
             if spread["median"] is None:
                 axes.text(0, row + offset, " — not reached", fontsize=6, va="center", color="#6b7280", family="serif")
                 continue
@@ -153,7 +155,7 @@ def _staleness_figure(groups: Sequence[Group]) -> "Figure | None":
         return None
     figure, axes = _page()
     for trace in drawn["data"]:
-        colour = COLOURS[trace["meta"]["group"] % len(COLOURS)]
+        colour = _of(trace["line"]["color"])
         name = _plain(html.unescape(trace["name"]))
         axes.plot(trace["x"], trace["y"], color=colour, lw=1.0, drawstyle="steps-mid", label=name)
     axes.set_ylim(bottom=0)

@@ -1,10 +1,12 @@
-"""Runs put together: those that differ only in their seed make a group, and only finished runs are counted."""
+"""Runs put together: those that differ only in their seed make a group, and only runs that have ended are counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freshet.report.palette import styles
 from freshet.report.reading import ELSEWHERE, Record, RunData, number
+from freshet.report.references import time_ratio
 from freshet.report.statistics import (
     Maybe,
     Spread,
@@ -29,11 +31,18 @@ class Group:
 
     label: str
     runs: list[RunData]
+    #: Colour and dash, see ``palette``.
+    style: int = 0
 
     @property
     def counted(self) -> list[RunData]:
-        """The finished runs: only these enter medians and bands."""
+        """The runs that have ended, diverged ones included: only these enter medians and bands."""
         return [run for run in self.runs if run.finished]
+
+    @property
+    def kind(self) -> str:
+        """``sync`` for runs in rounds, else ``async``."""
+        return "sync" if self.runs[0].config.get("run", {}).get("trigger") == "rounds" else "async"
 
 
 def flat(config: dict[str, Record]) -> dict[str, str]:
@@ -66,7 +75,8 @@ def grouped(runs: Sequence[RunData]) -> list[Group]:
         found.setdefault(identity, []).append(run)
     identities = [dict(identity) for identity in found]
     labels = [_label(identity, identities) for identity in identities]
-    return [Group(label, members) for label, members in zip(_told_apart(labels), found.values(), strict=True)]
+    looks = styles([members[0].method for members in found.values()])
+    return [Group(*each) for each in zip(_told_apart(labels), found.values(), looks, strict=True)]
 
 
 def _newcomers(tables: Sequence[dict[str, str]]) -> set[str]:
@@ -130,7 +140,7 @@ def best_accuracy(run: RunData) -> Maybe:
 
 
 def headline(group: Group, target: float, step: float, reference: Group | None) -> Record:
-    """One line of the results table: medians and spreads over the finished runs."""
+    """One line of the results table: medians and spreads over the runs that have ended."""
     runs = group.counted
     times = [times_to(run, target, step) for run in runs]
     line: Record = {
@@ -144,13 +154,38 @@ def headline(group: Group, target: float, step: float, reference: Group | None) 
         "time_mean": _spread(over_seeds_reached([each.mean for each in times])),
         "times_raw": [each.raw for each in times],
         "times_mean": [each.mean for each in times],
+        "diverged": [{"seed": run.seed, "time": run.diverged} for run in runs if run.diverged is not None],
     }
     for key in ("uploads", "discards", "lost", "rejected", "mean_staleness", "bytes_up", "bytes_down", "wall_seconds"):
         line[key] = _spread(over_seeds([number(run.summary.get(key)) for run in runs]))
     if reference is not None and reference is not group:
-        result = paired(_by_seed(group), _by_seed(reference))
-        line["against"] = {"pairs": result.pairs, "difference": result.difference, "p": result.p}
+        line["against"] = versus(group, reference, target, step)
     return line
+
+
+def versus(group: Group, reference: Group, target: float, step: float) -> Record:
+    """A method held against another: paired difference of final accuracy, and the ratio of times to the target."""
+    result = paired(_by_seed(group), _by_seed(reference))
+    found: Record = {"reference": reference.label}
+    found |= {"pairs": result.pairs, "difference": result.difference, "p": result.p}
+    for name in ("raw", "mean"):
+        sides = [side for each in (group, reference) for side in _median_and_length(each, name, target, step)]
+        ratio = time_ratio(*sides)
+        found[f"time_{name}"] = None if ratio is None else {"ratio": ratio.value, "bound": ratio.bound}
+    return found
+
+
+def _median_and_length(group: Group, name: str, target: float, step: float) -> tuple[Maybe, Maybe]:
+    """Median time to the target, and what it is at least: a run that never got there took longer than it lasted."""
+    times: list[Maybe] = [getattr(times_to(run, target, step), name) for run in group.counted]
+    least = [run.end if time is None else time for run, time in zip(group.counted, times, strict=True)]
+    return over_seeds_reached(times).median, over_seeds(least).median
+
+
+def said_diverged(line: Record) -> str:
+    """``1 diverged at 240 s``, or nothing."""
+    times = sorted(each["time"] for each in line["diverged"])
+    return f"{len(times)} diverged at {', '.join(f'{time:g}' for time in times)} s" if times else ""
 
 
 def _by_seed(group: Group) -> dict[int, Maybe]:

@@ -17,10 +17,14 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
+from freshet.methods import registry
 from freshet.report import plots
 from freshet.report.closeup import closeup
+from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
+from freshet.report.palette import dash
 from freshet.report.reading import Record, RunData, number, read_all
+from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
@@ -28,9 +32,13 @@ TRIP_BUDGET = 60_000
 SCRIPTS = ("theme.js", "timeline.js", "page.js")
 
 
-def report(directories: Sequence[str | Path], out: str | Path, target: float | None = None) -> Path:
-    """Write the report of these runs as one HTML file."""
-    page = render(document(read_all(directories), target))
+def report(
+    directories: Sequence[str | Path], out: str | Path, target: float | None = None, results: Sequence[Path] = ()
+) -> Path:
+    """Write the report of these runs, and of the results of grids, as one HTML file."""
+    experiments, notes = read_experiments(results)
+    content = document(read_all(directories), target, experiments)
+    page = render(content | {"notes": content["notes"] + notes})
     path = Path(out)
     try:
         path.write_text(page, encoding="utf-8")
@@ -42,28 +50,32 @@ def report(directories: Sequence[str | Path], out: str | Path, target: float | N
 # ---- the data
 
 
-def document(runs: Sequence[RunData], target: float | None = None) -> Record:
+def document(runs: Sequence[RunData], target: float | None = None, experiments: Sequence[Experiment] = ()) -> Record:
     """Everything on the page as plain values."""
     if not runs:
         raise RunError("there is no run to report")
     groups = grouped(runs)
     target = target_of(runs) if target is None else target
     step = common_step(runs)
-    reference = groups[0] if len(groups) > 1 else None
-    lines = [headline(group, target, step, reference) | {"group": place} for place, group in enumerate(groups)]
+    held = references([group.runs[0].method for group in groups], [group.kind for group in groups])
+    lines = [
+        headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
+        for place, (group, other) in enumerate(zip(groups, held, strict=True))
+    ]
     axes = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
     return {
         "freshet": __version__,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "subject": subject(runs, groups),
         "target": target,
-        "groups": [{"label": group.label, "dash": plots.dash(index)} for index, group in enumerate(groups)],
+        "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
         "runs": [_run(run, groups) for run in runs],
         "notes": notes(runs, target),
         "accuracy": {axis: figure for axis, figure in axes.items() if figure is not None},
         "time_to_target": plots.time_to_target([line for line in lines if line["runs"]]),
         "staleness": plots.staleness(groups),
+        "experiments": [each.content for each in experiments],
         "settings": settings(groups),
         "closeups": closeups(runs, groups),
     }
@@ -94,6 +106,7 @@ def _run(run: RunData, groups: Sequence[Group]) -> Record:
         "group": place,
         "seed": run.seed,
         "status": run.status,
+        "diverged": run.diverged,
         "end": run.end,
         "until": run.setting("run", "until"),
         "accuracy": final_accuracy(run),
@@ -109,7 +122,21 @@ def notes(runs: Sequence[RunData], target: float) -> list[str]:
     if targets - {target}:
         asked = ", ".join(f"{100 * t:g} %" for t in sorted(targets))
         found.append(f"The runs were made with other targets ({asked}); all are measured against {100 * target:g} %.")
-    return found
+    return found + [remark for run in runs if run.diverged is not None for remark in [_diverged(run)]] + _remarks(runs)
+
+
+def _diverged(run: RunData) -> str:
+    counted = "its last numbers enter the medians as they are" if run.finished else "it has not ended"
+    return f"{run.name}: the model diverged at {run.diverged:g} s; {counted}."
+
+
+def _remarks(runs: Sequence[RunData]) -> list[str]:
+    """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
+    variants = {name: method for method in registry().values() for name in (method.name, *method.variants)}
+    known = {method.name: method for run in runs if (method := variants.get(run.method)) is not None}
+    found = [f"{name}: reconstructed, the original formulas are not accessible." for name, method in known.items()
+             if method.reconstructed]  # fmt: skip
+    return found + [f"{name}: {remark}" for name, m in known.items() if (remark := str(getattr(m, "remark", "")))]
 
 
 def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:

@@ -10,13 +10,11 @@ from typing import Any
 
 from freshet.report.extract import stalenesses
 from freshet.report.groups import Group, common_step
+from freshet.report.palette import COLOURS, dash
 from freshet.report.reading import Record, RunData, number
 from freshet.report.statistics import Maybe, band, histogram, on_grid, regular
 
 Figure = dict[str, Any]
-#: Colours in a theme; more groups than that start again with dashed lines.
-COLOURS = 8
-DASHES = ("solid", "dash", "dot")
 _POINTS = 240
 _MOST_TIMES = 600
 WALL_KEYS = ("wall", "wall_seconds", "wall_time")
@@ -27,12 +25,9 @@ def text(value: str) -> str:
     return html.escape(value, quote=False)
 
 
-def colour(index: int, percent: int | None = None) -> str:
-    return f"@c{index % COLOURS}" + ("" if percent is None else f"/{percent}")
-
-
-def dash(index: int) -> str:
-    return DASHES[index // COLOURS % len(DASHES)]
+def colour(style: int, percent: int | None = None) -> str:
+    """A style's colour as the page knows it."""
+    return f"@c{style % COLOURS}" + ("" if percent is None else f"/{percent}")
 
 
 def rounded(values: Sequence[Maybe], digits: int = 4) -> list[Maybe]:
@@ -92,25 +87,27 @@ def _target_note(target: float) -> Record:
 def _curves(group: Group, index: int, axis: str, step: float | None) -> list[Record]:
     get, _, shown_x = AXES[axis]
     traces: list[Record] = []
-    curves = [_curve(get(run), run.column("accuracy")) for run in group.counted]
-    curves = [curve for curve in curves if curve[0]]
+    tested = [(run, _curve(get(run), run.column("accuracy"))) for run in group.counted]
+    tested = [(run, curve) for run, curve in tested if curve[0]]
+    curves = [curve for _, curve in tested]
+    look = (index, group.style)
     if len(curves) == 1:
         xs, ys = curves[0]
-        traces.append(_line(group.label, index, xs, ys))
+        traces.append(_line(group.label, look, xs, ys))
     elif curves:
-        grid = _grid(curves, step)
+        grid = _grid(_last(tested), step)
         points = band([on_grid(xs, ys, grid) for xs, ys in curves])
         there = [(x, point) for x, point in zip(grid, points, strict=True) if point.median is not None]
         xs = [x for x, _ in there]
-        traces += _ribbon(index, xs, [p.low for _, p in there], [p.high for _, p in there])
-        line = _line(group.label, index, xs, [p.median for _, p in there])
+        traces += _ribbon(look, xs, [p.low for _, p in there], [p.high for _, p in there])
+        line = _line(group.label, look, xs, [p.median for _, p in there])
         line["customdata"] = [rounded([100 * (p.low or 0), 100 * (p.high or 0)], 1) for _, p in there]
         traces.append(line)
     for run in group.runs:
         if not run.finished:
             xs, ys = _curve(get(run), run.column("accuracy"))
             if xs:
-                traces.append(_line(f"{run.name} ({run.status})", index, xs, ys, unfinished=True))
+                traces.append(_line(f"{run.name} ({run.status})", look, xs, ys, unfinished=True))
     for trace in traces:
         if trace.get("hoverinfo") != "skip":
             spread = " (%{customdata[0]:.1f} to %{customdata[1]:.1f})" if "customdata" in trace else ""
@@ -124,35 +121,49 @@ def _curve(xs: Sequence[Maybe], ys: Sequence[Maybe]) -> tuple[list[float], list[
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _grid(curves: Sequence[tuple[list[float], list[Maybe]]], step: float | None) -> list[float]:
-    """Where seeds are compared: the common times, or evenly up to the least that all of them reached."""
-    last = min(xs[-1] for xs, _ in curves)
+def _last(tested: Sequence[tuple[RunData, tuple[list[float], list[Maybe]]]]) -> float:
+    """Where seeds are compared to: as far as all reach, those aside that diverged and keep their last value."""
+    going = [xs[-1] for run, (xs, _) in tested if run.diverged is None]
+    return min(going) if going else max(xs[-1] for _, (xs, _) in tested)
+
+
+def _grid(last: float, step: float | None) -> list[float]:
+    """The common times, or evenly spaced points."""
     if step is not None and last / step <= _MOST_TIMES:
         grid = regular(step, last)
         return grid if not grid or last - grid[-1] < 1e-9 * max(1.0, last) else [*grid, last]
     return [last * point / _POINTS for point in range(_POINTS + 1)]
 
 
-def _line(name: str, index: int, xs: Sequence[float], ys: Sequence[Maybe], unfinished: bool = False) -> Record:
-    style = {"color": colour(index), "width": 1.5 if unfinished else 2.25}
+Look = tuple[int, int]
+"""Place of a group, and its style."""
+
+
+def _line(name: str, look: Look, xs: Sequence[float], ys: Sequence[Maybe], unfinished: bool = False) -> Record:
+    index, style = look
     return {
         "type": "scatter",
         "mode": "lines",
         "name": text(name),
         "x": rounded(xs, 3),
         "y": [None if y is None else round(100 * y, 2) for y in ys],
-        "line": style | {"dash": "dash" if unfinished else dash(index)},
+        "line": {
+            "color": colour(style),
+            "width": 1.5 if unfinished else 2.25,
+            "dash": "dash" if unfinished else dash(style),
+        },
         "meta": {"group": index},
     }
 
 
-def _ribbon(index: int, xs: Sequence[float], low: Sequence[Maybe], high: Sequence[Maybe]) -> list[Record]:
+def _ribbon(look: Look, xs: Sequence[float], low: Sequence[Maybe], high: Sequence[Maybe]) -> list[Record]:
+    index, style = look
     edge: Record = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3)}
-    edge["line"] = {"width": 0, "color": colour(index)}
+    edge["line"] = {"width": 0, "color": colour(style)}
     edge |= {"hoverinfo": "skip", "showlegend": False, "meta": {"group": index}}
     bottom = edge | {"y": [None if y is None else round(100 * y, 2) for y in low]}
     top = edge | {"y": [None if y is None else round(100 * y, 2) for y in high]}
-    return [bottom, top | {"fill": "tonexty", "fillcolor": colour(index, 16)}]
+    return [bottom, top | {"fill": "tonexty", "fillcolor": colour(style, 16)}]
 
 
 # ---- time to target
@@ -184,7 +195,7 @@ def _bars(lines: Sequence[Record], key: str, name: str, percent: int) -> Record:
     whiskers = [_whiskers(spread) for spread in spreads]
     return {
         "type": "bar", "orientation": "h", "name": name, "y": list(range(len(lines))), "x": rounded(middle, 3),
-        "marker": {"color": [colour(line["group"], percent) for line in lines], "cornerradius": 3},
+        "marker": {"color": [colour(line["style"], percent) for line in lines], "cornerradius": 3},
         "error_x": {"type": "data", "symmetric": False, "array": rounded([more for more, _ in whiskers]),
                     "arrayminus": rounded([less for _, less in whiskers]),
                     "color": "@ink/70", "thickness": 1.4, "width": 4},
@@ -240,10 +251,11 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
             continue
         shares = [0.0, *(round(100 * share, 2) for _, share in bins), 0.0]
         xs = [bins[0][0] - width, *(first for first, _ in bins), bins[-1][0] + width]
-        line = {"color": colour(index), "width": 1.75, "shape": "hvh", "dash": dash(index)}
+        style = group.style
+        line = {"color": colour(style), "width": 1.75, "shape": "hvh", "dash": dash(style)}
         data.append({
             "type": "scatter", "mode": "lines", "name": text(group.label), "x": [x + (width - 1) / 2 for x in xs],
-            "y": shares, "line": line, "fill": "tozeroy", "fillcolor": colour(index, 12 if len(groups) < 5 else 4),
+            "y": shares, "line": line, "fill": "tozeroy", "fillcolor": colour(style, 12 if len(groups) < 5 else 4),
             "meta": {"group": index},
             "hovertemplate": "%{y:.1f} % of uploads",
         })  # fmt: skip

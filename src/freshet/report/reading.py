@@ -16,7 +16,9 @@ from freshet.runs.reader import Run
 
 Record = dict[str, Any]
 #: What decides neither a run's numbers nor its group.
-ELSEWHERE = {"seed", "executor", "workers", "checkpoint_every", "checkpoint_minutes", "device_memory_mb"}
+ELSEWHERE = {"seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "device_memory_mb"}
+#: A run that has ended: at its time, or because its model diverged. Leaving the latter out would flatter its method.
+ENDED = ("finished", "diverged")
 
 
 @dataclass
@@ -33,7 +35,13 @@ class RunData:
 
     @property
     def finished(self) -> bool:
-        return self.status == "finished"
+        """Whether the run has ended and counts."""
+        return self.status in ENDED
+
+    @property
+    def diverged(self) -> float | None:
+        """When the model diverged, in seconds of virtual time; None if it did not."""
+        return number(self.summary.get("diverged"))
 
     @property
     def method(self) -> str:

@@ -18,7 +18,9 @@
   const fixed = (digits, scale = 1) => (value) => (value * scale).toFixed(digits);
   const percent = fixed(1, 100), whole = (value) => Math.round(value).toLocaleString("en");
   const mega = (value) => { const mb = value / 1e6; return mb >= 1000 ? mb.toFixed(0) : mb.toFixed(1); };
-  const dot = (group) => el("span", { class: "dot", style: { background: Theme.colour(`@c${group % 8}`) } });
+  const shade = (style) => Theme.colour(`@c${style % Theme.now().c.length}`);
+  const swatch = (style) => el("span", { class: "dot", style: { background: shade(style) } });
+  const dot = (group) => swatch(doc.groups[group].style);
   const seconds = (value) => (value >= 7200 ? `${(value / 3600).toFixed(1)} h` : `${Number(value.toFixed(0)).toLocaleString("en")} s`);
 
   // ---- head and results
@@ -58,16 +60,17 @@
 
   const COLUMNS = [
     ["accuracy", "final\naccuracy (%)", percent, -1], ["best", "best\naccuracy (%)", percent, -1], ["time_raw", "first\ncrossing (s)", whole, 1], ["time_mean", "5-point\nmean (s)", whole, 1],
-    ["mean_staleness", "mean\nstaleness", fixed(1)], ["uploads", "\nuploads", whole], ["discards", "dis-\ncarded", whole], ["lost", "\nlost", whole],
+    ["mean_staleness", "mean\nstaleness", fixed(1)], ["uploads", "\nuploads", whole], ["discards", "dis-\ncarded", whole], ["rejected", "re-\njected", whole, 0, true], ["lost", "\nlost", whole],
     ["bytes_up", "up\n(MB)", mega], ["bytes_down", "down\n(MB)", mega], ["wall_seconds", "compute\n(s)", whole],
   ];
   function headline() {
     const lines = doc.lines.filter((line) => line.runs), compare = lines.some((line) => line.against && line.against.pairs > 1);
     const heading = (words) => el("th", {}, ...words.split("\n").flatMap((word, index) => (index ? [el("br"), word] : [word])));
-    const top = Object.fromEntries(COLUMNS.filter((column) => column[3]).map(([key, , , sign]) => [key, lines.map((line) => line[key].median).filter((v) => v !== null).sort((a, b) => sign * (a - b))[0]]));
+    const columns = COLUMNS.filter(([key, , , , seldom]) => !seldom || lines.some((line) => line[key].high));
+    const top = Object.fromEntries(columns.filter((column) => column[3]).map(([key, , , sign]) => [key, lines.map((line) => line[key].median).filter((v) => v !== null).sort((a, b) => sign * (a - b))[0]]));
     const rows = lines.map((line) => {
       const group = doc.lines.indexOf(line);
-      const cells = COLUMNS.map(([key, , show]) => {
+      const cells = columns.map(([key, , show]) => {
         const spread = line[key];
         const value = spread.median === null ? "—" : show(spread.median);
         const partial = key.startsWith("time_") && spread.count < spread.of && spread.count ? `${spread.count} of ${spread.of} seeds` : null;
@@ -76,20 +79,26 @@
       });
       if (compare) {
         const a = line.against;
-        cells.push(a && a.pairs ? el("td", {}, `${a.difference >= 0 ? "+" : "−"}${Math.abs(100 * a.difference).toFixed(1)}`, el("small", {}, a.p === null || a.pairs < 2 ? `${a.pairs} seed${a.pairs > 1 ? "s" : ""}` : `p = ${a.p.toPrecision(2)}`)) : el("td", {}, "·"));
+        cells.push(a ? el("td", {}, ratio(a.time_raw), el("small", {}, `of ${clip(a.reference, 16)}`)) : el("td", {}, "·"));
+        cells.push(a && a.pairs ? el("td", {}, signed(a.difference), el("small", {}, a.p === null || a.pairs < 2 ? `${a.pairs} seed${a.pairs > 1 ? "s" : ""}` : `p = ${a.p.toPrecision(2)}`)) : el("td", {}, "·"));
       }
       const seeds = line.seeds.length > 1 ? `seeds ${line.seeds.join(", ")}` : line.seeds.length ? `seed ${line.seeds[0]}` : "";
-      return el("tr", {}, el("td", { class: "name" }, el("div", { class: "who" }, dot(group), el("span", {}, line.label)), el("small", {}, seeds)), ...cells);
+      return el("tr", {}, el("td", { class: "name" }, el("div", { class: "who" }, dot(group), el("span", {}, line.label)), el("small", {}, seeds), diverged(line.diverged.map((each) => each.time))), ...cells);
     });
-    const headings = [heading("\nmethod"), ...COLUMNS.map(([, words]) => heading(words)), compare ? heading(`against\n${clip(doc.lines[0].label, 16)}`) : null];
+    const headings = [heading("\nmethod"), ...columns.map(([, words]) => heading(words)), ...(compare ? [heading("time vs\nreference"), heading("accuracy vs\nit (points)")] : [])];
     const empty = el("div", { class: "empty" }, live ? "The table fills when the run has finished." : "No run has finished: there is nothing to average.");
     $$("headline").replaceChildren(lines.length ? el("table", {}, el("thead", {}, el("tr", {}, ...headings.filter(Boolean))), el("tbody", {}, ...rows)) : empty);
-    const test = compare ? ` Against ${doc.lines[0].label}: mean difference of final accuracy in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than 2 / 2ⁿ).` : "";
-    $$("headline-note").textContent = lines.length ? `Medians over seeds of finished runs, least and greatest below. Times are virtual seconds to ${(100 * doc.target).toFixed(0)} % on a common test grid: raw first crossing, and first crossing of the trailing 5-point mean; a dash if the median seed never gets there.${test}` : "";
-    const others = doc.runs.filter((run) => run.status !== "finished");
+    const test = compare ? ` ${RATIO} Accuracy against the same reference: mean difference of final accuracy in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than 2 / 2ⁿ).` : "";
+    $$("headline-note").textContent = lines.length ? `Medians over seeds of runs that have ended, least and greatest below. Times are virtual seconds to ${(100 * doc.target).toFixed(0)} % on a common test grid: raw first crossing, and first crossing of the trailing 5-point mean; a dash if the median seed never gets there.${test}` : "";
+    const others = doc.runs.filter((run) => !ended(run));
     $$("uncounted").replaceChildren(...(others.length && !(live && doc.runs.length === 1) ? [el("h3", {}, "Not finished, not counted"), el("div", { class: "panel flush" }, el("div", { class: "scroll" }, el("table", { class: "left" }, el("thead", {}, el("tr", {}, ...["run", "method", "seed", "status", "reached"].map((w) => el("th", {}, w)))), el("tbody", {}, ...others.map((run) => el("tr", {}, el("td", {}, run.name), el("td", {}, run.label), el("td", {}, String(run.seed ?? "–")), el("td", {}, el("span", { class: "status" }, run.status)), el("td", {}, `${whole(run.end)} s${run.until ? ` of ${whole(run.until)} s` : ""}${run.accuracy === null ? "" : `, ${percent(run.accuracy)} %`}`)))))))] : []));
     $$("notes").replaceChildren(...doc.notes.map((note) => el("li", {}, note)));
   }
+  const RATIO = "Time vs reference: 1.60x takes 1.6 times as long to the target, 0.50x half as long; > where it had not got there when its runs ended, < where the reference had not.";
+  const ratio = (value) => (value ? `${value.bound === "=" ? "" : value.bound}${value.ratio.toFixed(2)}x` : "—");
+  const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)}`;
+  const diverged = (times) => (times.length ? el("small", { class: "bad" }, `${times.length} diverged at ${times.map(whole).join(", ")} s`) : null);
+  const ended = (run) => run.status === "finished" || run.status === "diverged";
   const clip = (words, most) => (words.length > most ? `${words.slice(0, most - 1)}…` : words);
 
   // ---- comparison
@@ -104,11 +113,11 @@
     }));
     $$("legend").hidden = doc.groups.length < 2;
     $$("legend").replaceChildren(...doc.groups.map((group, index) => {
-      const chip = el("button", { type: "button", class: "chip", "aria-pressed": String(!hidden.has(index)) }, el("span", { class: "stroke", style: { borderTopColor: Theme.colour(`@c${index % 8}`), borderTopStyle: { dash: "dashed", dot: "dotted" }[group.dash] || "solid" } }), group.label);
+      const chip = el("button", { type: "button", class: "chip", "aria-pressed": String(!hidden.has(index)) }, el("span", { class: "stroke", style: { borderTopColor: shade(group.style), borderTopStyle: { dash: "dashed", dot: "dotted" }[group.dash] || "solid" } }), group.label);
       chip.addEventListener("click", () => { if (!hidden.delete(index)) hidden.add(index); comparison(); });
       return chip;
     }));
-    const bands = doc.lines.some((line) => line.runs > 1), broken = doc.runs.some((run) => run.status !== "finished");
+    const bands = doc.lines.some((line) => line.runs > 1), broken = doc.runs.some((run) => !ended(run));
     $$("accuracy-note").textContent = [bands ? "Line: median over seeds; band: least to greatest." : "On the test set.", broken ? "Thin dashes: runs that have not finished." : ""].join(" ").trim();
     Theme.draw("chart-accuracy", sized(shown(doc.accuracy[axis]), Theme.narrow() ? 320 : 430), "The model has not been tested yet.");
     $$("target-note").textContent = `Virtual time until ${(100 * doc.target).toFixed(0)} % accuracy. Full bar: first crossing; pale: 5-point mean.`;
@@ -161,6 +170,37 @@
     for (const control of item.controls) Theme.draw(`control-${control.name}`, { ...control, layout: { ...control.layout, margin: { l: 8, r: 10, t: 8, b: narrow ? 42 : 44 } } });
   }
 
+  // ---- experiments
+
+  const bytes = (value) => (value === null ? "—" : `${mega(value)}`);
+  function table(headings, rows) {
+    return el("div", { class: "panel flush" }, el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...headings.map((words) => el("th", {}, words)))), el("tbody", {}, ...rows))));
+  }
+  function who(line) { return el("td", { class: "name" }, el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label)), diverged(line.diverged)); }
+  function outcome(world) {
+    const paper = world.lines.some((line) => line.published), text = (value, show) => el("td", {}, value === null ? "—" : show(value));
+    const rows = world.lines.map((line) => el("tr", {}, who(line), el("td", {}, `${line.ended}/${line.all}`), text(line.accuracy, percent), text(line.time_raw, whole), el("td", {}, line.ratio === null ? (line.reference ? "—" : "·") : `${line.bound}${line.ratio.toFixed(2)}x`, line.reference ? el("small", {}, `of ${line.reference}`) : null), text(line.difference, signed), text(line.p, (p) => p.toPrecision(2)), ...(paper ? [text(line.published && line.published.accuracy, percent), text(line.published && line.published.time, whole)] : [])));
+    return table(["method", "runs", "accuracy (%)", `to ${percent(world.target)} % (s)`, "time vs reference", "accuracy vs it", "p", ...(paper ? ["published (%)", "published time"] : [])], rows);
+  }
+  function traffic(world) {
+    const rows = world.lines.map((line) => { const rest = line.bytes_up + line.bytes_down - line.bytes_fresh; return el("tr", {}, who(line), el("td", {}, bytes(line.bytes_up)), el("td", {}, bytes(line.bytes_down)), el("td", {}, bytes(line.bytes_fresh)), el("td", {}, line.bytes_fresh !== null && rest > 0 ? `+${(100 * line.bytes_fresh / rest).toFixed(1)} %` : "—")); });
+    return table(["method", "up (MB)", "down (MB)", "of it fresh models (MB)", "on top of the rest"], rows);
+  }
+  function experiments() {
+    const place = $$("experiments"), found = doc.experiments || [];
+    place.hidden = !found.length;
+    $$("experiments-link").hidden = !found.length;
+    const drawn = [];
+    place.replaceChildren(...found.map((item, at) => {
+      const panels = item.rows.flat().map((figure, index) => { const id = `experiment-${at}-${index}`; drawn.push([id, figure]); return el("div", { class: "panel" }, el("h3", {}, figure.title), el("div", { class: "chart", id })); });
+      const lines = [...new Map(item.worlds.flatMap((world) => world.lines).map((line) => [line.label, line])).values()];
+      const legend = el("div", { class: "keys legend" }, ...lines.map((line) => el("span", { class: "who" }, swatch(line.style), line.label)));
+      const tables = item.worlds.map((world) => el("div", {}, el("h3", {}, `${world.name}, ${seconds(world.until)}`), outcome(world), el("p", { class: "fine" }, "Communication overhead, medians over seeds."), traffic(world)));
+      return el("div", {}, el("h2", {}, item.title), legend, el("div", { class: item.look === "curves" ? "grid" : "grid duo" }, ...panels), el("p", { class: "fine" }, `${RATIO} Dashed curves: synchronous methods. –: target not reached. ✕: a run diverged.`), ...tables, el("ul", { class: "plain" }, ...item.notes.map((note) => el("li", {}, note))));
+    }));
+    requestAnimationFrame(() => { for (const [id, figure] of drawn) Theme.draw(id, figure); });
+  }
+
   // ---- settings
 
   function settings() {
@@ -171,7 +211,7 @@
   }
 
   function render(keep) {
-    head(); cards(); headline(); comparison(); choices(); settings();
+    head(); cards(); headline(); experiments(); comparison(); choices(); settings();
     requestAnimationFrame(() => { closeup(keep); document.documentElement.dataset.ready = "yes"; });
   }
   function again() { Theme.apply(); if (doc) render(true); }

@@ -4,14 +4,14 @@
 const Theme = (() => {
   const THEMES = {
     light: {
-      c: ["#0072b2", "#d55e00", "#009e73", "#b4578c", "#c98a00", "#4aa5dc", "#6a51a3", "#5f6b7a"],
+      c: ["#0072b2", "#d55e00", "#009e73", "#b4578c", "#c98a00", "#4aa5dc", "#6a51a3", "#5f6b7a", "#8c4a2f", "#7d8c00", "#006d77", "#c2185b"],
       ink: "#16202b", soft: "#45525f", muted: "#6b7885", grid: "#e9edf1", line: "#cfd6dd", paper: "#ffffff",
       ramp: ["#f1f6f9", "#c5dfec", "#7fb8d3", "#2f86ad", "#0b4f71"],
       scale: ["#5c2d91", "#3b6fb6", "#1f9e8f", "#6cc24a", "#e0c400"],
       down: "#8fbbdd", train: "#dbe1e8", retrain: "#b9c5d2", fresh: "#f29d38", bad: "#c8203a", fleet: "#f7f9fb",
     },
     dark: {
-      c: ["#4ca8e8", "#f08a4b", "#2fc79a", "#e39bc4", "#f2c14e", "#9bd8ff", "#b09be8", "#a3aebd"],
+      c: ["#4ca8e8", "#f08a4b", "#2fc79a", "#e39bc4", "#f2c14e", "#9bd8ff", "#b09be8", "#a3aebd", "#d08b6c", "#c3cf4a", "#4fc3c9", "#ff6f9f"],
       ink: "#e8eef4", soft: "#b9c5d0", muted: "#8b99a7", grid: "#232d38", line: "#3a4654", paper: "#161e27",
       ramp: ["#1a2530", "#1f4a60", "#2a7698", "#5ab0d6", "#bfe7fb"],
       scale: ["#8a63e0", "#5b8bd9", "#2fb3a8", "#7ad65f", "#fde725"],
@@ -37,7 +37,7 @@ const Theme = (() => {
       if (percent !== undefined) return mix(theme[key], 0.12 + 0.88 * Number(percent) / 100);
       return theme[key].map((stop, index) => [index / (theme[key].length - 1), stop]);
     }
-    const hex = /^c\d$/.test(key) ? theme.c[Number(key[1])] : theme[key];
+    const hex = /^c\d+$/.test(key) ? theme.c[Number(key.slice(1)) % theme.c.length] : theme[key];
     if (hex === undefined) return theme.muted;
     return percent === undefined ? hex : `rgba(${parts(hex).join(",")},${Number(percent) / 100})`;
   }

@@ -1,0 +1,183 @@
+"""The results of a grid as tables in a terminal, with everything that a reader must know to read them right."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from freshet.cli.screen import number, size
+from freshet.report.groups import said_diverged
+from freshet.report.references import Ratio
+
+Record = Mapping[str, Any]
+
+
+def span(value: Record) -> str:
+    """Least and greatest over seeds: 0.805–0.820."""
+    return f"{number(value['low'])}–{number(value['high'])}" if value["count"] > 1 else "–"
+
+
+def reached(value: Record) -> str:
+    """Median time to the target, a dash when it was not reached, and how many seeds reached it if not all did."""
+    text = "–" if value["median"] is None else f"{value['median']:.0f} s"
+    return f"{text} ({value['count']}/{value['of']})" if 0 < value["count"] < value["of"] else text
+
+
+def ratio(value: Record | None) -> str:
+    """Time to target over the reference's: 1.60x, or a bound where one of them never got there."""
+    return "–" if value is None else str(Ratio(value["ratio"], value["bound"]))
+
+
+def _runs(line: Record) -> str:
+    failed = f" [red]{line['failed']} failed[/red]" if line["failed"] else ""
+    diverged = said_diverged(dict(line))
+    return f"{line['finished']}/{line['all']}{failed}" + (f" [red]{diverged}[/red]" if diverged else "")
+
+
+def accuracy_table(world: Record) -> Table:
+    """What each method reached and how fast, held against its reference; the paper's numbers beside it."""
+    lines, target = world["lines"], world["target"]
+    paper = any(line["published"] for line in lines)
+    headings = [
+        "runs",
+        "accuracy",
+        "range",
+        "best",
+        f"to {target:g}",
+        "5-mean",
+        "time vs reference",
+        "accuracy vs",
+        "p",
+    ]
+    table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
+    for line in lines:
+        against = line.get("against") or {}
+        difference = against.get("difference")
+        row = [
+            escape(line["label"]),
+            _runs(line),
+            number(line["accuracy"]["median"]),
+            span(line["accuracy"]),
+            number(line["best"]["median"]),
+            reached(line["time_raw"]),
+            reached(line["time_mean"]),
+            ratio(against.get("time_raw")) if against else _reference(world, line),
+            "–" if difference is None else f"{difference:+.3f}",
+            number(against.get("p")),
+        ]
+        if paper:
+            theirs = line["published"]
+            row.append("–" if theirs is None else f"{theirs['accuracy']:g}")
+            row.append("–" if theirs is None or theirs["time"] is None else f"{theirs['time']:,g}")
+        table.add_row(*row)
+    return table
+
+
+def _reference(world: Record, line: Record) -> str:
+    return "reference" if line["label"] in world["references"] else "–"
+
+
+def cost_table(world: Record) -> Table:
+    """What each method cost, as medians over seeds: staleness, discards, trips computed, real time."""
+    lines = world["lines"]
+    rejected = any(line["rejected"]["high"] for line in lines)
+    table = _table(["staleness", "discarded", *(["rejected"] if rejected else []), "trips", "computed in"])
+    for line in lines:
+        keys = ("mean_staleness", "discards", *(["rejected"] if rejected else []), "trips")
+        medians = [line[key]["median"] for key in keys]
+        wall = line["wall_seconds"]["median"]
+        cells = [number(value, 1 if key == "mean_staleness" else 0) for key, value in zip(keys, medians, strict=True)]
+        table.add_row(escape(line["label"]), *cells, "–" if wall is None else f"{wall:.1f} s")
+    return table
+
+
+def traffic_table(world: Record) -> Table:
+    """What each method sent, as medians over seeds; the fresh models are what FedASMU and FedSSMU send besides."""
+    table = _table(["up", "down", "of it fresh models", "on top of the rest"])
+    for line in world["lines"]:
+        up, down, fresh = (line[key]["median"] for key in ("bytes_up", "bytes_down", "bytes_fresh"))
+        share = overhead(up, down, fresh)
+        table.add_row(
+            escape(line["label"]),
+            *("–" if count is None else size(count) for count in (up, down, fresh)),
+            "–" if share is None else f"+{100 * share:.1f} %",
+        )
+    return table
+
+
+def overhead(up: float | None, down: float | None, fresh: float | None) -> float | None:
+    """Bytes of the fresh models over all other bytes."""
+    if up is None or down is None or fresh is None or up + down <= fresh:
+        return None
+    return fresh / (up + down - fresh)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+def wide_console() -> Console:
+    """A console for tables; in a file or a pipe there is room for all columns."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=180)
+
+
+def print_results(console: Console, results: Record) -> None:
+    """All tables of a grid, with everything that a reader must know to read them right."""
+    console.print(Text(results["title"], style="bold"))
+    if results["scale"]:
+        console.print(Text(f"SCALE {results['scale']['scale']:g}: {results['scale']['meaning']}", style="yellow"))
+    for world in results["worlds"]:
+        scaled = f" (scale {results['scale']['scale']:g})" if results["scale"] else ""
+        name = (world["name"] or world["shared"]["data"]["name"]) + scaled
+        devices = f"{world['shared']['fleet']['devices']} devices here"
+        length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
+        console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
+        console.print(accuracy_table(world))
+        console.print(cost_table(world))
+        console.print(traffic_table(world))
+        for line in world["lines"]:
+            for run in line["runs"]:
+                if run["error"]:
+                    console.print(Text(f"failed: {run['key']}: {run['error']}", style="red"), soft_wrap=True)
+    for note in [*_reading(results), *results["notes"]]:
+        console.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _reading(results: Record) -> list[str]:
+    """How to read the tables."""
+    lines = [line for world in results["worlds"] for line in world["lines"]]
+    held = [line for line in lines if "against" in line]
+    pairs = max((line["against"]["pairs"] for line in held), default=0)
+    notes = [
+        "accuracy, best, times: median over the seeds that came to their end; range: least–greatest. Times: first test "
+        "with the target reached, and first with the mean of five tests there; – means never, (1/3) by one seed of 3"
+    ]
+    if held:
+        named: dict[str, list[str]] = {}
+        for line in held:
+            named.setdefault(line["against"]["reference"], []).append(line["label"])
+        said = "; ".join(f"{', '.join(dict.fromkeys(names))} against {reference}" for reference, names in named.items())
+        notes.append(
+            "time vs reference: 1.60x = takes 1.6 times as long as its reference to reach the target, 0.50x = half as "
+            f"long; >2.10x: had not reached it when its runs ended, <0.50x: the reference had not. References: {said}"
+        )
+    if pairs:
+        notes.append(
+            "accuracy vs: mean difference of accuracy to the reference over common seeds; p: exact paired sign-flip "
+            f"test, not corrected for the number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
+        )
+    if any(line["diverged"] for line in lines):
+        notes.append("diverged: the model became useless; such a run has ended, and its last numbers enter the medians")
+    if any(line["reconstructed"] for line in lines):
+        notes.append("[R] reconstructed: the original formulas are not accessible")
+    remarks = {line["method"]: line["remark"] for line in lines if line["remark"]}
+    return notes + [f"[*] {method}: {remark}" for method, remark in remarks.items()]

@@ -1,0 +1,90 @@
+"""The results of a grid (``comparison.json`` and the suites' files) for the page. Nothing in such a file is trusted."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freshet.report.panel_plots import panel_figure
+from freshet.report.panels import panels, title_of
+from freshet.report.reading import Record, number
+
+#: A file of results is not larger than this.
+_MOST_BYTES = 64_000_000
+_SHOWN_NOTES = 40
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid's results as the page shows them."""
+
+    name: str
+    content: Record
+
+
+def find_results(places: Iterable[Path]) -> list[Path]:
+    """JSON files directly inside these folders, beside their runs."""
+    folders = [place for place in places if place.is_dir() and not (place / "config.toml").is_file()]
+    return [path for folder in folders for path in sorted(folder.glob("*.json"))]
+
+
+def read_experiments(paths: Iterable[Path]) -> tuple[list[Experiment], list[str]]:
+    """Those of the files that hold results, and a note for each that is damaged."""
+    found, notes = [], []
+    for path in paths:
+        try:
+            results = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _MOST_BYTES else None
+            if isinstance(results, dict) and "worlds" in results:
+                found.append(Experiment(path.stem, experiment(results)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            notes.append(f"{path.name} cannot be read as results of freshet; it is not shown.")
+    return found, notes
+
+
+def experiment(results: Record) -> Record:
+    """Figures, and per world the tables, with texts as plain text."""
+    return {
+        "title": str(results["title"]),
+        "look": str(results.get("look", "curves")),
+        "notes": [str(note) for note in results["notes"][:_SHOWN_NOTES]],
+        "rows": [[panel_figure(panel) for panel in row] for row in panels(results)],
+        "worlds": [_world(world) for world in results["worlds"]],
+    }
+
+
+def _world(world: Record) -> Record:
+    return {
+        "name": title_of(world),
+        "target": number(world["target"]),
+        "until": number(world["until"]),
+        "lines": [_line(line) for line in world["lines"]],
+    }
+
+
+def _line(line: Record) -> Record:
+    """The numbers of one method that the page's table shows."""
+    against = line.get("against") or {}
+    paper = line.get("published") or {}
+    ratio = against.get("time_raw") or {}
+    return {
+        "label": str(line["label"]),
+        "style": int(line["style"]),
+        "ended": int(line["finished"]),
+        "all": int(line["all"]),
+        "diverged": [number(each["time"]) for each in line["diverged"]],
+        "reference": _text(against.get("reference")),
+        "ratio": number(ratio.get("ratio")),
+        "bound": "" if ratio.get("bound") not in ("<", ">") else ratio["bound"],
+        "difference": number(against.get("difference")),
+        "p": number(against.get("p")),
+        "published": {key: number(paper.get(key)) for key in ("accuracy", "time")} if paper else None,
+        **{key: number(line[key]["median"]) for key in _MEDIANS},
+    }
+
+
+_MEDIANS = ("accuracy", "time_raw", "bytes_up", "bytes_down", "bytes_fresh")
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,161 @@
+"""What the figure of an experiment shows, as plain data: panels in the paper's layout, from the results of a grid.
+
+Three looks: ``curves`` has one panel of accuracy curves per cell; ``settings`` a row of bars for each kind of method,
+accuracy and time to target over the settings; ``methods`` a column of bars for each cell.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from freshet.report.reading import Record, number
+from freshet.report.statistics import Maybe
+
+KINDS = {"async": "asynchronous", "sync": "synchronous"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One method's curve: median and extremes over seeds."""
+
+    name: str
+    style: int
+    dashed: bool
+    time: list[float]
+    median: list[Maybe]
+    low: list[Maybe]
+    high: list[Maybe]
+    diverged: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Accuracy over virtual time, one curve per method."""
+
+    title: str
+    target: float
+    series: list[Series]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One method's bars, one per group; a median of None was never reached."""
+
+    name: str
+    style: int
+    median: list[Maybe]
+    low: list[Maybe]
+    high: list[Maybe]
+    diverged: list[bool]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars in groups; with a single group each bar carries its method's name."""
+
+    title: str
+    what: str
+    groups: list[str]
+    bars: list[Bar]
+
+
+Panel = Curves | Bars
+
+
+def panels(results: Record) -> list[list[Panel]]:
+    """Rows of panels; an experiment without an ended run has none."""
+    worlds = [world for world in results["worlds"] if any(line["runs"] for line in world["lines"])]
+    ended = any(line["finished"] for world in worlds for line in world["lines"])
+    if not ended:
+        return []
+    draw = {"settings": _by_setting, "methods": _by_method}.get(str(results.get("look")))
+    return draw(worlds) if draw else _in_rows([curves(world) for world in worlds])
+
+
+def shorter(names: Sequence[str]) -> list[str]:
+    """Names without what all have in common: ``slot=h1`` where every line is a fedasmu@..."""
+    heads = {name.partition("@")[0] for name in names}
+    if len(names) > 1 and len(heads) == 1 and all("@" in name for name in names):
+        return [name.partition("@")[2] for name in names]
+    return list(names)
+
+
+def _in_rows(found: Sequence[Panel], columns: int = 3) -> list[list[Panel]]:
+    return [list(found[start : start + columns]) for start in range(0, len(found), columns)]
+
+
+def curves(world: Record) -> Curves:
+    """The accuracy curves of one world."""
+    lines = [line for line in world["lines"] if line["curve"]]
+    names = shorter([line["label"] for line in lines])
+    return Curves(
+        title_of(world),
+        float(world["target"]),
+        [
+            Series(
+                name,
+                int(line["style"]),
+                dashed=line["kind"] == "sync",
+                time=[float(time) for time in line["curve"]["time"]],
+                median=list(map(number, line["curve"]["median"])),
+                low=list(map(number, line["curve"]["low"])),
+                high=list(map(number, line["curve"]["high"])),
+                diverged=[float(each["time"]) for each in line["diverged"]],
+            )
+            for line, name in zip(lines, names, strict=True)
+        ],
+    )
+
+
+def title_of(world: Record) -> str:
+    return str(world["name"] or world["shared"]["data"]["name"])
+
+
+def _by_setting(worlds: Sequence[Record]) -> list[list[Panel]]:
+    """A row per kind of method, accuracy beside time; the settings are the groups."""
+    cells = {world["cell"] for world in worlds}
+    groups = [title_of(world).partition(", ")[2] or title_of(world) if len(cells) == 1 else title_of(world)
+              for world in worlds]  # fmt: skip
+    rows: list[list[Panel]] = []
+    for kind, word in KINDS.items():
+        names = list(dict.fromkeys(line["label"] for w in worlds for line in w["lines"] if line["kind"] == kind))
+        if names:
+            chosen = [[_line(world, name) for world in worlds] for name in names]
+            rows.append([_bars(f"{word}: {title}", key, groups, chosen, worlds) for key, title in _measures(worlds[0])])
+    return rows
+
+
+def _by_method(worlds: Sequence[Record]) -> list[list[Panel]]:
+    """Accuracy above time, a column per cell."""
+    return [
+        [
+            _bars(f"{title_of(world)}: {title}", key, [""], [[line] for line in world["lines"]], [world])
+            for world in worlds
+            for key, title in [_measures(world)[place]]
+        ]
+        for place in range(2)
+    ]
+
+
+def _measures(world: Record) -> list[tuple[str, str]]:
+    return [("accuracy", "accuracy"), ("time_raw", f"time to {world['target']:g}")]
+
+
+def _line(world: Record, label: str) -> Record | None:
+    return next((line for line in world["lines"] if line["label"] == label), None)
+
+
+def _bars(
+    title: str, key: str, groups: list[str], chosen: Sequence[Sequence[Record | None]], worlds: Sequence[Record]
+) -> Bars:
+    known = [next(line for line in lines if line is not None) for lines in chosen]
+    names = shorter([line["label"] for line in known])
+    what = "accuracy" if key == "accuracy" else "time"
+    bars = []
+    for name, line, lines in zip(names, known, chosen, strict=True):
+        spreads = [{} if each is None else each[key] for each in lines]
+        known_top = [s.get("count", 0) == s.get("of") for s in spreads]  # else the slowest seed is unknown
+        median, low, high = ([number(s.get(part)) for s in spreads] for part in ("median", "low", "high"))
+        high = [value if there else None for value, there in zip(high, known_top, strict=True)]
+        diverged = [bool(each and each["diverged"]) for each in lines]
+        bars.append(Bar(name, int(line["style"]), median, low, high, diverged))
+    return Bars(title, what, groups, bars)

@@ -1,0 +1,144 @@
+"""How long a cell runs: the formula against simulations, and who follows it."""
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from freshet.config import resolve
+from freshet.data import load
+from freshet.errors import ConfigError
+from freshet.experiments.cells import CELLS, METHODS
+from freshet.experiments.grid import Request, World, expand, parse_entries
+from freshet.experiments.length import (
+    SHAPES,
+    expected_slowest,
+    length_note,
+    model_bytes,
+    round_seconds,
+    slowest_probabilities,
+    trip_seconds,
+    with_length,
+)
+from freshet.experiments.presets import cell_settings, cell_tables
+from freshet.federation import Federation
+from freshet.runs.reader import Run
+
+
+def test_the_expected_slowest_by_hand():
+    # of 1, 2, 4 two are drawn: {1,2}, {1,4}, {2,4} with greatest 2, 4, 4
+    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 2) == pytest.approx(10 / 3)
+    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 1) == pytest.approx(7 / 3)
+    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 3) == 4.0
+
+
+@pytest.mark.parametrize(("devices", "count"), [(5, 2), (100, 10), (250, 10), (30, 30)])
+def test_the_expected_slowest_against_monte_carlo(devices, count):
+    rng = np.random.default_rng(7)
+    seconds = rng.gamma(2.0, 10.0, devices)
+    draws = np.array([seconds[rng.permutation(devices)[:count]].max() for _ in range(20_000)])
+    error = draws.std() / np.sqrt(len(draws))
+    assert expected_slowest(seconds, count) == pytest.approx(draws.mean(), abs=4 * error + 1e-9)
+
+
+def test_a_round_against_monte_carlo_over_fleets_and_draws():
+    config = resolve(
+        {"fleet": {"devices": 20, "ratio": 5.0, "link_ratio": 3.0, "up_mbps": 0.2}, "run": {"per_round": 4}}
+    )
+    rng, size = np.random.default_rng(3), model_bytes(config)
+    slowest = []
+    for seed in range(1000, 1400):
+        seconds = trip_seconds(config.fleet.draw(seed), size)
+        slowest.append(np.mean([seconds[rng.permutation(20)[:4]].max() for _ in range(20)]))
+    error = np.sqrt(2) * np.std(slowest) / np.sqrt(len(slowest))  # of two independent samples of fleets
+    assert round_seconds(config) == pytest.approx(np.mean(slowest), abs=3 * error)
+    assert 3 * error < 0.02 * np.mean(slowest)
+
+
+def test_for_equal_links_it_is_close_to_the_formula_of_uniform_speeds():
+    config = resolve({"fleet": {"devices": 100, "ratio": 5.0}, "run": {"per_round": 10}})
+    size = model_bytes(config)
+    links = 0.1 + 8 * size / 10e6 + 8 * size / 50e6
+    assert round_seconds(config) == pytest.approx(10 * (1 + 4 * 10 / 11) + links, rel=0.005)
+
+
+def test_probabilities_are_the_ratio_of_binomials():
+    for devices, count in ((3, 2), (10, 10), (12, 1), (100, 10)):
+        exact = [comb(k - 1, count - 1) / comb(devices, count) for k in range(1, devices + 1)]
+        assert slowest_probabilities(devices, count) == pytest.approx(exact)
+        assert sum(exact) == pytest.approx(1.0)
+
+
+def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is_the_formula(tmp_path):
+    tables = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlp"},
+        "fleet": {"devices": 8, "fastest": 4.0, "ratio": 5.0, "up_mbps": 0.05, "down_mbps": 0.1},
+        "data": {"train_samples": 80, "test_samples": 20},
+        "training": {"epochs": 1, "batch_size": 20},
+        "run": {"per_round": 3, "until": 3000.0, "eval_every": 3000.0, "executor": "serial"},
+    }
+    config = resolve(tables)
+    run = Run(Federation.from_config(config).run(out=tmp_path / "run").directory)
+    seconds = trip_seconds(config.fleet.draw(0), model_bytes(config))
+    started, members, lengths = {}, {}, []
+    for event in run.events():
+        if event["kind"] == "trigger":
+            started[event["round"]] = event["time"]
+            members.setdefault(event["round"], []).append(event["device"])
+        elif event["kind"] == "aggregate":
+            lengths.append(event["time"] - started[event["round"]])
+            assert lengths[-1] == pytest.approx(max(seconds[device] for device in members[event["round"]]), abs=1e-6)
+    assert len(lengths) > 100
+    error = np.std(lengths) / np.sqrt(len(lengths))
+    assert np.mean(lengths) == pytest.approx(expected_slowest(seconds, 3), abs=4 * error)
+    assert len(lengths) * expected_slowest(seconds, 3) == pytest.approx(3000, rel=0.05)
+
+
+def test_the_bytes_of_a_network_are_those_that_travel():
+    for name in ("digits", "mlp"):
+        config = resolve({"model": {"name": name}})
+        assert model_bytes(config) == 4 * Federation.from_config(config)._server(config).world.layout.size
+    assert load("digits").sample_shape == SHAPES["digits"]
+
+
+# ---- cells
+
+
+@pytest.mark.parametrize("name", list(CELLS))
+def test_a_cell_lasts_500_synchronous_rounds_of_its_fleet_for_every_method(name):
+    found = [resolve(cell_tables(CELLS[name], method)) for method in METHODS]
+    assert len({(c.run.until, c.run.eval_every) for c in found}) == 1
+    config = found[0]
+    assert config.run.until == pytest.approx(500 * round_seconds(config), rel=1e-3)
+    assert config.run.until == 500 * config.run.eval_every, "one test per synchronous round"
+
+
+def test_the_length_follows_the_fleet_that_is_set():
+    world = World("lenet-fmnist", CELLS["lenet-fmnist"])
+
+    def until(*settings):
+        return expand(parse_entries("fedasmu"), [0], Request(settings=settings), [world])[0].config.run.until
+
+    assert until("fleet.ratio=10.0") > 1.8 * until()
+    assert until("fleet.fastest=20.0") > 1.9 * until()
+    assert until("run.per_round=30", "run.in_flight=30") > until()
+    assert until("run.until=600") == 600.0
+    assert until("run.eval_every=10.0") == pytest.approx(until(), rel=1e-3)
+
+
+def test_a_given_length_has_a_sensible_test_interval():
+    tables = cell_settings(CELLS["lenet-fmnist"], "fedavg")
+    tables["run"]["until"] = 600.0
+    run = with_length(tables, 500)["run"]
+    assert (run["until"], run["eval_every"]) == (600.0, 6.0)
+
+
+def test_a_mistake_in_a_setting_is_told_as_ever():
+    with pytest.raises(ConfigError, match=r"fleet\.ratio"):
+        with_length({"fleet": {"ratio": 0.5}}, 500)
+
+
+def test_the_length_is_said():
+    note = length_note(resolve(cell_tables(CELLS["lenet-fmnist"], "fedavg")), "lenet-fmnist")
+    assert note.startswith("lenet-fmnist: 23,345 s") and "500 synchronous rounds of 46.7 s (10 of 100 devices" in note

@@ -1,0 +1,194 @@
+"""The paper's numbers stand beside exactly the paper's world, and nowhere else."""
+
+import json
+
+import pytest
+import tomli_w
+
+from freshet.config import resolve
+from freshet.experiments import compare
+from freshet.experiments.cells import CELLS, METHODS
+from freshet.experiments.grid import Request, World, expand, parse_entries
+from freshet.experiments.paper import find_suite, plan
+from freshet.experiments.presets import cell_tables
+from freshet.experiments.published import published
+
+from .test_commands import command  # noqa: F401
+
+CELL = "lenet-fmnist"
+WORLD = World(CELL, CELLS[CELL])
+OVERRIDES = [
+    "fleet.devices=99",
+    "fleet.ratio=6.0",
+    "fleet.fastest=9.0",
+    "fleet.up_mbps=9.0",
+    "fleet.down_latency=0.06",
+    "fleet.loss=0.01",
+    "training.lr=0.006",
+    "training.lr_decay=1.0",
+    "training.epochs=4",
+    "training.batch_size=10",
+    "training.momentum=0.9",
+    "training.augment=true",
+    "data.concentration=0.3",
+    "data.min_samples=6",
+    "data.partition=iid",
+    "data.train_samples=600",
+    "data.test_samples=100",
+    "data.validation=0.1",
+    "data.name=cifar10",
+    "model.name=mlp",
+    "model.norm=group",
+    "model.head=true",
+    "run.per_round=3",
+    "run.period=5.0",
+    "run.in_flight=20",
+    "run.trigger=concurrency",
+    "run.until=600",
+    "run.eval_every=10.0",
+    "run.target=0.5",
+    "fedasmu.lambda0=50",
+    "fedasmu.sigma0=0.1",
+    "fedasmu.gamma0=2.0",
+    "fedasmu.eta_iota=0.1",
+    "fedasmu.tau_max=9",
+    "fedasmu.epsilon=0.0",
+    "fedasmu.slot=h1",
+    "fedasmu.apply=progress",
+    "fedasmu.equations=published",
+    "fedasmu.control_memory=sketch",
+]
+HARMLESS = [
+    "run.executor=serial",
+    "run.workers=3",
+    "run.checkpoint_every=60.0",
+    "run.checkpoint_minutes=1.0",
+    "run.device_memory_mb=64",
+    "data.dir=/somewhere",
+    "training.lr=0.005",
+    "fedasmu.lambda0=3.0",
+]
+
+
+def numbers(methods="fedasmu", settings=(), world=WORLD, seeds=(0,), **given):
+    request = Request(settings=settings, **given)
+    return {job.entry.label: published(job) for job in expand(parse_entries(methods), seeds, request, [world])}
+
+
+def test_every_method_of_the_table_has_its_number_in_the_plain_cell():
+    for name, cell in CELLS.items():
+        found = numbers(",".join(METHODS), world=World(name, cell), seeds=(3,))
+        assert {m: n["accuracy"] for m, n in found.items()} == {m: p.accuracy for m, p in cell.published.items()}
+
+
+def test_the_printed_formulas_have_the_papers_numbers_and_our_own_have_none():
+    found = numbers(
+        "fedasmu,fedasmu-published,fedssmu-published,fedasmu-progress,fedssmu-progress,fedasmu-da,fedasmu-0"
+    )
+    assert found["fedasmu"] == found["fedasmu-published"] == {"accuracy": 0.858, "time": 11_603}
+    assert found["fedssmu-published"] == {"accuracy": 0.858, "time": 13_753}
+    rest = ("fedasmu-progress", "fedssmu-progress", "fedasmu-da", "fedasmu-0")
+    assert [found[name] for name in rest] == [None] * 4, "of the ablations the paper has no absolute numbers"
+
+
+@pytest.mark.parametrize("setting", OVERRIDES)
+def test_an_override_of_whatever_decides_a_number_takes_it_away(setting):
+    assert numbers(settings=[setting]) == {"fedasmu": None}
+
+
+@pytest.mark.parametrize("setting", HARMLESS)
+def test_where_it_trains_or_a_value_that_is_the_cells_own_does_not(setting):
+    assert numbers(settings=[setting])["fedasmu"] is not None
+
+
+def test_options_of_an_entry_take_it_away():
+    found = numbers("fedasmu,fedasmu@lambda0=50,fedasmu@slot=h1,fedasmu@slot=rl,fedbuff,fedbuff@K=5")
+    assert found["fedasmu"] == found["fedasmu@slot=rl"] is not None, "rl is what it does anyway"
+    assert found["fedbuff"] is not None
+    assert found["fedasmu@lambda0=50"] is found["fedasmu@slot=h1"] is found["fedbuff@K=5"] is None
+
+
+def test_tuned_settings_take_it_away_from_the_method_that_was_tuned():
+    tuned = resolve({"method": {"name": "fedasmu", "lambda0": 2.0}, "training": {"lr": 0.01}}).tables()
+    found = numbers("fedasmu,fedavg", tuned=[tuned])
+    assert found["fedasmu"] is None and found["fedavg"] is not None
+
+
+def test_a_config_file_takes_it_away_unless_it_is_the_cells_own():
+    assert numbers(tables={"fleet": {"ratio": 7.0}})["fedasmu"] is None
+    whole = resolve(cell_tables(CELLS[CELL], "fedasmu")).tables()
+    assert numbers(tables=whole)["fedasmu"] is not None
+
+
+def test_without_a_cell_there_is_none():
+    assert numbers(world=World()) == {"fedasmu": None}
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.5, 0.999])
+def test_a_scaled_suite_has_none(scale):
+    assert not any(published(job) for job in plan(find_suite("table"), [0], scale=scale, cells=CELL).jobs)
+
+
+@pytest.mark.parametrize("suite", ["devices", "heterogeneity", "bandwidth"])
+def test_a_study_has_them_in_its_normal_setting_alone(suite):
+    found = {}
+    for job in plan(find_suite(suite), [0]).jobs:
+        found.setdefault(job.world.name, []).append(published(job) is not None)
+    assert [all(there) for there in found.values()] == [True, False, False]
+    assert not any(any(there) for there in list(found.values())[1:])
+
+
+# ---- as a user meets it
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    def nothing(job, *rest):
+        raise RuntimeError("no time")
+
+    monkeypatch.setattr(compare, "execute", nothing)
+
+
+def shown(command, tmp_path, *words):  # noqa: F811
+    command(*words)
+    suite = words[0] == "paper"
+    folder = tmp_path / "runs" / ("paper" if suite else "compare")
+    record = json.loads(next(folder.glob("*.json")).read_text())
+    return {line["label"]: line["published"] for world in record["worlds"] for line in world["lines"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        ((), True),
+        (("--executor", "serial"), True),
+        (("--seeds", "1"), True),
+        (("--until", "600s"), False),
+        (("--target", "0.6"), False),
+        (("-s", "training.lr=0.1"), False),
+        (("-s", "fedasmu.lambda0=50"), False),
+        (("-s", "run.per_round=3"), False),
+    ],
+)
+def test_compare_with_a_cell(command, quick, tmp_path, words, there):  # noqa: F811
+    found = shown(command, tmp_path, "compare", "-m", "fedasmu", "--cell", CELL, "--seeds", "1", *words)
+    assert (found["fedasmu"] is not None) is there
+
+
+def test_compare_with_tuned_settings(command, quick, tmp_path):  # noqa: F811
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    (folder / "best.toml").write_text(tomli_w.dumps({"method": {"name": "fedasmu"}, "training": {"lr": 0.02}}))
+    budget = {"trials": 1, "seeds": 1, "until": 1}
+    (folder / "tuning.json").write_text(json.dumps({"method": "fedasmu", "budget": budget}))
+    words = ("compare", "-m", "fedasmu", "--cell", CELL, "--seeds", "1", "--tuned", str(folder))
+    assert shown(command, tmp_path, *words) == {"fedasmu": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "there"), [((), True), (("--scale", "0.02"), False), (("-s", "fedasmu.sigma0=0.2"), False)]
+)
+def test_the_papers_table(command, quick, tmp_path, words, there):  # noqa: F811
+    found = shown(command, tmp_path, "paper", "table", "--cells", CELL, "-m", "fedasmu,fedasmu-progress", *words)
+    assert (found["fedasmu"] is not None) is there
+    assert found["fedasmu-progress"] is None

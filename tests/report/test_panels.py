@@ -1,0 +1,138 @@
+"""The figure of an experiment: the paper's layout as data, drawn to files, and put on the page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshet.cli.report import find_runs
+from freshet.report.experiment import find_results, read_experiments
+from freshet.report.page import document
+from freshet.report.panel_figures import draw, experiment_figure, footnote
+from freshet.report.panel_plots import panel_figure
+from freshet.report.panels import Bars, Curves, panels, shorter
+from freshet.report.reading import read
+
+from .conftest import Write
+
+Record = dict[str, Any]
+EVIL = "<script>alert(1)</script>"
+
+
+def spread(median: float | None, count: int = 2) -> Record:
+    return {"median": median, "low": median, "high": median, "count": count, "of": 2}
+
+
+def line(label: str, kind: str = "async", accuracy: float = 0.8, time: float | None = 100.0, **more: Any) -> Record:
+    found: Record = {"label": label, "kind": kind, "style": 3, "finished": 2, "all": 2, "diverged": [], "runs": [{}]}
+    found |= {"accuracy": spread(accuracy), "time_raw": spread(time, 2 if time else 0), "published": None}
+    found |= {key: spread(1e6) for key in ("bytes_up", "bytes_down", "bytes_fresh")}
+    found["curve"] = {"time": [0.0, 10.0], "median": [0.1, accuracy], "low": [0.1, 0.5], "high": [0.1, 0.9]}
+    return found | more
+
+
+def world(name: str, lines: list[Record], cell: str = "lenet-fmnist") -> Record:
+    shared = {"data": {"name": "digits"}}
+    return {"name": name, "cell": cell, "target": 0.7, "until": 20.0, "shared": shared, "lines": lines}
+
+
+def results(look: str, worlds: list[Record]) -> Record:
+    return {"title": "an experiment", "look": look, "seeds": [0, 1], "notes": ["a note"], "worlds": worlds}
+
+
+def test_curves_have_one_panel_per_cell_three_in_a_row() -> None:
+    rows = panels(results("curves", [world(f"cell{i}", [line("fedasmu"), line("fedavg", "sync")]) for i in range(4)]))
+    assert [len(row) for row in rows] == [3, 1]
+    first = rows[0][0]
+    assert isinstance(first, Curves) and first.title == "cell0" and first.target == 0.7
+    assert [(series.name, series.dashed) for series in first.series] == [("fedasmu", False), ("fedavg", True)]
+
+
+def test_studies_have_a_row_of_bars_for_each_kind_with_the_settings_as_groups() -> None:
+    both = [line("fedasmu", time=None), line("fedasync"), line("fedavg", "sync")]
+    rows = panels(
+        results("settings", [world("lenet-fmnist, 100 devices", both), world("lenet-fmnist, 200 devices", both)])
+    )
+    assert [[panel.title for panel in row] for row in rows] == [
+        ["asynchronous: accuracy", "asynchronous: time to 0.7"],
+        ["synchronous: accuracy", "synchronous: time to 0.7"],
+    ]
+    time = rows[0][1]
+    assert isinstance(time, Bars) and time.groups == ["100 devices", "200 devices"]
+    assert [(bar.name, bar.median) for bar in time.bars] == [("fedasmu", [None, None]), ("fedasync", [100.0, 100.0])]
+
+
+def test_ablations_have_accuracy_above_time_with_a_column_per_cell() -> None:
+    lines = [line("fedasmu@slot=rl"), line("fedasmu@slot=h1", diverged=[{"seed": 0, "time": 5.0}])]
+    rows = panels(results("methods", [world("lenet", lines), world("cnn", lines)]))
+    assert [[panel.title for panel in row] for row in rows] == [
+        ["lenet: accuracy", "cnn: accuracy"],
+        ["lenet: time to 0.7", "cnn: time to 0.7"],
+    ]
+    panel = rows[0][0]
+    assert isinstance(panel, Bars)
+    assert [(bar.name, bar.diverged) for bar in panel.bars] == [("slot=rl", [False]), ("slot=h1", [True])]
+    assert "diverged" in footnote(rows, 2)
+
+
+def test_a_common_head_of_names_is_left_out() -> None:
+    assert shorter(["a@x=1", "a@x=2"]) == ["x=1", "x=2"]
+    assert shorter(["a", "a@x=2"]) == ["a", "a@x=2"]
+    assert shorter(["a@x=1"]) == ["a@x=1"]
+
+
+@pytest.mark.parametrize("look", ["curves", "settings", "methods"])
+def test_every_look_is_drawn_as_png_and_pdf(look: str, tmp_path: Path) -> None:
+    lines = [line("fedasmu"), line("a $x^$ b", time=None, diverged=[{"seed": 1, "time": 9.0}]), line("fedavg", "sync")]
+    made = draw(results(look, [world("one", lines), world("two", lines)]), tmp_path, "figure")
+    assert [path.name for path in made] == ["figure.png", "figure.pdf"]
+    assert made[0].read_bytes().startswith(b"\x89PNG") and made[1].read_bytes().startswith(b"%PDF")
+    assert all(path.stat().st_size > 5_000 for path in made)
+
+
+def test_an_axis_without_any_time_has_no_numbers() -> None:
+    rows = panels(results("methods", [world("w", [line("a", time=None), line("b", time=None)])]))
+    accuracy, time = experiment_figure(rows, "t", "n").axes
+    assert len(accuracy.get_yticks()) > 1 and len(time.get_yticks()) == 0
+
+
+def test_without_an_ended_run_there_is_no_figure(tmp_path: Path) -> None:
+    nothing = line("fedasmu", finished=0, curve=None)
+    assert draw(results("curves", [world("one", [nothing])]), tmp_path, "figure") == []
+
+
+def test_panels_on_the_page_show_foreign_names_as_text() -> None:
+    for look in ("curves", "settings", "methods"):
+        found = [panel_figure(panel) for row in panels(results(look, [world("w", [line(EVIL)])])) for panel in row]
+        told = json.dumps([figure["data"] for figure in found])
+        assert "<script" not in told and "&lt;script" in told
+
+
+def test_a_dash_for_a_target_that_was_not_reached() -> None:
+    (accuracy,), (time,) = panels(results("methods", [world("w", [line("a", time=None)])]))
+    assert panel_figure(time)["data"][0]["text"] == ["– not reached"]
+    assert panel_figure(accuracy)["data"][0]["text"] == ["0.800"]
+
+
+# ---- the page
+
+
+def test_a_folder_of_a_grid_is_reported_with_its_experiments(written: Write, tmp_path: Path) -> None:
+    run = written("grid/runs/a")
+    folder = tmp_path / "grid"
+    (folder / "ablation.json").write_text(json.dumps(results("methods", [world("w", [line("fedasmu")])])))
+    (folder / "other.json").write_text(json.dumps({"something": "else"}))
+    (folder / "broken.json").write_text('{"worlds": [1], "title": 1, "notes": []}')
+    assert find_runs([folder]) == [run]
+    found, notes = read_experiments(find_results([folder]))
+    assert [experiment.name for experiment in found] == ["ablation"]
+    assert notes == ["broken.json cannot be read as results of freshet; it is not shown."]
+    shown = document([read(run)], None, found)["experiments"][0]
+    assert shown["title"] == "an experiment" and shown["worlds"][0]["lines"][0]["bytes_fresh"] == 1e6
+    assert [len(row) for row in shown["rows"]] == [1, 1]
+    json.dumps(shown, allow_nan=False)
+
+
+def test_a_run_directory_has_no_results_beside_it(written: Write) -> None:
+    assert find_results([written("a")]) == []
