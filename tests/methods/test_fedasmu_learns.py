@@ -1,0 +1,103 @@
+"""The parts that are called learned do learn: in scripted worlds whose best slot is known, both selectors find it."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.core.messages import Assignment
+from freshet.core.trip import DeviceTrip, Slot
+from freshet.methods import options_for
+from freshet.methods.parts import slots
+from freshet.methods.parts.fresh import FreshModelRule
+
+EPOCHS, SEEDS, ENOUGH = 5, 10, 9
+#: Rewards are as small as real ones (some thousandths): nothing may depend on their scale.
+WORLDS: dict[str, Callable[[int, int], float]] = {
+    "only the best slot pays": lambda slot, best: 0.003 * (slot == best),
+    "every slot pays, the best one most": lambda slot, best: 0.003 * (1 - abs(slot - best) / EPOCHS),
+    "every slot costs, the best one nothing": lambda slot, best: -0.003 * abs(slot - best),
+}
+
+
+class Device:
+    """A device that is nothing but its rule: each trip has the reward that the world gives its slot."""
+
+    def __init__(self, rng: np.random.Generator, meta_slot: int = 3) -> None:
+        self.rule, self.rng, self.meta_slot = FreshModelRule(options_for("fedasmu", {})), rng, meta_slot
+        self.memory: dict[str, Any] = {}
+
+    def trip(self, number: int, reward: Callable[[int], float]) -> tuple[Slot, dict[str, Any]]:
+        instruction = {"meta_slot": self.meta_slot}
+        sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, instruction)
+        slot = self.rule.plan(self.memory, sent, self.rng)
+        assert slot is not None
+        local = type("Local", (), {})()
+        local.memory, local.trip = dict(self.memory), DeviceTrip(0, number, 1, 1, EPOCHS, 0.1, slot)
+        local.report = {"reward": reward(slot.epoch)}
+        self.rule.finish(local)
+        self.memory = local.memory
+        return slot, local.report
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("best", range(1, EPOCHS + 1))
+def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world: str, best: int) -> None:
+    found = 0
+    for seed in range(SEEDS):
+        device = Device(np.random.default_rng([seed, best]))
+        asked = [device.trip(number, lambda slot: WORLDS[world](slot, best))[0].epoch for number in range(1, 101)]
+        found += Counter(asked[-20:]).most_common(1)[0][0] == best
+    assert found >= ENOUGH
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("best", range(1, EPOCHS + 1))
+def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(world: str, best: int) -> None:
+    options, found = options_for("fedasmu", {}), 0
+    for seed in range(SEEDS):
+        rng = np.random.default_rng([seed, best])
+        selector = slots.MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage)
+        for _ in range(200):
+            slot = slots.first_slot(selector.best(), EPOCHS, options.epsilon, rng).epoch
+            reward = WORLDS[world](slot, best)
+            selector.note(reward)
+            selector.reinforce(slot, reward)
+        found += selector.best() == best
+    assert found >= ENOUGH
+
+
+def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero() -> None:
+    device = Device(np.random.default_rng(0))
+    device.trip(1, lambda _: 0.5)
+    local = type("Local", (), {})()
+    local.memory, local.report = dict(device.memory), {}
+    local.trip = DeviceTrip(0, 2, 1, 1, EPOCHS, 0.1, Slot(4, "q", 1))
+    device.rule.finish(local)
+    assert local.report == {"reward": 0.0, "slot": 4, "first": 0}
+    options = device.rule.options
+    assert local.memory["table"][2, 2] == pytest.approx(options.phi_q * (0.0 - 0.5)) and local.memory["slot"] == 4
+    assert {"gamma", "upsilon"}.isdisjoint(local.memory), "controls do not move without a merge"
+
+
+def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() -> None:
+    rule = FreshModelRule(options_for("fedasmu-published", {}))
+    local = type("Local", (), {})()
+    local.memory = {"slot": 3, "b": 0.25, "table": slots.empty_table(EPOCHS, "raw")}
+    local.report, local.trip = {"reward": 0.5}, DeviceTrip(0, 2, 1, 1, EPOCHS, 0.1, Slot(2, "q", -1))
+    rule.finish(local)
+    assert local.memory["table"][2, 0] == pytest.approx(rule.options.phi_q * 0.5)
+
+
+def test_the_slot_distribution_is_news_whenever_it_has_changed_by_more_than_one_percent() -> None:
+    selector = slots.MetaSelector(EPOCHS, 1e-3, 0.1, seed=0)
+    assert selector.news() is None
+    before = selector.distribution()
+    for _ in range(3):
+        selector.note(1.0)
+        selector.reinforce(5, 1.0)
+    news = selector.news()
+    assert news is not None and np.abs(np.array(news["probabilities"]) - before).max() > 0.01
+    assert selector.news() is None
