@@ -99,7 +99,7 @@ class RunOptions(Options):
         description="asynchronous methods: concurrency keeps so many devices busy; periodic triggers while fewer are",
     )
     diverged: Literal["stop", "continue"] = Field(
-        "stop", description="when the test loss is not finite, or above 1,000 times the first"
+        "stop", description="what to do when a test loss is not finite, or above 1,000 times the first"
     )
 
     @property
