@@ -39,14 +39,13 @@ def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, ro
 def round_seconds(trips: Floats, members: int) -> float:
     """Mean duration of a synchronous round: the longest trip of ``members`` devices drawn without replacement.
 
-    Of n trips in ascending order, the j shortest hold all members with probability ``prod_i (j - i) / (n - i)``.
+    Of n trips in ascending order, the j shortest hold all m members with probability ``P_j = P_{j+1} (j + 1 - m) /
+    (j + 1)``, and ``P_n = 1``.
     """
-    n = len(trips)
-    shortest = np.arange(1, n + 1, dtype=np.float64)
-    within = np.ones(n)
-    for i in range(members):
-        within *= np.maximum(shortest - i, 0.0) / (n - i)
-    return float(np.diff(within, prepend=0.0) @ np.sort(trips))
+    counts = np.arange(len(trips), 1.0, -1.0)
+    within = np.append(np.cumprod(np.append(1.0, np.maximum(counts - members, 0.0) / counts)), 0.0)
+    longest_first = np.sort(trips)[::-1]
+    return float((within[:-1] - within[1:]) @ longest_first)
 
 
 def uploads_per_second(trips: Floats, busy: int) -> float:
