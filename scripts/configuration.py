@@ -19,9 +19,13 @@ This page is made by `scripts/configuration.py` from the code.
 def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        default = field.default if field.default != "" else '""'
-        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+        rows.append(f"| `{name}` | {shown(field.default)} | {field.description} |")
     return "\n".join(rows)
+
+
+def shown(default: object) -> str:
+    """A default as it is written; a dash for one that follows from elsewhere, as the description says."""
+    return "–" if default is None else '`""`' if default == "" else f"`{default}`"
 
 
 def page() -> str:
@@ -31,9 +35,10 @@ def page() -> str:
     parts.append("## [method]\n\n`name` and the method's own options.\n")
     for method in registry().values():
         mark = ", reconstructed" if method.reconstructed else ""
+        remark = f" [{method.remark.mark}] {method.remark.text}." if method.remark else ""
         variants = f" Variants: {', '.join(f'`{v}`' for v in method.variants)}." if method.variants else ""
         own = f"\n\n{table(method.Options)}" if method.Options.model_fields else "\n\nNo options."
-        parts.append(f"### {method.name}\n\n{method.citation} ({method.kind}{mark}).{variants}{own}\n")
+        parts.append(f"### {method.name}\n\n{method.citation} ({method.kind}{mark}).{remark}{variants}{own}\n")
     return "\n".join(parts)
 
 

@@ -1,5 +1,6 @@
 """Configuration: every value checked, defaults filled in, one sentence for a mistake."""
 
+import math
 import tomllib
 from typing import Any
 
@@ -27,6 +28,11 @@ BAD = [
     ({"run": {"per_round": 0}}, "run.per_round", "1"),
     ({"run": {"until": 0}}, "run.until", "greater than 0"),
     ({"run": {"until": float("inf")}}, "run.until", "finite"),
+    ({"run": {"until": -1.0, "rounds": 3}}, "run.until", "0"),
+    ({"run": {"until": 0, "rounds": 0}}, "run.until", "run.rounds"),
+    ({"run": {"rounds": -1}}, "run.rounds", "0"),
+    ({"run": {"rounds": "ten"}}, "run.rounds", "integer"),
+    ({"run": {"diverged": "ignore"}}, "run.diverged", "continue"),
     ({"run": {"seed": -1}}, "run.seed", "0"),
     ({"run": {"trigger": "sometimes"}}, "run.trigger", "periodic"),
     ({"run": {"trigger": "rounds"}}, "run.trigger", "periodic"),
@@ -51,6 +57,10 @@ BAD = [
     ({"data": {"partition": "fair"}}, "data.partition", "dirichlet"),
     ({"data": {"concentration": 0}}, "data.concentration", "greater than 0"),
     ({"model": {"norm": "layer"}}, "model.norm", "batch"),
+    ({"model": {"pool": 1}}, "model.pool", "boolean"),
+    ({"model": {"hidden": [64, "many"]}}, "model.hidden", "integer"),
+    ({"model": {"poll": True}}, "model.poll", "model.pool"),
+    ({"model": {"name": "custom", "dropout": 0.1}}, "model.dropout", "built-in"),
     ({"flet": {}}, "flet", "fleet"),
     ({"fleet": 5}, "fleet", "table"),
     ({"method": "fedavg"}, "method", "table"),
@@ -79,6 +89,31 @@ def test_few_devices_bring_the_numbers_that_depend_on_them_down():
     assert (run.per_round, run.in_flight) == (4, 4)
     run = resolve({"fleet": {"devices": 100}, "run": {"per_round": 20}}).run
     assert (run.per_round, run.in_flight) == (20, 60)
+
+
+@pytest.mark.parametrize(
+    ("given", "until", "rounds", "end"),
+    [
+        ({}, 300.0, 0, 300.0),
+        ({"until": 50.0}, 50.0, 0, 50.0),
+        ({"rounds": 7}, 0.0, 7, math.inf),
+        ({"rounds": 7, "until": 50.0}, 50.0, 7, 50.0),
+        ({"rounds": 0}, 300.0, 0, 300.0),
+    ],
+)
+def test_a_run_that_ends_by_rounds_has_no_end_in_time_unless_one_is_given(given, until, rounds, end):
+    run = resolve({"run": given}).run
+    assert (run.until, run.rounds, run.end) == (until, rounds, end)
+    assert resolve(tomllib.loads(tomli_w.dumps(resolve({"run": given}).tables()))).run == run
+
+
+@pytest.mark.parametrize("method", ["fedsa", "asofed"])
+def test_what_follows_from_elsewhere_is_left_out_of_the_tables_and_comes_back(method):
+    config = resolve({"method": {"name": method}, "model": {"name": "mlp", "hidden": []}})
+    tables = config.tables()
+    assert None not in [value for table in tables.values() for value in table.values()]
+    assert tables["model"] == {"name": "mlp", "norm": "", "head": False, "hidden": []}
+    assert resolve(tomllib.loads(tomli_w.dumps(tables))) == config
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from freshet import ConfigError, DataError, Federation, Fleet, FreshetError
+from freshet import ConfigError, DataError, Federation, Fleet, FreshetError, Observer
 from freshet.data import load
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
 
 RUN = {"per_round": 3, "period": 4.0, "in_flight": 4, "executor": "serial"}
 
@@ -74,6 +76,73 @@ def test_a_section_of_the_model_can_be_given_as_a_dict_like_every_other_section(
     federation = Federation(model={"name": "digits", "norm": "group"}, data={"train_samples": 200})
     assert federation.config.model.norm == "group"
     assert any(isinstance(layer, nn.GroupNorm) for layer in federation.factory().modules())
+
+
+def test_a_networks_own_options_are_settings_like_any_other(tmp_path):
+    def size(**model) -> int:
+        return sum(p.numel() for p in Federation(model=model).factory().parameters())
+
+    assert size(name="mlp", hidden=[]) == 650
+    assert size(name="mlp", hidden=[16, 8]) == 64 * 16 + 16 + 16 * 8 + 8 + 8 * 10 + 10
+    assert size(name="cnn", pool=True) < size(name="cnn")
+    result = Federation(model={"name": "mlp", "hidden": [3]}, run={"executor": "serial"}).run(1, out=tmp_path / "run")
+    assert Run(tmp_path / "run").config()["model"]["hidden"] == [3]
+    assert len(result.weights) == 64 * 3 + 3 + 3 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "allowed"),
+    [
+        ({"name": "digits", "pool": True}, "model.pool", "no options of its own"),
+        ({"name": "mlp", "dropout": 0.1}, "model.dropout", "its options are hidden"),
+        ({"name": "mlp", "hidden": [0]}, "model.hidden", "at least 1"),
+    ],
+)
+def test_an_option_that_a_network_has_not_is_one_sentence(model, key, allowed):
+    with pytest.raises(ConfigError, match=allowed) as caught:
+        Federation(model=model)
+    assert caught.value.key == key
+
+
+def settled(method: str | dict, until: float | None, tmp_path, **run) -> dict:
+    out = tmp_path / str(len(list(tmp_path.iterdir())))
+    build(method=method, run=RUN | run).run(until, out=out)
+    return Run(out).config()["method"]
+
+
+def test_options_that_follow_from_the_run_are_in_its_configuration(tmp_path):
+    """FedSA's first stage is a tenth of the run; ASO-Fed counts delays in trips of the fastest device."""
+    by_time = [settled("fedsa", until, tmp_path)["stage1_updates"] for until in (40.0, 200.0)]
+    assert 0 < by_time[0] < by_time[1] / 4
+    assert settled("fedsa", None, tmp_path, rounds=20)["stage1_updates"] == 0.1 * 20 * 3
+    trips = build(method="asofed").fleet
+    model = 4 * (6 * 8 + 8 + 8 * 3 + 3)
+    fastest = min(trips.down(k, model) + trips.train_seconds[k] + trips.up(k, model) for k in range(4))
+    assert settled("asofed", 1.0, tmp_path)["delay_unit"] == pytest.approx(fastest, rel=1e-12)
+
+
+def test_what_was_given_is_not_changed_by_the_run(tmp_path):
+    assert settled({"name": "fedsa", "stage1_updates": 0}, 30.0, tmp_path)["stage1_updates"] == 0
+    assert settled({"name": "asofed", "delay_unit": 1.0}, 30.0, tmp_path)["delay_unit"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["fedsa", "asofed"])
+def test_a_run_of_its_own_configuration_and_a_resumed_one_are_the_same_bits(tmp_path, method):
+    class Stop(Observer):
+        def on_progress(self, time: float) -> None:
+            if time > 20.0:
+                raise KeyboardInterrupt
+
+    whole = build(method=method).run(40, out=tmp_path / "whole")
+    given = Run(whole.directory).config()["method"]
+    again = build(method=given).run(40, out=tmp_path / "again")
+    run = RUN | {"checkpoint_every": 5.0}
+    build(method=method, run=run).run(40, out=tmp_path / "cut", observers=[Stop()])
+    assert build(method=method, run=run).resume(tmp_path / "cut").summary["status"] == "finished"
+    logs = {(tmp_path / name / "events.jsonl").read_bytes() for name in ("whole", "again", "cut")}
+    assert len(logs) == 1
+    assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert audit(Run(tmp_path / "cut")).problem is None
 
 
 def test_building_and_running_leaves_the_random_state_of_the_user_alone(tmp_path):

@@ -1,5 +1,6 @@
 """A run's configuration: six sections, every value checked, defaults filled in, written back so that it runs again."""
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,24 +50,40 @@ class DataOptions(Options):
 
 
 class ModelOptions(Options):
-    """Which network."""
+    """Which network. Options that only some networks have are refused by the others."""
 
     name: str = Field("", description="network: see `freshet models` (default: one that suits the data)")
     norm: Literal["", "batch", "group", "none"] = Field("", description="normalisation (default: the network's own)")
     head: bool = Field(False, description="MOON's projection head")
+    pool: bool | None = Field(None, description="cnn: a 2x2 max pool after each activation (default: false)")
+    hidden: list[int] | None = Field(None, description="mlp: units of the hidden layers (default: [64])")
+    hidden_layers: int | None = Field(None, description="vgg11: dense layers of 512 units (default: 2)")
+    dropout: float | None = Field(None, description="vgg11, textcnn: dropout rate (default: 0.5)")
+    embedding_dim: int | None = Field(None, description="textcnn: numbers per token (default: 300)")
+    filters: int | None = Field(None, description="textcnn: filters of each width (default: 100)")
+    widths: list[int] | None = Field(None, description="textcnn: tokens under a filter (default: [3, 4, 5])")
+
+    def own(self) -> dict[str, Any]:
+        """What was given of the options that a network has of its own."""
+        return self.model_dump(exclude={"name", "norm", "head"}, exclude_none=True)
 
 
 class RunOptions(Options):
     """How long, how often tested, how devices are triggered."""
 
     seed: int = Field(0, ge=0, description="root of all random streams")
-    until: float = Field(300.0, gt=0, description="end of the run in seconds of virtual time")
+    until: float = Field(
+        300.0, ge=0, description="end of the run in seconds of virtual time (0: none; default with run.rounds)"
+    )
+    rounds: int = Field(
+        0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
+    )
     eval_every: float = Field(10.0, gt=0, description="test the global model every so many seconds of virtual time")
     target: float = Field(0.8, ge=0, le=1, description="accuracy whose first crossing is reported")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
-    per_round: int = Field(10, ge=1, description="devices triggered at a time (the paper's m')")
+    per_round: int = Field(10, ge=1, description="devices triggered at a time, all or none (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
     executor: Literal["auto", "serial", "processes", "ray"] = Field(
         "auto", description="where training runs; the results are the same bits everywhere"
@@ -76,7 +93,19 @@ class RunOptions(Options):
     device_memory_mb: int = Field(512, ge=1, description="device memories beyond this many MiB go to disk")
     address: str = Field("", description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)")
     workers: int = Field(0, ge=0, description="worker processes (0: as many as there are cores)")
-    in_flight: int = Field(30, ge=1, description="at most so many devices train at once (asynchronous methods)")
+    in_flight: int = Field(
+        30,
+        ge=1,
+        description="asynchronous methods: concurrency keeps so many devices busy; periodic triggers while fewer are",
+    )
+    diverged: Literal["stop", "continue"] = Field(
+        "stop", description="what to do when a test loss is not finite, or above 1,000 times the first"
+    )
+
+    @property
+    def end(self) -> float:
+        """The end in virtual time; infinity when only rounds are counted."""
+        return self.until or math.inf
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -105,9 +134,9 @@ class Config:
         return find(self.method_name)[0]
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Every value used, defaults included, as TOML tables."""
-        tables = {"method": {"name": self.method_name} | self.method.model_dump()}
-        return tables | {name: getattr(self, name).model_dump() for name in SECTIONS}
+        """Every value used, defaults included, as TOML tables; what follows from elsewhere is left out."""
+        tables = {"method": {"name": self.method_name} | self.method.model_dump(exclude_none=True)}
+        return tables | {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
 
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
@@ -139,6 +168,8 @@ def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as given, with defaults that follow from other settings where nothing was given."""
     given = dict(tables.get(section, {}))
     if section == "run":
+        if given.get("rounds"):
+            given.setdefault("until", 0.0)
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
         if isinstance(devices, int) and devices >= 1:
             given.setdefault("per_round", min(10, devices))
@@ -166,6 +197,11 @@ def _check_together(config: Config) -> None:
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    if not (run.until or run.rounds):
+        raise ConfigError("run.until", "must be greater than 0 (0 is for runs that end by run.rounds), but 0 was given")
+    if config.model.name == CUSTOM and config.model.own():
+        key = next(iter(config.model.own()))
+        raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
     waits_for = getattr(config.method, "K", 0) if config.method_class.replaces == "aggregation" else 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,11 @@ from freshet.data.partition import partition
 from freshet.data.sources import load
 from freshet.errors import ConfigError, DataError, RunError
 from freshet.models.registry import build
-from freshet.result import Result, summarise
+from freshet.result import Result, remarks, summarise
 from freshet.runs import checkpoint
-from freshet.runs.reader import Run
+from freshet.runs.reader import ENDED, Run
 from freshet.runs.writer import Observer, RunWriter
+from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
@@ -139,7 +141,7 @@ class Federation:
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` seconds and write a run directory.
+        """Run in virtual time up to ``until`` seconds (or ``run.rounds`` rounds) and write a run directory.
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
@@ -147,6 +149,7 @@ class Federation:
         if until is not None:
             tables = config.tables()
             config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
+        config = self._settled(config)
         directory = Path(out) if out else default_directory(config)
         RunWriter.check(directory)
         return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
@@ -157,10 +160,10 @@ class Federation:
         """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
         run = Run(directory)
         config = resolve(run.config())
-        if _essence(config) != _essence(self.config):
+        mine = self._settled(replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until})))
+        if _essence(config) != _essence(mine):
             raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
-        if run.finished():
-            raise RunError(f"{directory} is already finished")
+        run.check_resumable()
         found = checkpoint.read(Path(directory))
         try:
             check(found.tree, layout_of(build_quietly(self.factory)).size)
@@ -180,9 +183,20 @@ class Federation:
         data = FederatedData.of(self.dataset, self.shards)
         return Setup(self.factory, data, config.training, config.run.seed)
 
+    def _world(self, config: Config) -> World:
+        """What the method knows of this federation and this run."""
+        world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
+        size, run, fleet = 4 * world.layout.size, config.run, self.fleet
+        uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
+        return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
+
+    def _settled(self, config: Config) -> Config:
+        """The configuration with those options of the method filled in that follow from this run."""
+        return replace(config, method=config.method_class.settled(config.method, self._world(config)))
+
     def _server(self, config: Config) -> Server:
         """The server at its start: the method, and the initial model as version 1."""
-        world = _world(config, [len(shard) for shard in self.shards], layout_of(build_quietly(self.factory)))
+        world = self._world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         return Server(method, world, weights, config.training.lr, config.training.lr_decay)
@@ -205,6 +219,8 @@ class Federation:
                 executor,
                 writer,
                 eval_every=config.run.eval_every,
+                rounds=config.run.rounds,
+                stop_diverged=config.run.diverged == "stop",
                 device_memory=config.run.device_memory_mb * 2**20,
                 stop=stop,
                 pause=keeper.consider,
@@ -212,26 +228,35 @@ class Federation:
             status = "failed"
             try:
                 if tree is not None:
-                    reinstate(simulation, tree, config.run.until)
+                    reinstate(simulation, tree, config.run.end)
                     tree.clear()  # its arrays keep the file open
-                status = "finished" if simulation.run(config.run.until) else "interrupted"
-                if status == "interrupted":
+                ended = simulation.run(config.run.end)
+                if not ended:
                     keeper.write(simulation)
                 writer.drain(wait=True)
+                status = _status(config, simulation) if ended else "interrupted"
             except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
                 status = "interrupted"
             except BaseException:
                 status = "failed"
                 raise
             finally:
-                if status != "finished":
+                if status not in ENDED:
                     writer.abandon()
                 final = server.method.evaluated(server)
                 summary = summarise(config, simulation, writer.metrics, final, status, clock.seconds())
+                for remark in remarks(summary, writer.metrics):
+                    writer.say(remark)
                 writer.close(summary, server.world.layout, final)
-        if status == "finished":
+        if status in ENDED:
             keeper.clear()
         return Result(writer.directory, summary, writer.metrics, final, self.factory)
+
+
+def _status(config: Config, simulation: Simulation) -> str:
+    """How a run that came to its end has ended; the newest test is looked at too."""
+    simulation.watch.settle()
+    return "diverged" if config.run.diverged == "stop" and simulation.watch.diverged is not None else "finished"
 
 
 def _essence(config: Config) -> dict[str, Any]:
@@ -288,6 +313,7 @@ def _factory(config: Config, dataset: DataSet) -> Factory:
         norm=options.norm or None,
         vocabulary=dataset.vocabulary,
         pad_id=dataset.pad_id,
+        **options.own(),
     )
 
 

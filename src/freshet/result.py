@@ -72,6 +72,20 @@ def first_crossing(rows: Sequence[Mapping[str, Any]], target: float) -> float | 
     return next((row["time"] for row in rows if row["accuracy"] >= target), None)
 
 
+def remarks(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a person should know of a run before reading its figures: one sentence each."""
+    said, uploads, rejected = [], summary["uploads"], summary["rejected"]
+    diverged = summary.get("diverged")
+    if diverged is not None:
+        loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
+        size = "is not finite" if loss is None else f"{loss:.2g}"
+        said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+    if rejected and 2 * rejected > uploads:
+        share = "all" if rejected >= uploads else f"{rejected} of"
+        said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
+    return said
+
+
 def summarise(
     config: Config,
     simulation: Simulation,
@@ -94,6 +108,8 @@ def summarise(
         "target": config.run.target,
         "time_to_target": first_crossing(rows, config.run.target),
         "virtual_time": simulation.heap.now,
+        "rounds": simulation.server.rounds,
+        "diverged": simulation.watch.diverged,
         "versions": simulation.server.version,
         "trips": counts.trips,
         "requests": counts.requests,

@@ -1,5 +1,6 @@
 """The ``freshet`` command as a user meets it: the real entry point, its exit codes, its one sentence for a mistake."""
 
+import io
 import json
 import signal
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 import freshet
 from freshet.cli import main
-from freshet.cli.screen import number, size
+from freshet.cli.screen import LiveProgress, marked, number, size
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
 COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
@@ -68,7 +70,21 @@ def test_help_lists_every_command(command):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("run", ["--method", "--config", "--until", "--seed", "--out", "--set", "section.key=value", "10m", "Example"]),
+        (
+            "run",
+            [
+                "--method",
+                "--config",
+                "--until",
+                "--rounds",
+                "--seed",
+                "--out",
+                "--set",
+                "section.key=value",
+                "10m",
+                "Example",
+            ],
+        ),
         ("demo", ["--out", "--until", "--seed"]),
         ("methods", ["NAME", "options"]),
         ("models", ["networks"]),
@@ -89,6 +105,17 @@ def test_methods_are_listed_with_variants_and_options(command):
     assert all(name in listed.out for name in ("fedasmu", "fedasmu-da", "fedssmu", "fedavg", "synchronous"))
     one = command("methods", "fedasmu-da")
     assert all(key in one.out for key in ("lambda0", "tau_max", "equations", "dynamic_server"))
+
+
+def test_what_must_be_said_of_a_method_stands_beside_its_name(command):
+    listed = command("methods").out
+    assert "asofed [-F]" in listed and "fedsa [R]" in listed
+    assert "[-F] ASO-Fed without its feature step, the paper's ablation ASO-Fed(-F)" in listed
+    assert "[R] reconstructed" in listed
+    assert "ASO-Fed(-F)" in command("methods", "asofed").out
+    assert "[R] reconstructed" in command("methods", "fedsa").out
+    assert "[" not in marked("fedavg") and marked("nobody:Knows") == "nobody:Knows"
+    assert marked("fedsa") == "fedsa [R]"
 
 
 # ---- run
@@ -139,6 +166,65 @@ def test_the_table_and_the_directory_are_printed(command):
     assert done.out.strip().splitlines()[-1] == "x"
 
 
+@pytest.mark.parametrize(("method", "uploads"), [("fedavg", 12), ("fedasmu", 12)])
+def test_a_run_may_end_by_rounds(command, method, uploads):
+    done = command("run", "-m", method, "--rounds", 2, "-o", "x", "-q", *FAST)
+    assert (done.code, done.out.strip()) == (0, "x")
+    run = tomllib.loads(Path("x/config.toml").read_text())["run"]
+    assert (run["rounds"], run["until"], run["per_round"]) == (2, 0.0, 6)
+    summary = json.loads(Path("x/summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["uploads"]) == ("finished", 2, uploads)
+    assert ", 2 rounds, in " in command("show", "x").out
+
+
+WILD = ["-s", "training.lr=3e4", "-s", "run.eval_every=5"]
+
+
+def test_a_run_that_diverges_says_so_in_the_table_and_in_a_sentence(command):
+    done = command("run", "-m", "fedavg", "--until", 500, "-o", "x", *FAST, *WILD)
+    assert done.code == 0
+    time = json.loads(Path("x/summary.json").read_text())["diverged"]
+    said = f"fedavg diverged at {time:g} s: test loss "
+    assert "fedavg diverged" in done.out
+    assert done.err.count(said) == 1 and "; try a smaller training.lr" in done.err
+    shown = command("show", "x").out
+    assert said in shown and "status" in shown and shown.count("diverged") >= 3
+    again = command("resume", "x")
+    assert (again.code, len(again.err.strip().splitlines())) == (2, 1)
+    assert f"x diverged at {time} s and cannot be resumed" in again.err
+
+
+def test_a_run_that_goes_on_although_it_diverged_says_so_too(command):
+    done = command("run", "-m", "fedavg", "--until", 60, "-o", "x", *FAST, *WILD, "-s", "run.diverged=continue")
+    assert json.loads(Path("x/summary.json").read_text())["status"] == "finished"
+    assert "fedavg diverged" in done.out and "fedavg diverged at" in done.err
+
+
+def test_a_run_whose_uploads_are_rejected_says_so(command):
+    done = command("run", "-m", "fedasync", "--until", 60, "-o", "x", *FAST, "-s", "training.lr=1e38")
+    summary = json.loads(Path("x/summary.json").read_text())
+    assert summary["rejected"] == summary["uploads"] > 0
+    assert summary["diverged"] is None
+    sentence = f"fedasync: all {summary['uploads']} uploads were rejected; see the reasons in events.jsonl"
+    assert sentence in done.err and sentence in command("show", "x").out
+
+
+@pytest.mark.parametrize(
+    ("until", "rounds", "time", "done", "share"),
+    [(100.0, 0, 40.0, 7, 0.4), (0.0, 20, 40.0, 5, 0.25), (100.0, 20, 40.0, 5, 0.4), (100.0, 20, 40.0, 12, 0.6)],
+)
+def test_the_bar_shows_the_end_that_is_nearer(until, rounds, time, done, share):
+    progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True))
+    progress.begin("fedavg", until, rounds)
+    progress.on_progress(time)
+    progress.on_metrics({"rounds": done, "accuracy": 0.5, "uploads": 3})
+    task = progress.bar.tasks[0]
+    assert task.completed / task.total == pytest.approx(share)
+    assert task.fields["rounds"] == (f"  round {done}/20" if rounds else "")
+    progress.on_end({"status": "finished", "virtual_time": 50.0, "rounds": done})
+    assert task.finished
+
+
 # ---- bad input
 
 BAD = [
@@ -160,6 +246,8 @@ BAD = [
     (["-m", "fedwhat"], "method.name", "fedasmu"),
     (["-m", "fedasmu", "--until", "soon"], "run.until", "10m"),
     (["-m", "fedasmu", "--until", "-5"], "run.until", "positive"),
+    (["-m", "fedasmu", "--rounds", "-2"], "run.rounds", "0"),
+    (["-m", "fedasmu", "-s", "model.pool=true"], "model.pool", "digits"),
     (["-m", "fedasmu", "--seed", "-1"], "run.seed", "0"),
     (["-c", "missing.toml"], "--config", "does not exist"),
     ([], "--method", "freshet methods"),

@@ -273,11 +273,13 @@ def test_selection_depends_on_the_seed_and_the_number_of_the_trigger_alone():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 6), st.integers(1, 6), st.integers(1, 6))
-def test_triggers_never_go_beyond_their_limits(flying, per_round, cap):
+def test_triggers_ask_for_what_their_rules_say(flying, per_round, cap):
+    """The periodic one for all m' or nobody, as the paper's Algorithm 1; fewer start only if fewer are idle."""
     s = server()
     s.trigger(list(range(flying)))
     free = max(0, cap - flying)
-    assert Trigger("periodic", per_round, 1.0, cap).wanted(s) == min(per_round, free)
+    assert Trigger("periodic", per_round, 1.0, cap).wanted(s) == (per_round if flying < cap else 0)
+    assert len(s.select(per_round, lambda device: True)) == min(per_round, 6 - flying)
     assert Trigger("concurrency", per_round, 1.0, cap).wanted(s) == free
     assert Trigger("rounds", per_round, 1.0, cap).wanted(s) == (0 if flying else per_round)
 
@@ -285,6 +287,32 @@ def test_triggers_never_go_beyond_their_limits(flying, per_round, cap):
 def test_only_the_periodic_trigger_ignores_arrivals():
     listens = {kind: Trigger(kind, 1, 1.0, 1).on_arrival for kind in ("periodic", "concurrency", "rounds")}
     assert listens == {"periodic": False, "concurrency": True, "rounds": True}
+
+
+# ---- rounds
+
+
+def test_a_round_of_an_asynchronous_method_is_its_worth_in_consumed_uploads():
+    s = server("fedasync", per_round=3)
+    seen = []
+    for device in range(6):
+        s.trigger([device])
+        s.upload(upload(device, base=s.version, weights=bad_weights(np.nan) if device == 1 else upload().weights))
+        seen.append(s.rounds)
+    assert seen == [0, 0, 0, 1, 1, 1]  # the second was rejected
+    assert s.consumed == 5
+
+
+def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrived():
+    s = server("fedavg")
+    assert s.rounds == 0
+    s.trigger([0, 1])
+    s.upload(upload(0))
+    assert s.rounds == 0
+    s.lost(1, 1, "upload lost")
+    assert s.rounds == 1
+    s.empty_round()
+    assert s.rounds == 2
 
 
 # ---- what a method may answer

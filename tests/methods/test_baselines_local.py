@@ -130,28 +130,49 @@ def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -
 # ---- ASO-Fed
 
 
-@pytest.mark.parametrize(("seconds", "r"), [(None, 1.0), (2.0, 1.0), (math.e, 1.0), (50.0, math.log(50.0))])
-def test_aso_fed_rate(seconds: float | None, r: float) -> None:
-    assert rate(seconds) == r == twins.aso_rate([seconds] if seconds else [])
+@pytest.mark.parametrize(
+    ("seconds", "unit", "r"),
+    [
+        (None, 1.0, 1.0),
+        (2.0, 1.0, 1.0),
+        (math.e, 1.0, 1.0),
+        (50.0, 1.0, math.log(50.0)),
+        (10.0, 10.0, 1.0),
+        (50.0, 10.0, math.log(5.0)),
+        (5e4, 1e4, math.log(5.0)),  # another clock, the same rate
+    ],
+)
+def test_aso_fed_rate(seconds: float | None, unit: float, r: float) -> None:
+    assert rate(seconds, unit) == r == twins.aso_rate([seconds] if seconds else [], unit)
 
 
+@pytest.mark.parametrize("training", [*SGD, {"weight_decay": 0.1}])
 @pytest.mark.parametrize("variant", ["S", "R"])
-def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str) -> None:
-    device, w = Device(lr=0.05), regression_weights(1)
+def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str, training: dict[str, float]) -> None:
+    device, w = Device(lr=0.05, **training), regression_weights(1)
     method = ASOFed.__new__(ASOFed)
-    method.options = ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant)
+    method.options = ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant, delay_unit=3.0)
     memory: dict[str, Any] = {}
     H, V = np.zeros(WEIGHTS), np.zeros(WEIGHTS)
     twin = twins.aso_local_s if variant == "S" else twins.aso_local_r
-    for trip, seconds in ((1, None), (2, 12.0), (3, 31.0)):
+    for trip, seconds in ((1, None), (2, 36.0), (3, 93.0)):
         outcome = device.train(method.rule(), w, trip, memory, seconds=seconds)
-        r = rate(seconds)
-        u, H, V = twin(w, H, V, device.x, device.y, device.batches(trip), 0.05, 0.4, 0.3, r)
+        r = rate(seconds, 3.0)
+        u, H, V = twin(w, H, V, device.x, device.y, device.batches(trip), 0.05, 0.4, 0.3, r, **training)
         close(outcome.weights, u, 5e-6)
         close(outcome.memory["H"], H, 5e-6)
         close(outcome.memory["V"], V, 5e-6)
         assert outcome.report == {"r": r, "seconds": seconds or 0.0}
         memory, w = outcome.memory, regression_weights(1 + trip)
+
+
+def test_aso_feds_weight_decay_is_a_part_of_the_gradient() -> None:
+    """Only then do both variants take the same step on one full batch, whatever r_k is."""
+    device, w = Device(epochs=1, batch=SAMPLES, weight_decay=0.1), regression_weights(1)
+    step, trip = (device.train(rule, w, seconds=40.0).weights for rule in (StepRule(0.3, 0.5), TripRule(0.5, 0.3)))
+    close(step, trip, 1e-6)
+    g = twins.gradient(w, device.x, device.y) + 0.1 * w
+    close(step, w - 0.2 * math.log(40.0) * g, 1e-6)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.001, 0.7])
@@ -225,6 +246,13 @@ def test_moons_contrastive_loss_is_the_twins() -> None:
     assert ours == pytest.approx(twins.moon_contrastive(z, z_g, [z_p], 0.5), rel=1e-9)
     one = contrastive(*(torch.from_numpy(v[:1]) for v in (z, z_g, z_p)), 0.5).item()  # a batch of one sample
     assert one == pytest.approx(twins.moon_contrastive(z[:1], z_g[:1], [z_p[:1]], 0.5), rel=1e-9)
+
+
+def test_moons_contrastive_loss_is_made_where_the_model_is() -> None:
+    """Not in main memory, whose tensors the loss of a model on another device refuses."""
+    z, z_g, z_p = (torch.empty(7, 4, device="meta") for _ in range(3))
+    loss = contrastive(z, z_g, z_p, 0.5)
+    assert (loss.device.type, loss.shape) == ("meta", ())
 
 
 @pytest.mark.parametrize("T", [0.1, 0.5, 1.0])

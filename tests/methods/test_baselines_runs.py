@@ -148,6 +148,16 @@ def test_fedsa_is_marked_and_its_stages_show_in_the_log(simulate: Simulate) -> N
     assert min(epochs.values()) >= 1
 
 
+def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simulate) -> None:
+    run = simulate("fedsa", {"stage1_epochs": 3}, 80.0).directory  # as long as any: the time axis is not stretched
+    config, epochs = Run(run).config(), events(run, "trigger")
+    limit = config["method"]["stage1_updates"]
+    assert limit == pytest.approx(0.1 * Run(run).summary()["uploads"], rel=0.2)
+    assert all(e["epochs"] == 3 for e in epochs if e["version"] - 1 < limit)
+    assert min(e["epochs"] for e in epochs if e["version"] - 1 >= limit) < 3
+    assert audit(Run(run)).problem is None
+
+
 # ---- PORT
 
 

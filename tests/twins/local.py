@@ -107,11 +107,11 @@ def feddyn_local(
 # ASO-Fed
 
 
-def aso_rate(durations: list[float]) -> float:
-    """r_k = max(1, ln of the mean duration of the completed jobs)."""
+def aso_rate(durations: list[float], unit: float = 1.0) -> float:
+    """r_k = max(1, ln of the mean duration of the completed jobs), counted in `unit` seconds."""
     if not durations:
         return 1.0
-    return max(1.0, math.log(math.fsum(durations) / len(durations)))
+    return max(1.0, math.log(math.fsum(durations) / len(durations) / unit))
 
 
 def aso_recursion(g, H, V, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,16 +121,30 @@ def aso_recursion(g, H, V, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def aso_local_s(
-    w_b, H, V, x, y, batches: list, lr: float, lam: float, beta: float, r_k: float, weight_decay: float = 0.0
+    w_b,
+    H,
+    V,
+    x,
+    y,
+    batches: list,
+    lr: float,
+    lam: float,
+    beta: float,
+    r_k: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Variant S (pinned): the recursion at every mini-batch. Returns (u_k, H, V)."""
+    """Variant S (pinned): the recursion at every mini-batch. Weight decay is a part of the local loss and so of g;
+    there is no momentum inside z, it gathers the steps r_k z. Returns (u_k, H, V)."""
     anchor = f64(f32(w_b))
     u, H, V = anchor.copy(), f64(H), f64(V)
+    velocity = None
     for epoch in batches:
         for index in epoch:
             g = gradient(u, x[index], y[index]) + lam * (u - anchor) + weight_decay * u
             z, H, V = aso_recursion(g, H, V, beta)
-            u = u - r_k * lr * z
+            velocity = r_k * z if velocity is None else momentum * velocity + r_k * z
+            u = u - lr * velocity
     return f32(u), H, V
 
 

@@ -206,6 +206,7 @@ def test_aso_fed_device():
     assert local.aso_rate([]) == 1.0
     assert local.aso_rate([1.0, 2.0]) == 1.0
     assert local.aso_rate([50.0, 150.0]) == pytest.approx(math.log(100.0))
+    assert local.aso_rate([50.0, 150.0], unit=10.0) == pytest.approx(math.log(10.0))
     x, y = data(13)
     w, zero = vector(14), np.zeros(SIZE)
     u, H, V = local.aso_local_s(w, zero, zero, x, y, full(), 0.1, 0.5, 0.9, 1.0)

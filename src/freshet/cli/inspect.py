@@ -12,6 +12,7 @@ from freshet.cli.screen import number, results_table, size
 from freshet.cli.tables import wide_console
 from freshet.errors import RunError
 from freshet.methods import find, options_for, registry
+from freshet.result import remarks
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
 
@@ -30,30 +31,39 @@ def methods(
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "kind", "variants", "citation"):
         table.add_column(heading)
+    notes: dict[str, str] = {}
     for method in registry().values():
-        title = f"{method.name} [R]" if method.reconstructed else method.name
+        marks = method.marks()
+        notes |= marks
+        title = " ".join([method.name, *(f"[{mark}]" for mark in marks)])
         kind = "asynchronous" if method.kind == "async" else "synchronous"
-        table.add_row(title.replace("[", "\\["), kind, ", ".join(method.variants) or "–", method.citation)
+        table.add_row(escape(title), kind, ", ".join(method.variants) or "–", method.citation)
     console.print(table)
-    if any(method.reconstructed for method in registry().values()):
-        console.print("\\[R] reconstructed: the original formulas are not accessible", style="dim")
+    for mark, text in notes.items():
+        console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
     console.print("\nOptions and defaults (what they mean: freshet methods NAME)", style="bold")
     for method in registry().values():
         options = options_for(method.name, {})
-        values = ", ".join(f"{key} {getattr(options, key)}" for key in type(options).model_fields) or "none"
+        values = ", ".join(f"{key} {_value(getattr(options, key))}" for key in type(options).model_fields) or "none"
         console.print(f"[bold]{method.name}[/bold]: {escape(values)}", highlight=False)
+
+
+def _value(default: object) -> str:
+    """A default; one that follows from the run is a dash."""
+    return "–" if default is None else str(default)
 
 
 def _options(console: Console, name: str) -> None:
     method, preset = find(name)
     options = options_for(name, {})
-    mark = " (reconstructed)" if method.reconstructed else ""
-    console.print(f"[bold]{name}[/bold]{mark}: {method.citation}", highlight=False)
+    console.print(f"[bold]{name}[/bold]: {method.citation}", highlight=False)
+    for mark, text in method.marks().items():
+        console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("option", "default", "meaning"):
         table.add_column(heading)
     for key, field in type(options).model_fields.items():
-        value = getattr(options, key)
+        value = _value(getattr(options, key))
         table.add_row(key, f"{value}{' *' if key in preset else ''}", field.description or "")
     console.print(table)
     if preset:
@@ -127,9 +137,12 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
     console = Console()
     try:
         table, facts = results_table([summary]), _facts(summary)
+        said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
     console.print(table)
+    for remark in said:
+        console.print(f"[yellow]{escape(remark)}", highlight=False, soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in facts.items():
         table.add_row(f"[dim]{key}", escape(value))
@@ -139,10 +152,15 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
         console.print(f"[dim]{section}:[/dim] {escape(values)}", highlight=False, soft_wrap=True)
 
 
+def _duration(summary: dict[str, Any]) -> str:
+    rounds = f", {summary['rounds']} rounds" if "rounds" in summary else ""
+    return f"{summary['virtual_time']:g} s{rounds}, in {summary['wall_seconds']:g} s of real time"
+
+
 def _facts(summary: dict[str, Any]) -> dict[str, str]:
     return {
         "status": str(summary["status"]),
-        "virtual time": f"{summary['virtual_time']:g} s in {summary['wall_seconds']:g} s of real time",
+        "virtual time": _duration(summary),
         "trips": ", ".join(f"{summary[key]} {key}" for key in ("trips", "uploads", "discards", "lost", "rejected")),
         "fresh models": f"{summary['requests']} requests, {summary['merges']} merges",
         "aggregations": f"{summary['aggregations']}, mean staleness {number(summary['mean_staleness'], 2)}",

@@ -36,6 +36,9 @@ def run(
         Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Virtual time to simulate: 600, 600s, 10m, 2h.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="End after so many rounds (asynchronous: m' consumed uploads each).")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run directory to write (default: under runs/).")
@@ -68,7 +71,7 @@ def run(
         preset = cell_settings(find_cell(cell), tables.get("method", {}).get("name", "fedasmu"))
         tables = {name: preset.get(name, {}) | tables.get(name, {}) for name in preset | tables}
     given: dict[str, Any] = {"seed": seed, "executor": executor, "workers": workers, "address": address}
-    given |= {"until": None if until is None else seconds(until)}
+    given |= {"until": None if until is None else seconds(until), "rounds": rounds}
     tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
     override(tables, settings or [])
     resolved = resolve(tables if cell is None else with_length(tables, find_cell(cell).rounds))
@@ -79,7 +82,7 @@ def run(
         result = federation.run(out=out, observers=watching)
     else:
         with LiveProgress(console) as progress:
-            progress.begin(resolved.method_name, resolved.run.until)
+            progress.begin(resolved.method_name, resolved.run.until, resolved.run.rounds)
             result = federation.run(out=out, observers=[progress, *watching])
     _finish(result, quiet)
 
@@ -95,7 +98,7 @@ def resume(
         result = federation.resume(directory)
     else:
         with LiveProgress(Console(stderr=True)) as progress:
-            progress.begin(config.method_name, config.run.until)
+            progress.begin(config.method_name, config.run.until, config.run.rounds)
             result = federation.resume(directory, observers=[progress])
     _finish(result, quiet)
 

@@ -1,5 +1,6 @@
 """What a run looks like in a terminal: a live progress line and tables."""
 
+import math
 from typing import Any, Self
 
 from rich.console import Console
@@ -7,17 +8,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from freshet.methods import find, names
 from freshet.runs.writer import Observer
 
 
 class LiveProgress(Observer):
-    """A bar over virtual time, with the newest accuracy. On a pipe it stays silent."""
+    """A bar over virtual time, or over rounds where they end the run, with the newest accuracy. On a pipe it stays
+    silent."""
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
             TextColumn("[bold]{task.description:<11}"),
             BarColumn(bar_width=28),
-            TextColumn("{task.fields[now]:>7} s"),
+            TextColumn("{task.fields[now]:>7} s{task.fields[rounds]}"),
             TextColumn("accuracy [bold]{task.fields[accuracy]}"),
             TextColumn("[dim]uploads {task.fields[uploads]}"),
             TimeElapsedColumn(),
@@ -26,7 +29,7 @@ class LiveProgress(Observer):
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
-        self._end = 0.0
+        self._end, self._rounds, self._share = math.inf, 0, 0.0
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -35,25 +38,36 @@ class LiveProgress(Observer):
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def begin(self, label: str, until: float) -> None:
-        """A new run starts."""
-        self._end = until
-        self._task = self.bar.add_task(label, total=until, now="0", accuracy="  –  ", uploads=0)
+    def begin(self, label: str, until: float, rounds: int = 0) -> None:
+        """A new run starts; it ends at ``until`` or after so many rounds (0: no limit), whichever is first."""
+        self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
+        self._task = self.bar.add_task(
+            label, total=1.0, now="0", rounds=self._of_rounds(0), accuracy="  –  ", uploads=0
+        )
+
+    def _of_rounds(self, done: int) -> str:
+        return f"  round {done}/{self._rounds}" if self._rounds else ""
+
+    def _move(self, share: float, **shown: Any) -> None:
+        """The bar never goes back: the limit that is nearer counts."""
+        if self._task is not None:
+            self._share = min(1.0, max(self._share, share))
+            self.bar.update(self._task, completed=self._share, **shown)
 
     def on_progress(self, time: float) -> None:
-        if self._task is not None:
-            self.bar.update(self._task, completed=min(time, self._end), now=f"{time:.0f}")
+        self._move(time / self._end, now=f"{time:.0f}")
 
     def on_metrics(self, row: dict[str, Any]) -> None:
-        if self._task is not None:
-            self.bar.update(self._task, accuracy=f"{row['accuracy']:.3f}", uploads=row["uploads"])
+        share = row["rounds"] / self._rounds if self._rounds else 0.0
+        shown = {"accuracy": f"{row['accuracy']:.3f}", "uploads": row["uploads"]}
+        self._move(share, rounds=self._of_rounds(row["rounds"]), **shown)
 
     def on_message(self, message: str) -> None:
-        self.bar.console.print(f"[yellow]{message}", highlight=False, soft_wrap=True)
+        self.bar.console.print(f"[yellow]{escape(message)}", highlight=False, soft_wrap=True)
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        if self._task is not None:
-            self.bar.update(self._task, completed=summary["virtual_time"], now=f"{summary['virtual_time']:.0f}")
+        share = 1.0 if summary["status"] == "finished" else 0.0
+        self._move(share, now=f"{summary['virtual_time']:.0f}", rounds=self._of_rounds(summary["rounds"]))
 
 
 def size(count: float) -> str:
@@ -70,6 +84,12 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def marked(name: str) -> str:
+    """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
+    marks = {} if ":" in name or name not in names() else find(name)[0].marks()
+    return " ".join([name, *(f"[{mark}]" for mark in marks)])
+
+
 def results_table(summaries: list[dict[str, Any]]) -> Table:
     """One line per run: what it reached, how fast, at what cost."""
     target = summaries[0]["target"]
@@ -79,8 +99,9 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         reached = summary["time_to_target"]
+        diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
         table.add_row(
-            escape(str(summary["method"])),
+            escape(marked(str(summary["method"]))) + diverged,
             number(summary["final_accuracy"]),
             number(summary["best_accuracy"]),
             "–" if reached is None else f"{reached:.0f} s",

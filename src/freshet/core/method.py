@@ -42,6 +42,17 @@ class World:
     per_round: int
     layout: Layout
     seed: int
+    #: Uploads to expect in the whole run (0: not known).
+    uploads: int = 0
+    #: Seconds from trigger to upload of the fastest device (0: not known).
+    fastest: float = 0.0
+
+
+class Remark(NamedTuple):
+    """What a reader of results must know about a method: a short mark beside its name, and the sentence behind it."""
+
+    mark: str
+    text: str
 
 
 class Aggregate(NamedTuple):
@@ -115,6 +126,8 @@ class LocalRule:
     remembers: ClassVar[bool] = False
     #: True when the rule reads ``local.seconds``.
     timed: ClassVar[bool] = False
+    #: True when weight decay is part of the gradient that ``adjust`` sees, not added to what it leaves.
+    decay_first: ClassVar[bool] = False
 
     def check(self, module: "nn.Module") -> None:
         """Raise a ``ConfigError`` if this rule cannot train such a module."""
@@ -133,7 +146,7 @@ class LocalRule:
         return cross_entropy(local.model(x), y)
 
     def adjust(self, local: Local) -> None:
-        """Add terms to ``local.gradient`` in place, before weight decay and momentum."""
+        """Add terms to ``local.gradient`` in place, before weight decay (unless ``decay_first``) and momentum."""
 
     def merge(self, local: Local, trip: DeviceTrip, fresh: Fresh) -> None:
         """Merge the fresh global model into the local one."""
@@ -151,6 +164,8 @@ class Method:
     citation: ClassVar[str]
     #: True when the original formulas are not accessible; shown in every table.
     reconstructed: ClassVar[bool] = False
+    #: Shown with the method's results, for example when a part of the paper is left out.
+    remark: ClassVar[Remark | None] = None
     #: When a finished device is replaced under the constant-concurrency trigger.
     replaces: ClassVar[Literal["arrival", "aggregation"]] = "arrival"
     #: Named presets: ``{"fedasmu-da": {"dynamic_server": False}}``.
@@ -160,6 +175,17 @@ class Method:
     def __init__(self, options: Any, world: World) -> None:
         self.options = options
         self.world = world
+
+    @classmethod
+    def marks(cls) -> dict[str, str]:
+        """What must be said of the method wherever its results stand: marks, and the sentence behind each."""
+        marks = {"R": "reconstructed: the original formulas are not accessible"} if cls.reconstructed else {}
+        return marks | ({cls.remark.mark: cls.remark.text} if cls.remark else {})
+
+    @classmethod
+    def settled(cls, options: Any, world: World) -> Any:
+        """The options with those filled in that were left to follow from the run; they go to its config.toml."""
+        return options
 
     def rule(self) -> LocalRule:
         """The device's part."""

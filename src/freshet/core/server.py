@@ -96,10 +96,14 @@ class Server:
         """``s = t - o + 1``: a fresh upload has staleness 1. The only place where it is counted."""
         return self.version - flight.base + 1
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that are over; of an asynchronous method, consumed uploads in units of one round's worth."""
+        return self.round - bool(self.flights) if self.synchronous else self.consumed // self.world.per_round
+
     def learning_rate(self) -> float:
-        """``lr * decay ** r``; r = finished rounds, or consumed uploads in units of one round's worth."""
-        rounds = self.round if self.synchronous else self.consumed // self.world.per_round
-        return self.lr * self.lr_decay**rounds
+        """``lr * decay ** r``, r = rounds that are over."""
+        return self.lr * self.lr_decay**self.rounds
 
     # ---- events
 

@@ -1,6 +1,6 @@
 """How many devices to trigger, and when: plain functions of what is in flight.
 
-``periodic``: up to m' devices every T seconds while fewer than a cap are in flight (the paper's asynchronous world).
+``periodic``: m' devices every T seconds, whenever fewer than a cap are busy (the paper's Algorithm 1).
 ``concurrency``: as many as keep a constant number in flight, right after each arrival.
 ``rounds``: m' devices when the last round is over (synchronous methods).
 """
@@ -15,7 +15,11 @@ TriggerKind = Literal["periodic", "concurrency", "rounds"]
 
 @dataclass(frozen=True)
 class Trigger:
-    """When to trigger; ``per_round`` is m', ``period`` T (also the polling interval when no device is available)."""
+    """When to trigger; ``per_round`` is m', ``period`` T (also the polling interval when no device is available).
+
+    ``in_flight`` is the constant number of ``concurrency``; ``periodic`` starts nobody while so many are busy, and else
+    all m', so that up to ``in_flight + m' - 1`` may be.
+    """
 
     kind: TriggerKind
     per_round: int
@@ -23,11 +27,11 @@ class Trigger:
     in_flight: int
 
     def wanted(self, server: Server) -> int:
-        """How many devices should start now."""
+        """How many devices should start now (if so many are idle)."""
         if self.kind == "rounds":
             return 0 if server.flights else self.per_round
         free = max(0, self.in_flight - server.busy)
-        return min(self.per_round, free) if self.kind == "periodic" else free
+        return free if self.kind == "concurrency" else self.per_round * (free > 0)
 
     @property
     def on_arrival(self) -> bool:

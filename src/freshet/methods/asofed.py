@@ -8,16 +8,23 @@ Device, from base ``w^b``, with g the gradient of ``s_k(u) = f_k(u) + lambda / 2
 between trips (zero at first)::
 
     z = g - V_k + H_k      u <- u - r_k eta z      H_k <- beta H_k + (1 - beta) V_k,  then V_k <- g
-    r_k = max(1, ln d_k),  d_k = mean seconds of the device's completed trips (r_k = 1 before the first)
+    r_k = max(1, ln(d_k / D)),  d_k = mean seconds of the device's completed trips (r_k = 1 before the first)
 
 Server, N the samples of *all* devices: ``w <- w + n_k / N (u_k - w^b)``.
 
 Decisions of ours [D], where the paper leaves several readings: ``variant = "S"`` runs the recursion at every
 mini-batch, "R" trains on s_k first and applies it once to ``g = w^b - u`` with eta = 1; z uses the old H_k (its
-Algorithm 2); natural logarithm, seconds (trigger to upload); weight decay and momentum of local training act on
-``r_k z``; n_k does not grow. Buffers mix with n_k / N. ``feature_step`` is the paper's Eqs. 5-6 on the first layer,
-rows scaled by their softmax of |A|: off by default, as taken literally it destroys a convolution within three
-arrivals (a check, not a setting to use).
+Algorithm 2); weight decay is a part of f_k and so of g (only then do S and R agree on one full batch), momentum acts
+on ``r_k z``; n_k does not grow. Buffers mix with n_k / N. ``feature_step`` is the paper's Eqs. 5-6 on the first layer,
+rows scaled by their softmax of |A|: off by default, which is the paper's own ablation ASO-Fed(-F); taken literally it
+destroys a convolution within three arrivals (a check, not a setting to use).
+
+**The unit D of the delay [D].** The paper writes ``log d_k`` and no unit, with delays of 10-100 s and a rate of 0.001.
+A logarithm of plain seconds multiplies *every* rate by 2.3-4.6 and changes when the clock's unit does; at the common
+rate of 0.1 the model then diverges. r_k is there so that a device that is heard less often than others counts as much:
+what matters is how slow it is beside them. So D is the trip of the fleet's fastest device (trigger to upload, written
+to config.toml), r_k = 1 for devices up to e times slower, and rescaling all times changes nothing. ``delay_unit = 1``
+are plain seconds.
 """
 
 import math
@@ -32,7 +39,7 @@ from pydantic import Field
 from freshet.core.audit import expect
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Kind, Local, LocalRule, Method, Options, Verdict
+from freshet.core.method import Aggregate, Kind, Local, LocalRule, Method, Options, Remark, Verdict, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine, distance, mix
 from freshet.methods.parts.terms import Proximal, drift
@@ -43,6 +50,9 @@ class ASOFedOptions(Options):
 
     beta: float = Field(0.001, ge=0, le=1, description="how much of H is kept at each step")
     lambda_: float = Field(0.5, ge=0, description="lambda: proximal term of the local loss")
+    delay_unit: float | None = Field(
+        None, gt=0, description="D: seconds in which delays are counted (default: the trip of the fastest device)"
+    )
     variant: Literal["S", "R"] = Field("S", description="recursion at every step (S) or once per trip (R)")
     feature_step: bool = Field(False, description="rescale the first layer at every arrival (destroys a CNN)")
 
@@ -54,12 +64,23 @@ class ASOFed(Method):
     kind: ClassVar[Kind] = "async"
     title: ClassVar[str] = "ASO-Fed"
     citation: ClassVar[str] = "Chen et al., Asynchronous Online Federated Learning, IEEE Big Data 2020"
+    remark: ClassVar[Remark] = Remark(
+        "-F",
+        "ASO-Fed without its feature step, the paper's ablation ASO-Fed(-F); its recursion at every mini-batch is our "
+        "reading",
+    )
     Options: ClassVar[type[Options]] = ASOFedOptions
     options: ASOFedOptions
 
+    @classmethod
+    def settled(cls, options: ASOFedOptions, world: World) -> ASOFedOptions:
+        if options.delay_unit is not None or not world.fastest:
+            return options
+        return options.model_copy(update={"delay_unit": world.fastest})
+
     def rule(self) -> LocalRule:
-        o = self.options
-        return StepRule(o.beta, o.lambda_) if o.variant == "S" else TripRule(o.lambda_, o.beta)
+        o, unit = self.options, unit_of(self.options)
+        return StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         samples, total = int(self.world.samples[upload.device]), int(self.world.samples.sum())
@@ -90,12 +111,17 @@ class ASOFed(Method):
             expect("samples", event["samples"], memory.setdefault(("samples", device), event["samples"]))
             seconds = memory["trip", device][1]
             expect("seconds", event["seconds"], seconds or 0.0)
-            expect("r", event["r"], rate(seconds))
+            expect("r", event["r"], rate(seconds, unit_of(options)))
 
 
-def rate(seconds: float | None) -> float:
+def unit_of(options: ASOFedOptions) -> float:
+    """``D``; plain seconds where nothing is known of the fleet."""
+    return 1.0 if options.delay_unit is None else options.delay_unit
+
+
+def rate(seconds: float | None, unit: float) -> float:
     """``r_k``."""
-    return max(1.0, math.log(seconds)) if seconds else 1.0
+    return max(1.0, math.log(seconds / unit)) if seconds else 1.0
 
 
 def feature_step(A: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,8 +145,8 @@ def _remembered(local: Local, name: str) -> Vector:
     return np.zeros(local.learnable, np.float32) if stored is None else stored
 
 
-def _begin(local: Local) -> None:
-    r = local.scratch["r"] = rate(local.seconds)
+def _begin(local: Local, unit: float) -> None:
+    r = local.scratch["r"] = rate(local.seconds, unit)
     local.report |= {"r": r, "seconds": local.seconds or 0.0}
 
 
@@ -131,11 +157,13 @@ class StepRule(LocalRule):
     adjusts_gradient: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
     timed: ClassVar[bool] = True
+    decay_first: ClassVar[bool] = True
     beta: float
     lambda_: float
+    unit: float = 1.0
 
     def begin(self, local: Local) -> None:
-        _begin(local)
+        _begin(local, self.unit)
         local.scratch |= {name: local.tensor(_remembered(local, name)) for name in ("H", "V")}
 
     def adjust(self, local: Local) -> None:
@@ -158,9 +186,10 @@ class TripRule(Proximal):
     remembers: ClassVar[bool] = True
     timed: ClassVar[bool] = True
     beta: float
+    unit: float = 1.0
 
     def begin(self, local: Local) -> None:
-        _begin(local)
+        _begin(local, self.unit)
 
     def finish(self, local: Local) -> None:
         r, H, V = local.scratch["r"], _remembered(local, "H"), _remembered(local, "V")

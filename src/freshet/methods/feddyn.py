@@ -16,7 +16,9 @@ Server, S the devices that uploaded and M all devices::
 ``G = -h / alpha`` in the paper's symbols; it equals the mean of lambda over all devices as long as no upload is
 lost on its way. theta is what is sent down; **abar is what is tested** and handed to the user [D] (the authors
 report it too). An empty round changes neither. ``alpha = 0`` drops the regulariser and G: the plain mean of the
-models [D]. Buffers take the plain mean and never G. Default alpha = 0.01 as in the authors' CIFAR-10 example.
+models [D]. Buffers take the plain mean and never G. Default alpha = 0.01 as in the authors' CIFAR-10 example. The
+authors' code also clips every local gradient to a norm of 10 (and so it does for all its methods), which we leave out:
+no method here clips [D].
 """
 
 from dataclasses import dataclass

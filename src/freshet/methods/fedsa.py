@@ -17,9 +17,10 @@ proximal problem. Arrival, tau = s - 1::
 
     tauhat_k <- tauhat_k / 2 + tau / 2      alpha_tau = alpha (1 + tau)^-a      w <- (1 - alpha_tau) w + alpha_tau u_k
 
-E_2 is the common number of epochs (``training.epochs``). V_1 should be 10 % of the update budget, which a run
-limited by time does not know: the default of 20 is about that for the default run, in which FedAsync makes some 230
-updates. Stage one stretches the time axis by E_1 / E_2: report a run with ``stage1_updates = 0`` as well.
+E_2 is the common number of epochs (``training.epochs``). V_1 is 10 % of the update budget: of the uploads that the run
+may expect at the common number of epochs, from its rounds, or its time, fleet and trigger (``World.uploads``; the
+number goes to config.toml). Stage one stretches the time axis by E_1 / E_2: report a run with ``stage1_updates = 0``
+as well.
 """
 
 import math
@@ -42,12 +43,14 @@ class FedSAOptions(Options):
     a: float = Field(0.5, ge=0, description="exponent of the staleness discount (1 + tau)^-a")
     rho: float = Field(0.005, ge=0, description="proximal term of the local loss (0: none)")
     stage1_epochs: int = Field(20, ge=1, description="E_1: local epochs in the first stage")
-    stage1_updates: int = Field(20, ge=0, description="V_1: global updates in the first stage (0: no first stage)")
+    stage1_updates: int | None = Field(
+        None, ge=0, description="V_1: updates in the first stage (0: no first stage; default: 10 % of those expected)"
+    )
 
 
 def staged_epochs(options: FedSAOptions, updates: int, common: int, estimates: dict[int, float], device: int) -> int:
     """``E_k`` for a trip that starts now."""
-    if updates < options.stage1_updates:
+    if updates < (options.stage1_updates or 0):
         return options.stage1_epochs
     mean = sum(estimates.values()) / len(estimates) if estimates else 0.0
     return max(1, math.floor(common * min(1.0, (1.0 + mean) / (1.0 + estimates.get(device, 0.0)))))
@@ -63,6 +66,12 @@ class FedSA(Method):
     reconstructed: ClassVar[bool] = True
     Options: ClassVar[type[Options]] = FedSAOptions
     options: FedSAOptions
+
+    @classmethod
+    def settled(cls, options: FedSAOptions, world: World) -> FedSAOptions:
+        if options.stage1_updates is not None:
+            return options
+        return options.model_copy(update={"stage1_updates": round(0.1 * world.uploads)})
 
     def __init__(self, options: FedSAOptions, world: World) -> None:
         super().__init__(options, world)

@@ -51,7 +51,7 @@ class MOON(FedAvg):
 def contrastive(z: Tensor, z_g: Tensor, z_p: Tensor, T: float) -> Tensor:
     """``l_con``, mean over the batch: softmax cross-entropy on two logits, of which the first is right."""
     logits = torch.stack([cosine_similarity(z, z_g), cosine_similarity(z, z_p)], dim=1) / T
-    return cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
+    return cross_entropy(logits, torch.zeros(len(z), dtype=torch.long, device=z.device))
 
 
 @dataclass(frozen=True)

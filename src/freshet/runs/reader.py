@@ -8,6 +8,9 @@ from typing import Any
 
 from freshet.errors import RunError
 
+#: How a run may have come to its end: with nothing left to do, and nothing to resume.
+ENDED = ("finished", "diverged")
+
 
 class Run:
     """A run directory, old or new, simulated or real."""
@@ -40,8 +43,20 @@ class Run:
         return summary
 
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.directory / "summary.json").is_file() and self.summary().get("status") == "finished"
+        """Whether the run came to its end, be it that it diverged."""
+        return (self.directory / "summary.json").is_file() and self.summary().get("status") in ENDED
+
+    def check_resumable(self) -> None:
+        """Raise if the run has come to its end."""
+        if not self.finished():
+            return
+        summary = self.summary()
+        if summary["status"] == "diverged":
+            raise RunError(
+                f"{self.directory} diverged at {summary.get('diverged')} s and cannot be resumed; run it again with a "
+                'smaller training.lr, or with run.diverged = "continue"'
+            )
+        raise RunError(f"{self.directory} is already finished")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The lines of events.jsonl, in order."""

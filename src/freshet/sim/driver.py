@@ -25,6 +25,7 @@ from freshet.core.trigger import Trigger
 from freshet.core.trip import DeviceTrip
 from freshet.runs.writer import RunWriter
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
+from freshet.sim.ending import Rounds, Watch
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import Entry, EventHeap, Rank
 from freshet.training.local import Outcome, Score, Work
@@ -74,6 +75,8 @@ class Simulation:
         writer: RunWriter,
         *,
         eval_every: float,
+        rounds: int = 0,
+        stop_diverged: bool = True,
         device_memory: int = DEFAULT_LIMIT,
         stop: Callable[[], bool] = lambda: False,
         pause: "Callable[[Simulation], None]" = lambda _: None,
@@ -91,7 +94,8 @@ class Simulation:
         self.triggers: set[float] = set()
         self.last_test = -1.0
         self.until = 0.0
-        self.started = False
+        self.started = self.over = False
+        self.rounds, self.watch, self._stop_diverged = Rounds(rounds), Watch(), stop_diverged
         self._tested: tuple[int, Future[Score]] | None = None
         self._handlers: dict[int, Callable[[Entry], None]] = {
             Rank.UPLOAD: self._on_upload,
@@ -103,7 +107,8 @@ class Simulation:
         }
 
     def run(self, until: float) -> bool:
-        """Process all events up to ``until`` (seconds); False when it was asked to stop before."""
+        """Process all events up to ``until`` (seconds), the last round, or a test that shows that the one before it had
+        diverged; False when it was asked to stop before."""
         self.until = until
         if not self.started:
             self.started = True
@@ -111,7 +116,7 @@ class Simulation:
             self.heap.push(Entry(0.0, Rank.EVALUATE))
         with patient_collector():
             heap, handlers, observers = self.heap, self._handlers, self.writer.observers
-            while heap.peek() <= until:
+            while not self.over and heap.peek() <= until:
                 if self._stop():
                     return False
                 self._pause(self)
@@ -122,9 +127,10 @@ class Simulation:
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
                 journey.merge.start()
-        self.heap.now = until
-        if self.last_test < until:
-            self._test(until)
+        if not self.over:
+            heap.now = until
+        if self.last_test < heap.now:
+            self._test(heap.now)
         return True
 
     # ---- starting trips
@@ -139,6 +145,7 @@ class Simulation:
                 self._start(now, assignment)
         elif wanted and self.server.synchronous:
             self._write(now, self.server.empty_round())
+            self.over |= self.rounds.over(self.server)
         nobody_there = len(chosen) < wanted and not self.triggers
         if not self.trigger.on_arrival or nobody_there:
             self._trigger_at(_next(now, self.trigger.period))
@@ -324,6 +331,7 @@ class Simulation:
                 self._hurry(time, device)
         if self.trigger.on_arrival and self.trigger.wanted(self.server):
             self._trigger_at(time)
+        self.over |= self.rounds.ended(self.server, endless=self.until == math.inf)
 
     def _write(self, time: float, events: list[Event]) -> None:
         counts = self.counts
@@ -347,6 +355,7 @@ class Simulation:
     def _on_evaluate(self, entry: Entry) -> None:
         self._test(entry.time)
         self.heap.push(Entry(_next(entry.time, self.eval_every), Rank.EVALUATE))
+        self.over |= self._stop_diverged and self.watch.diverged is not None
 
     def _test(self, time: float) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
@@ -354,7 +363,8 @@ class Simulation:
         version = self.server.version
         if self._tested is None or self._tested[0] != version:
             self._tested = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))
-        row: dict[str, Any] = {name: getattr(self.counts, name) for name in METRICS}
+        self.watch.test(time, self._tested[1])
+        row: dict[str, Any] = {name: getattr(self.counts, name) for name in METRICS} | {"rounds": self.server.rounds}
         record = {"kind": "evaluate", "version": version, "metrics": row}
         self.writer.event(time, record, self._tested[1], lambda score: {"accuracy": score.accuracy, "loss": score.loss})
 

@@ -17,6 +17,8 @@ from freshet.sim.driver import Counts, Journey, Simulation
 from freshet.sim.heap import Entry, EventHeap, Rank
 
 Tree = dict[str, Any]
+#: What a captured state holds.
+PARTS = {"server", "method", "devices", "heap", "now", "last_test", "journeys", "counts", "watch", "rounds", "log"}
 
 
 def capture(simulation: Simulation) -> Tree:
@@ -31,13 +33,15 @@ def capture(simulation: Simulation) -> Tree:
         "last_test": simulation.last_test,
         "journeys": {device: _journey(journey) for device, journey in simulation.journeys.items()},
         "counts": asdict(simulation.counts),
+        "watch": simulation.watch.state(),
+        "rounds": simulation.rounds.state(),
         "log": simulation.writer.position(),
     }
 
 
 def check(tree: Tree, size: int) -> None:
     """Raise ``ValueError`` unless a captured state has all its parts, with models of this size."""
-    missing = {"server", "method", "devices", "heap", "now", "last_test", "journeys", "counts", "log"} - tree.keys()
+    missing = PARTS - tree.keys()
     if missing:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
     models = [weights for _, weights, _ in tree["server"]["store"]]
@@ -54,6 +58,8 @@ def reinstate(simulation: Simulation, tree: Tree, until: float) -> None:
     simulation.triggers = {entry.time for entry in simulation.heap.entries() if entry.rank == Rank.TRIGGER}
     simulation.last_test = tree["last_test"]
     simulation.counts = Counts(**tree["counts"])
+    simulation.watch.restore(tree["watch"])
+    simulation.rounds.restore(tree["rounds"])
     simulation.until = until
     simulation.started = True
     for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):

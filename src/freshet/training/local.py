@@ -108,10 +108,12 @@ class LocalTraining:
         self.flat.collect(loss)
         with torch.no_grad():
             w, g = self.flat.learnable, self.gradient
+            if options.weight_decay and self.rule.decay_first:
+                g.add_(w, alpha=options.weight_decay)
             if self.rule.adjusts_gradient:
                 self.rule.adjust(self)
-            if options.weight_decay:
-                g = g.add_(w, alpha=options.weight_decay)
+            if options.weight_decay and not self.rule.decay_first:
+                g.add_(w, alpha=options.weight_decay)
             if options.momentum:
                 if self._velocity is None:
                     self._velocity = g.clone()

@@ -1,0 +1,63 @@
+"""How many uploads a run may expect, before it is run: from its fleet, its trigger and its end."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.core.trigger import Trigger
+from freshet.sim.fleet import Fleet
+
+Floats = NDArray[np.float64]
+
+
+def trip_seconds(fleet: Fleet, size: int) -> Floats:
+    """Seconds from trigger to upload of each device: model down, whole training, model up."""
+    links = size / fleet.down_rate + size / fleet.up_rate + fleet.down_latency + fleet.up_latency
+    seconds: Floats = fleet.train_seconds + links
+    return seconds
+
+
+def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, rounds: int, worth: int) -> int:
+    """Uploads in a run of ``rounds`` of ``worth`` each (0: no limit) that ends at ``until`` (infinity: no limit).
+
+    Absences are left out, and so is whatever a method does to the length of its trips.
+    """
+    limits = [float(rounds * worth)] if rounds else []
+    if math.isfinite(until):
+        trips = trip_seconds(fleet, size)
+        if trigger.kind == "rounds":
+            arriving, rate = until, trigger.per_round / round_seconds(trips, trigger.per_round)
+        else:
+            arriving, rate = until - float(trips.mean()), uploads_per_second(trips, trigger.in_flight)
+        if trigger.kind == "periodic":
+            rate = min(rate, trigger.per_round / trigger.period)
+        limits.append((1.0 - fleet.loss) * rate * max(0.0, arriving))
+    return round(min(limits)) if limits else 0
+
+
+def round_seconds(trips: Floats, members: int) -> float:
+    """Mean duration of a synchronous round: the longest trip of ``members`` devices drawn without replacement.
+
+    Of n trips in ascending order, the j shortest hold all m members with probability ``P_j = P_{j+1} (j + 1 - m) /
+    (j + 1)``, and ``P_n = 1``.
+    """
+    counts = np.arange(len(trips), 1.0, -1.0)
+    within = np.append(np.cumprod(np.append(1.0, np.maximum(counts - members, 0.0) / counts)), 0.0)
+    longest_first = np.sort(trips)[::-1]
+    return float((within[:-1] - within[1:]) @ longest_first)
+
+
+def uploads_per_second(trips: Floats, busy: int) -> float:
+    """Rate at which ``busy`` devices upload when each that is done is replaced by any idle one.
+
+    Device k trains for ``d_k`` and is then idle for W on average, the same W for all: it uploads ``1 / (d_k + W)``
+    times a second, and W is such that ``sum_k d_k / (d_k + W) = busy``.
+    """
+    low, high = 0.0, float(trips.max()) * len(trips)
+    if busy >= len(trips):
+        return float((1.0 / trips).sum())
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if (trips / (trips + middle)).sum() > busy else (low, middle)
+    return float((1.0 / (trips + high)).sum())
