@@ -45,7 +45,7 @@ class Logistic:
     @property
     def size(self) -> int:
         """Parameters in w."""
-        return self.classes * self.x.shape[1]
+        return self.classes * int(self.x.shape[1])
 
     def take(self, index: Indices) -> "Logistic":
         """The same problem on some of the samples: a device's F_i."""
@@ -78,8 +78,8 @@ class Logistic:
                 c = share * p[:, a] * (float(a == b) - p[:, b])
                 blocks[a, :, b] = blocks[b, :, a] = (self.x * c[:, None]).T @ self.x
         order = np.concatenate([np.arange(k * d).reshape(k, d)[:, :-1].ravel(), np.arange(k) * d + d - 1])
-        full = blocks.reshape(k * d, k * d)[np.ix_(order, order)]
-        return full + self.mu * np.eye(k * d)
+        full: Floats = blocks.reshape(k * d, k * d)[np.ix_(order, order)] + self.mu * np.eye(k * d)
+        return full
 
     def moments(self, w: ArrayLike, batch: int) -> Moments:
         """Exact moments of the gradient of ``batch`` samples drawn without replacement: a sample's gradient is an outer

@@ -44,6 +44,8 @@ Part = Literal["grid", "horizon", "witness"]
 
 MU, BATCH, DEVICES, PER_ROUND = 0.1, 10, 100, 10
 TAUS, EPOCHS, VERSIONS = (5, 20, 99), (1, 5, 10), 1000
+#: The least T that is worth a curve.
+SHORTEST = 20
 #: T of the horizon runs as parts of VERSIONS, and the initial iota of each line.
 HORIZONS, IOTAS = (0.1, 0.4, 1.6), {"fedasmu": (0.0, 0.2), "fedssmu": (0.0,)}
 #: Local steps are measured in every so-manieth trip of a device; versions always.
@@ -180,9 +182,7 @@ class Setting:
 
 def settings(seeds: Sequence[int], versions: int = VERSIONS) -> list[Setting]:
     """Every run of the three parts."""
-    found = [
-        Setting("grid", m, tau, n, versions, s) for s in seeds for m in WATCHED for tau in TAUS for n in EPOCHS
-    ]
+    found = [Setting("grid", m, tau, n, versions, s) for s in seeds for m in WATCHED for tau in TAUS for n in EPOCHS]
     for seed in seeds:
         for method, iotas in IOTAS.items():
             for iota in iotas:
@@ -302,16 +302,18 @@ def participation_floor(rows: Sequence[Record], shards: Sequence[Indices]) -> fl
 # ---- all runs
 
 
-def run_all(
-    jobs: Sequence[Setting], folder: Path, workers: int, on_done: Callable[[Setting, float | None], None]
-) -> bool:
-    """Make the runs that ``folder`` does not hold yet, several at a time; False when interrupted."""
-    missing = [job for job in dict.fromkeys(job.computed() for job in jobs) if load(job, folder) is None]
-    missing.sort(key=lambda job: -job.versions * job.epochs * (3 if job.tau == min(TAUS) else 1))  # long ones first
+def missing(jobs: Sequence[Setting], folder: Path) -> list[Setting]:
+    """The runs that ``folder`` does not hold yet, long ones first."""
+    found = [job for job in dict.fromkeys(job.computed() for job in jobs) if load(job, folder) is None]
+    return sorted(found, key=lambda job: -job.versions * job.epochs * (3 if job.tau == min(TAUS) else 1))
+
+
+def run_all(todo: Sequence[Setting], folder: Path, workers: int, on_done: Callable[[Setting, float], None]) -> bool:
+    """Make these runs, several at a time, and keep what each found; False when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _mapper(min(workers, len(missing))) as each:
-            for job, outcome in each(missing):
+        with _mapper(min(workers, len(todo))) as each:
+            for job, outcome in each(todo):
                 if outcome is None:
                     return False
                 write_atomically(folder / f"{job.name}.json", json.dumps(outcome, allow_nan=False).encode())
