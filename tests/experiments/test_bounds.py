@@ -41,7 +41,7 @@ def test_by_hand():
 
 
 def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
-    """Term by term for one upload at alpha = beta = 1: 2/eta (B + C + D) without its telescoping part, plus the rest."""
+    """One upload at alpha = beta = 1: 2/eta (B + C + D) without what telescopes, plus the rest."""
     c = replace(BY_HAND, n_min=4)
     L, eta, g2, tau, n = c.smoothness, c.lr, c.second_moment, c.tau, c.n_max
     away = tau * eta * n * g2**0.5
@@ -52,7 +52,7 @@ def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
 
 
 @given(constants)
-def test_the_printed_bound_vanishes_with_T_and_the_corrected_ones_do_not(c):
+def test_the_printed_bound_vanishes_with_time_and_the_corrected_ones_do_not(c):
     last = 10**15
     assert bounds.printed(c, last) < 1e-3 * bounds.printed(c, 100)
     assert bounds.corrected(c, last) >= bounds.corrected_floor(c) > 0

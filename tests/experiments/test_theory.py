@@ -58,7 +58,7 @@ def test_a_step_is_noted_with_exact_moments():
 
 def test_watching_changes_nothing(tmp_path):
     """The same world under plain FedASMU, with batches of the whole shard, ends in the same model."""
-    watched = theory.federation(SHORT)
+    watched = theory.federation(replace(SHORT, tau=99))
     tables = watched.config.tables()
     method = {k: v for k, v in tables["method"].items() if k not in ("mu", "batch", "name")}
     parts = {name: tables[name] for name in ("training", "fleet", "data", "run")}
@@ -148,9 +148,8 @@ def test_the_command_writes_numbers_and_a_figure_and_repeats_nothing(command, mo
     assert [row["part"] for row in found["lines"]] == ["grid", "grid", "horizon", "horizon", "witness"]
     assert found["problem"]["gradient_at_optimum"] <= 1e-10
     rows = (tmp_path / "theory.csv").read_text().splitlines()
-    assert rows[0].startswith("part,method,tau,epochs") and len(rows) == 1 + sum(
-        len(r["curve"]) for r in found["lines"]
-    )
+    assert rows[0].startswith("part,method,tau,epochs")
+    assert len(rows) == 1 + sum(len(row["curve"]) for row in found["lines"])
     assert "0 to do" in command(*line, "--list").output
     monkeypatch.setattr(theory, "perform", None)
     assert command(*line).exit_code == 0
@@ -173,6 +172,11 @@ def test_options_that_mean_nothing_here_are_refused(command, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         command("theory", "--out", tmp_path / "file")
+
+
+def test_one_seed_unless_more_are_asked_for(command, tmp_path):
+    assert "5 runs, 5 to do" in command("theory", "--list", "--out", tmp_path).output
+    assert "15 runs, 15 to do" in command("theory", "--list", "--seeds", 3, "--out", tmp_path).output
 
 
 def test_it_is_among_the_suites(command):

@@ -80,6 +80,7 @@ def compare(
 
 
 def paper(
+    context: typer.Context,
     suite: Annotated[str | None, typer.Argument(metavar="SUITE", help=f"{', '.join(papers.SUITES)} or theory.")] = None,
     scale: Annotated[float, typer.Option("--scale", help="Devices, samples and rounds times this, in (0, 1].")] = 1.0,
     seeds: Seeds = "3",
@@ -103,7 +104,7 @@ def paper(
         return
     if suite == "theory":
         unused = {"--methods": methods, "--cells": cells, "--set": settings, "--retry": retry}
-        theory.theory(seeds, out, scale, executor, workers, listing=listing, unused=unused)
+        theory.theory(context, seeds, out, scale, executor, workers, listing=listing, unused=unused)
         return
     assignments = [*(settings or []), *_run_settings(None, executor, workers)]
     plan = papers.plan(

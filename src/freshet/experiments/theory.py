@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -246,12 +247,12 @@ class Trace(Observer):
 
 def perform(setting: Setting) -> Record | None:
     """Run one setting and reduce its log to numbers; None when it was interrupted."""
-    built, trace = federation(setting), Trace(setting.versions)
+    start, built, trace = time.process_time(), federation(setting), Trace(setting.versions)
     with tempfile.TemporaryDirectory(prefix="freshet-theory-") as folder:
         try:
             built.run(out=Path(folder) / "run", observers=[trace])
         except Enough:
-            return reduce(setting, trace, built.shards)
+            return reduce(setting, trace, built.shards) | {"cpu_seconds": time.process_time() - start}
     return None  # virtual time has no end here: somebody pressed Ctrl-C
 
 

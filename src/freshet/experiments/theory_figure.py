@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 TITLES = {"fedasmu": "FedASMU", "fedssmu": "FedSSMU"}
-DASHES = ("-", "--", ":")
+DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "^")
 GREY = "#6b7280"
 
 
@@ -23,6 +23,10 @@ def draw(found: Record, folder: Path) -> list[Path]:
     figure = Figure(figsize=(12, 7.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 3)
+    for panel in axes.flat:
+        panel.set(xscale="log", yscale="log")
+    for row in axes:  # the two methods on one scale
+        row[1].sharey(row[0])
     parts = {part: [line for line in found["lines"] if line["part"] == part] for part in ("grid", "horizon", "witness")}
     for column, method in enumerate(TITLES):
         lines = [line for line in parts["grid"] if line["method"] == method]
@@ -32,8 +36,8 @@ def draw(found: Record, folder: Path) -> list[Path]:
     _witness(axes[1, 2], parts["witness"])
     for letter, panel in zip("abcdef", axes.flat, strict=True):
         _finish(panel, letter)
-    axes[0, 1].sharey(axes[0, 0])
-    axes[1, 1].sharey(axes[1, 0])
+    for row in axes:
+        row[0].set_ylabel(r"mean of $\|\nabla F(w_t)\|^2$ over $t \leq T$")
     files = [folder / "theory.png", folder / "theory.pdf"]
     figure.savefig(files[0], dpi=130)
     figure.savefig(files[1], metadata={"Creator": "freshet", "CreationDate": None})
@@ -41,18 +45,27 @@ def draw(found: Record, folder: Path) -> list[Path]:
 
 
 def _measured(axes: "Axes", lines: Sequence[Record]) -> None:
-    """Running means of the squared gradient norm; colour for local steps, dash for the staleness limit."""
+    """Running means of the squared gradient norm; colour for local steps, dash for the staleness limit.
+
+    A marker is the mean over the last tenth, a grey level the floor that the participation of devices sets.
+    """
     taus, steps = (sorted({line[key] for line in lines}) for key in ("tau", "epochs"))
     for line in lines:
-        colour, dash = COLOURS[steps.index(line["epochs"])], DASHES[taus.index(line["tau"])]
+        place = taus.index(line["tau"])
+        colour, dash = COLOURS[steps.index(line["epochs"])], DASHES[place]
         axes.plot(*_curve(line, "mean"), color=colour, ls=dash, lw=1.5)
+        axes.plot([line["versions"] * 1.3], [line["tail"]], MARKERS[place], color=colour, ms=4.5, mfc="white")
+        if line["epochs"] == steps[-1]:
+            axes.axhline(line["participation_floor"], color="#9ca3af", ls=dash, lw=0.9, zorder=0)
     for index, n in enumerate(steps):
         axes.plot([], [], color=COLOURS[index], lw=1.5, label=f"{n} local step{'s' * (n > 1)}")
     for index, tau in enumerate(taus):
-        axes.plot([], [], color=GREY, lw=1.5, ls=DASHES[index], label=f"limit {tau}")
-    axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
-    axes.set_title(f"{TITLES[lines[0]['method']]}: measured" if lines else "")
-    axes.set_ylabel(r"$\frac{1}{T}\sum_t \|\nabla F(w_t)\|^2$")
+        form = f"{MARKERS[index]}{DASHES[index]}"
+        axes.plot([], [], form, color=GREY, lw=1.5, ms=4.5, mfc="white", label=f"limit {tau}")
+    axes.plot([], [], color="#9ca3af", lw=0.9, label="floor")
+    axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=3, columnspacing=1.0)
+    axes.set_ylim(1.2e-3, 0.6)
+    axes.set_title(f"{TITLES[lines[0]['method']]}: measured (markers: last tenth)" if lines else "")
 
 
 def _bounded(axes: "Axes", lines: Sequence[Record]) -> None:
@@ -66,9 +79,9 @@ def _bounded(axes: "Axes", lines: Sequence[Record]) -> None:
         axes.plot(*_curve(line, "mean"), color=colour, lw=1.5, ls=":")
     if chosen:
         _level(axes, max(line["constants"]["second_moment"] for line in chosen), r"$G^2$ (trivial)")
-        axes.set_title(f"{TITLES[chosen[0]['method']]}, {most} local steps: bounds")
+        axes.set_title(f"{TITLES[chosen[0]['method']]}, {most} local step{'s' * (most > 1)}: bounds")
+        axes.set_ylim(top=1e4 * max(line["corrected"] for line in chosen))
     _kinds(axes)
-    axes.set_ylim(top=1e10)
 
 
 def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
@@ -95,8 +108,9 @@ def _witness(axes: "Axes", lines: Sequence[Record]) -> None:
         axes.plot(*_curve(line, "printed"), color=COLOURS[4], lw=1.5, ls="--")
         axes.plot(*_curve(line, "mean"), color=COLOURS[4], lw=1.5, ls=":")
         _level(axes, line["constants"]["second_moment"], r"$G^2$ (trivial)")
+        axes.set_ylim(top=30 * line["corrected"])
     _kinds(axes)
-    axes.set_title("Two devices, 90 % and 10 % of the samples")
+    axes.set_title("Two devices of unequal size: bounds")
 
 
 def _curve(line: Record, key: str) -> tuple[list[int], list[float]]:
@@ -115,11 +129,9 @@ def _kinds(axes: "Axes") -> None:
 
 
 def _finish(axes: "Axes", letter: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.set_xlabel("global updates T")
     axes.set_title(f"({letter}) {axes.get_title()}", fontsize=10, loc="left")
     axes.set_title("")
     axes.grid(color="#e5e7eb", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)

@@ -26,10 +26,12 @@ def document(jobs: Sequence[Setting], folder: Path, seconds: float) -> Record:
     """All results as plain values: what ``theory.json`` holds."""
     problem = problem_facts()
     lines = [line(group, folder, problem["gap"]) for group in groups(jobs)]
+    runs = [load(job, folder) for job in {job.computed() for job in jobs}]
     return {
         "title": "Theorem 1 of the FedASMU paper, checked on a strongly convex problem",
         "freshet": __version__,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(sum(run["cpu_seconds"] for run in runs if run is not None), 1),
         "problem": problem,
         "lines": lines,
     }
