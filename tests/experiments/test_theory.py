@@ -19,8 +19,8 @@ SHORT = Setting("grid", "fedasmu", 5, 2, 30)
 
 
 @pytest.fixture(scope="module")
-def outcome():
-    return theory.perform(SHORT)
+def outcome(tmp_path_factory):
+    return theory.perform(SHORT, tmp_path_factory.mktemp("theory"))
 
 
 def test_a_run_measures_the_gradient_at_every_version(outcome):
@@ -60,7 +60,7 @@ def test_watching_changes_nothing(tmp_path):
     """The same world under plain FedASMU, with batches of the whole shard, ends in the same model."""
     watched = theory.federation(replace(SHORT, tau=99))
     tables = watched.config.tables()
-    method = {k: v for k, v in tables["method"].items() if k not in ("mu", "batch", "name")}
+    method = {k: v for k, v in tables["method"].items() if k not in ("mu", "batch", "every", "name")}
     parts = {name: tables[name] for name in ("training", "fleet", "data", "run")}
     tables["method"]["batch"] = parts["training"]["batch_size"]
     one = Federation(model=theory.zero_model, method=tables["method"], **parts).run(60, out=tmp_path / "a")
@@ -116,6 +116,16 @@ def test_what_was_made_with_other_settings_or_another_version_is_made_again(outc
     assert theory.load(SHORT, tmp_path) is None
 
 
+def test_several_processes_find_the_same(outcome, tmp_path):
+    done = []
+    jobs = [SHORT, Setting("grid", "fedssmu", 5, 1, 10)]
+    assert theory.run_all(jobs, tmp_path, 2, lambda job, mean: done.append((job, mean)))
+    assert {job for job, _ in done} == set(jobs)
+    found = theory.load(SHORT, tmp_path)
+    assert found["gradient_sq"] == outcome["gradient_sq"]
+    assert theory.missing(jobs, tmp_path) == []
+
+
 # ---- the command
 
 
@@ -156,7 +166,7 @@ def test_the_command_writes_numbers_and_a_figure_and_repeats_nothing(command, mo
 
 
 def test_an_interrupted_command_says_so(command, monkeypatch, tmp_path):
-    monkeypatch.setattr(theory, "perform", lambda setting: None)
+    monkeypatch.setattr(theory, "perform", lambda setting, scratch: None)
     done = command("theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--executor", "serial")
     assert done.exit_code == 130
     assert not (tmp_path / "theory.json").exists()

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,25 +50,27 @@ TAUS, EPOCHS, VERSIONS = (5, 20, 99), (1, 5, 10), 1000
 SHORTEST = 20
 #: T of the horizon runs as parts of VERSIONS, and the initial iota of each line.
 HORIZONS, IOTAS = (0.1, 0.4, 1.6), {"fedasmu": (0.0, 0.2), "fedssmu": (0.0,)}
-#: Local steps are measured in every so-manieth trip of a device; versions always.
+#: Local steps are measured in one trip of a device in so many (the witness's: in all); versions always.
 EVERY = 4
 
 
 # ---- the methods, watched
 
 
-class WatchedASMUOptions(ASMUOptions):
+class Watching(Options):
+    """The problem, and how closely the local steps on it are watched."""
+
+    mu: float = Field(MU, gt=0, description="L2 coefficient of the objective (training.weight_decay)")
+    batch: int = Field(BATCH, ge=1, description="samples per local step")
+    every: int = Field(EVERY, ge=1, description="measure the local steps of one trip of a device in so many")
+
+
+class WatchedASMUOptions(Watching, ASMUOptions):
     """FedASMU's options and those of the problem."""
 
-    mu: float = Field(MU, gt=0, description="L2 coefficient of the objective (training.weight_decay)")
-    batch: int = Field(BATCH, ge=1, description="samples per local step")
 
-
-class WatchedSSMUOptions(SSMUOptions):
+class WatchedSSMUOptions(Watching, SSMUOptions):
     """FedSSMU's options and those of the problem."""
-
-    mu: float = Field(MU, gt=0, description="L2 coefficient of the objective (training.weight_decay)")
-    batch: int = Field(BATCH, ge=1, description="samples per local step")
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ class WatchedRule(FreshModelRule):
         from torch.nn.functional import cross_entropy
 
         o = self.options
-        assert isinstance(o, WatchedASMUOptions | WatchedSSMUOptions)
-        if local.trip.trip % EVERY == 1:
+        assert isinstance(o, Watching)
+        if (local.trip.trip - 1) % o.every == 0:
             problem = digits(o.mu)
             own = Logistic.of(x.numpy(), y.numpy(), problem.classes, problem.mu)
             note(local.report, problem, own, local.weights.numpy(), o.batch)
@@ -116,7 +119,7 @@ class WatchedFedASMU(FedASMU):
         verdict = super().receive(server, upload, flight)
         if not isinstance(verdict, Aggregate):
             return verdict
-        assert isinstance(self.options, WatchedASMUOptions | WatchedSSMUOptions)
+        assert isinstance(self.options, Watching)
         w, base = server.weights.astype(np.float64), server.store.get(flight.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
@@ -202,7 +205,7 @@ def federation(setting: Setting) -> Federation:
         model=zero_model,
         data="digits",
         shards=unequal_pair() if two else None,
-        method=method | {"tau_max": setting.tau, "iota0": setting.iota0, "mu": MU, "batch": BATCH},
+        method=method | {"tau_max": setting.tau, "iota0": setting.iota0, "every": 1 if two else EVERY},
         fleet=fleet,
         training={
             "epochs": setting.epochs,
@@ -245,14 +248,13 @@ class Trace(Observer):
                 raise Enough
 
 
-def perform(setting: Setting) -> Record | None:
-    """Run one setting and reduce its log to numbers; None when it was interrupted."""
+def perform(setting: Setting, scratch: Path) -> Record | None:
+    """Run one setting in a folder that nobody keeps and reduce its log to numbers; None when it was interrupted."""
     start, built, trace = time.process_time(), federation(setting), Trace(setting.versions)
-    with tempfile.TemporaryDirectory(prefix="freshet-theory-") as folder:
-        try:
-            built.run(out=Path(folder) / "run", observers=[trace])
-        except Enough:
-            return reduce(setting, trace, built.shards) | {"cpu_seconds": time.process_time() - start}
+    try:
+        built.run(out=scratch / setting.name, observers=[trace])
+    except Enough:
+        return reduce(setting, trace, built.shards) | {"cpu_seconds": time.process_time() - start}
     return None  # virtual time has no end here: somebody pressed Ctrl-C
 
 
@@ -313,8 +315,8 @@ def run_all(todo: Sequence[Setting], folder: Path, workers: int, on_done: Callab
     """Make these runs, several at a time, and keep what each found; False when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _mapper(min(workers, len(todo))) as each:
-            for job, outcome in each(todo):
+        with tempfile.TemporaryDirectory(prefix="freshet-theory-") as scratch, _mapper(min(workers, len(todo))) as each:
+            for job, outcome in each(partial(_named, scratch=Path(scratch)), todo):
                 if outcome is None:
                     return False
                 write_atomically(folder / f"{job.name}.json", json.dumps(outcome, allow_nan=False).encode())
@@ -334,24 +336,25 @@ def load(setting: Setting, folder: Path) -> Record | None:
     return found if same else None
 
 
-def _named(setting: Setting) -> tuple[Setting, Record | None]:
-    return setting, perform(setting)
+Named = tuple[Setting, Record | None]
+Mapper = Callable[[Callable[[Setting], Named], Sequence[Setting]], Iterator[Named]]
 
 
-Mapper = Callable[[Sequence[Setting]], Iterator[tuple[Setting, Record | None]]]
+def _named(setting: Setting, scratch: Path) -> Named:
+    return setting, perform(setting, scratch)
 
 
 @contextmanager
 def _mapper(workers: int) -> Iterator[Mapper]:
     """``map`` over runs: in this process, or in several, which are gone when the block ends."""
     if workers <= 1:
-        yield lambda todo: map(_named, todo)
+        yield map
         return
     import multiprocessing
 
     os.environ.update(ONE_THREAD)  # for the children: the libraries of this process are loaded already
     with multiprocessing.get_context("spawn").Pool(workers, _quiet) as pool:
-        yield lambda todo: pool.imap_unordered(_named, todo)
+        yield pool.imap_unordered
 
 
 def _quiet() -> None:
