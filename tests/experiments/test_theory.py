@@ -33,6 +33,17 @@ def test_a_run_measures_the_gradient_at_every_version(outcome):
     assert 0 < outcome["alpha_min"] < outcome["alpha_max"] < 1
 
 
+def test_a_trace_takes_no_more_than_it_wants():
+    trace = theory.Trace(2)
+    trace.on_event({"kind": "aggregate", "version": 1})
+    trace.on_event({"kind": "discard"})
+    with pytest.raises(theory.Enough):
+        trace.on_event({"kind": "aggregate", "version": 2})
+    trace.on_event({"kind": "aggregate", "version": 3})
+    trace.on_event({"kind": "discard"})
+    assert [row["version"] for row in trace.rows] == [1, 2] and trace.discards == 1
+
+
 def test_a_run_measures_what_the_assumptions_bound(outcome):
     assert outcome["noise"] < outcome["variance"]
     assert outcome["second_mean"] < outcome["second_moment"]
@@ -69,12 +80,30 @@ def test_watching_changes_nothing(tmp_path):
     np.testing.assert_array_equal(one.weights, two.weights)
 
 
+def test_influence_makes_the_last_model_of_all_uploads():
+    """Mixing and merging forwards, with displacements of any size, gives w_1 plus the weighted displacements."""
+    rng, rows, versions, moved = np.random.default_rng(5), [], [np.array([1.0, -2.0])], []
+    for t in range(1, 60):
+        base = int(rng.integers(max(1, t - 8), t + 1))
+        fresh, beta, alpha = int(rng.integers(base, t + 1)), rng.uniform(0, 0.6) * (t % 3 > 0), rng.uniform(0.05, 0.9)
+        d = rng.normal(size=2)
+        upload = (1 - beta) * versions[base - 1] + beta * versions[fresh - 1] + d
+        versions.append((1 - alpha) * versions[-1] + alpha * upload)
+        rows.append({"alpha": alpha, "beta": beta, "base": base, "fresh": fresh, "kept": 1.0})
+        moved.append(d)
+    np.testing.assert_allclose(versions[-1], versions[0] + theory.influence(rows) @ np.array(moved), atol=1e-12)
+
+
 def test_devices_that_count_by_their_samples_leave_no_floor():
+    def rows(first, second):
+        fresh = {"beta": 0.0, "kept": 1.0}
+        return [
+            fresh | {"device": t % 2, "alpha": (first, second)[t % 2], "base": t + 1, "fresh": t + 1} for t in range(4)
+        ]
+
     shards = [np.arange(200), np.arange(200, 1438)]
-    fair = [{"device": 0, "alpha": 0.2}, {"device": 1, "alpha": 1.238}]
-    assert theory.participation_floor([*fair, *fair], shards) < 1e-18
-    equal = [{"device": 0, "alpha": 0.5}, {"device": 1, "alpha": 0.5}]
-    assert theory.participation_floor([*equal, *equal], shards) > 1e-4
+    assert theory.participation_floor(rows(0.2 / 1.438, 1.238 / 1.438), shards) < 1e-18
+    assert theory.participation_floor(rows(0.5, 0.5), shards) > 1e-4
 
 
 def test_a_limit_beyond_a_round_is_not_run_twice():

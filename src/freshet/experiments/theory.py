@@ -123,7 +123,9 @@ class WatchedFedASMU(FedASMU):
         w, base = server.weights.astype(np.float64), server.store.get(flight.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
-        seen |= {"beta": upload.report.get("beta", 0.0), "own_steps": upload.steps}
+        beta, before = float(upload.report.get("beta", 0.0)), upload.report.get("slot", 1) - 1
+        seen |= {"beta": beta, "fresh": flight.fresh if beta else flight.base, "own_steps": upload.steps}
+        seen |= {"kept": 1.0 - beta * before / flight.epochs}  # what the merge left of the steps before it
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
         return Aggregate(verdict.weights, verdict.record | seen)
 
@@ -240,6 +242,8 @@ class Trace(Observer):
         self.versions, self.rows, self.discards = versions, list[Record](), 0
 
     def on_event(self, event: Record) -> None:
+        if len(self.rows) >= self.versions:
+            return  # events that waited in line behind the last one
         if event["kind"] == "discard":
             self.discards += 1
         elif event["kind"] == "aggregate":
@@ -292,14 +296,33 @@ def reduce(setting: Setting, trace: Trace, shards: Sequence[Indices]) -> Record:
 
 
 def participation_floor(rows: Sequence[Record], shards: Sequence[Indices]) -> float:
-    """``|grad F|^2`` where small steps lead: at the minimiser of ``sum_i q_i F_i``, q_i the device's share of the
-    alphas in the second half of the run. It is 0 only if devices count as their numbers of samples say."""
+    """``|grad F|^2`` where small steps lead: at the minimiser of ``sum_i q_i F_i``, q_i the device's share of what made
+    the model in the second half of the run. It is 0 only if devices count as their numbers of samples say."""
     problem, weights = digits(MU), np.zeros(len(digits(MU).y))
-    for row in rows[len(rows) // 2 :]:
+    for row, share in list(zip(rows, influence(rows), strict=True))[len(rows) // 2 :]:
         shard = shards[row["device"]]
-        weights[shard] += row["alpha"] / len(shard)
+        weights[shard] += share / len(shard)
     gradient: Floats = problem.gradient(problem.optimum(weights / weights.sum()))
     return float(gradient @ gradient)
+
+
+def influence(rows: Sequence[Record]) -> Floats:
+    """How much of each upload's own training is in the last model, which is linear in them: ``w_1 + sum_t c_t d_t``.
+
+    An upload is ``(1 - beta) w_o + beta w_g + d``, and mixing it in takes from w_t what it gives to it. Backwards:
+    ``a_v`` is the last model's share of version v, complete when all later aggregations have been seen.
+    """
+    last = len(rows) + 1
+    a, c = np.zeros(last + 1), np.zeros(len(rows))
+    a[last] = 1.0
+    for t in range(last - 1, 0, -1):
+        row = rows[t - 1]
+        through = a[t + 1] * row["alpha"]
+        a[t] += a[t + 1] - through
+        a[row["base"]] += through * (1.0 - row["beta"])
+        a[row["fresh"]] += through * row["beta"]
+        c[t - 1] = through * row["kept"]
+    return c
 
 
 # ---- all runs
