@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.core.messages import Assignment
+from freshet.core.streams import stream
 from freshet.core.trip import DeviceTrip, Slot
 from freshet.methods import options_for
 from freshet.methods.parts import slots
@@ -25,14 +26,13 @@ WORLDS: dict[str, Callable[[int, int], float]] = {
 class Device:
     """A device that is nothing but its rule: each trip has the reward that the world gives its slot."""
 
-    def __init__(self, rng: np.random.Generator, meta_slot: int = 3) -> None:
-        self.rule, self.rng, self.meta_slot = FreshModelRule(options_for("fedasmu", {})), rng, meta_slot
+    def __init__(self, seed: int) -> None:
+        self.rule, self.seed = FreshModelRule(options_for("fedasmu", {})), seed
         self.memory: dict[str, Any] = {}
 
     def trip(self, number: int, reward: Callable[[int], float]) -> tuple[Slot, dict[str, Any]]:
-        instruction = {"meta_slot": self.meta_slot}
-        sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, instruction)
-        slot = self.rule.plan(self.memory, sent, self.rng)
+        sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, {"meta_slot": 3})
+        slot = self.rule.plan(self.memory, sent, stream(self.seed, "slot", 0, number))  # as in a run
         assert slot is not None
         local = type("Local", (), {})()
         local.memory, local.trip = dict(self.memory), DeviceTrip(0, number, 1, 1, EPOCHS, 0.1, slot)
@@ -47,7 +47,7 @@ class Device:
 def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world: str, best: int) -> None:
     found = 0
     for seed in range(SEEDS):
-        device = Device(np.random.default_rng([seed, best]))
+        device = Device(seed)
         asked = [device.trip(number, lambda slot: WORLDS[world](slot, best))[0].epoch for number in range(1, 101)]
         found += Counter(asked[-20:]).most_common(1)[0][0] == best
     assert found >= ENOUGH
@@ -58,9 +58,9 @@ def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world:
 def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(world: str, best: int) -> None:
     options, found = options_for("fedasmu", {}), 0
     for seed in range(SEEDS):
-        rng = np.random.default_rng([seed, best])
-        selector = slots.MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage)
-        for _ in range(200):
+        selector = slots.MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage, options.epsilon)
+        for device in range(200):
+            rng = stream(seed, "slot", device, 1)  # as in a run
             slot = slots.first_slot(selector.best(), EPOCHS, options.epsilon, rng).epoch
             reward = WORLDS[world](slot, best)
             selector.note(reward)
@@ -70,7 +70,7 @@ def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(wor
 
 
 def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero() -> None:
-    device = Device(np.random.default_rng(0))
+    device = Device(0)
     device.trip(1, lambda _: 0.5)
     local = type("Local", (), {})()
     local.memory, local.report = dict(device.memory), {}

@@ -112,9 +112,13 @@ def test_the_meta_models_step_is_the_gradient_of_the_log_probability_times_the_a
                     parameter[index] -= sign * h
             gradient[index] = (values[0] - values[1]) / (2 * h)
         expected.append(gradient)
+    weight = 1.0 if advantage == "raw" else float(selector.distribution()[slot - 1]) / (0.1 / 5)
+    assert selector.weight(slot) == pytest.approx(min(weight, 10.0)) and selector.best() != slot
+    weight = selector.weight(slot)
     selector.reinforce(slot, reward)
     for parameter, old, gradient in zip(selector.network.parameters(), before, expected, strict=True):
-        torch.testing.assert_close(parameter.detach() - old, 0.1 * expected_advantage * gradient, rtol=1e-4, atol=1e-7)
+        step = 0.1 * weight * expected_advantage
+        torch.testing.assert_close(parameter.detach() - old, step * gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_log_probability_is_that_of_the_decisions_up_to_the_request() -> None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from freshet.cli import theory
 from freshet.cli.grids import GridScreen
 from freshet.cli.screen import number
 from freshet.cli.tables import print_results, wide_console
@@ -87,7 +88,8 @@ def compare(
 
 
 def paper(
-    suite: Annotated[str | None, typer.Argument(metavar="SUITE", help=f"One of {', '.join(papers.SUITES)}.")] = None,
+    context: typer.Context,
+    suite: Annotated[str | None, typer.Argument(metavar="SUITE", help=f"{', '.join(papers.SUITES)} or theory.")] = None,
     scale: Annotated[float, typer.Option("--scale", help="Devices, samples and rounds times this, in (0, 1].")] = 1.0,
     seeds: Seeds = "3",
     methods: Annotated[str | None, typer.Option("--methods", "-m", help="Only these methods.")] = None,
@@ -108,6 +110,10 @@ def paper(
     """
     if suite is None:
         wide_console().print(_suites())
+        return
+    if suite == "theory":
+        unused = {"--methods": methods, "--cells": cells, "--set": settings, "--retry": retry}
+        theory.theory(context, seeds, out, scale, executor, workers, listing=listing, unused=unused)
         return
     assignments = [*(settings or []), *_run_settings(None, executor, workers)]
     plan = papers.plan(
@@ -230,6 +236,7 @@ def _suites() -> Table:
         cells = ", ".join(suite.cells) if len(suite.cells) < 4 else str(len(suite.cells))
         settings = ", ".join(setting.name for setting in suite.settings if setting.name) or "–"
         table.add_row(suite.name, suite.title, cells, str(len(suite.methods)), settings)
+    table.add_row(*theory.ROW)
     return table
 
 
