@@ -211,6 +211,8 @@ class Federation:
             load_kernels()  # while the workers start, and before several of them compile the same
             writer = open_log()
             writer.elapsed = clock.seconds
+            for sentence in server.method.opening():
+                writer.say(sentence)
             keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
             simulation = Simulation(
                 server,

@@ -80,6 +80,10 @@ def remarks(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
         loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
         size = "is not finite" if loss is None else f"{loss:.2g}"
         said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+    skipped = summary.get("adaptations_skipped")
+    if skipped:
+        whole = skipped + summary["adaptations"]
+        said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped, since steps were forgotten")
     if rejected and 2 * rejected > uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
@@ -125,4 +129,5 @@ def summarise(
         "weights_sha256": weights_sha256(weights),
         "wall_seconds": round(wall, 3),
         "freshet": __version__,
+        **simulation.server.method.closing(),
     }

@@ -1,4 +1,4 @@
-"""Errata E1, E2, E4, E5, E6, E13: the corrected formulas are the true derivatives of the loss, the printed ones are not."""
+"""Errata E1, E2, E4, E5, E6, E13: the corrected formulas are true derivatives of the loss, the printed ones not."""
 
 import numpy as np
 import pytest

@@ -19,8 +19,8 @@ from freshet.runs.reader import Run
 from freshet.runs.writer import Observer
 from freshet.trackers import tracker
 
-#: The demo: FedASMU, the same without its two ideas, FedSSMU, and the plain reference.
-DEMO_METHODS = ("fedasmu", "fedasmu-0", "fedssmu", "fedavg")
+#: The demo: the paper's two methods, our variant that adds progress instead of mixing models, and the plain reference.
+DEMO_METHODS = ("fedasmu", "fedasmu-progress", "fedssmu", "fedavg")
 
 
 def run(
@@ -106,9 +106,11 @@ def resume(
 def pretrain(
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Earlier FedASMU or FedSSMU runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("meta.safetensors"),
+    rate: Annotated[float, typer.Option("--rate", min=0.0, help="Learning rate (the paper's eta_RL).")] = 1e-3,
+    passes: Annotated[int, typer.Option("--passes", min=1, help="How often the logs are gone through.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Initialisation of the meta model.")] = 0,
 ) -> None:
-    """Pre-train the slot selector's meta model from the logs of earlier runs.
+    """Pre-train the slot selector's meta model from the logs of earlier runs: merges, and requests that found nothing.
 
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
@@ -119,14 +121,17 @@ def pretrain(
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
         raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")
-    options = ASMUOptions()
-    selector = slots.MetaSelector(epochs.pop(), options.eta_rl, options.rho, seed)
-    count = sum(slots.pretrain(selector, Run(directory).events()) for directory in directories)
+    selector = slots.MetaSelector(epochs.pop(), rate, ASMUOptions().rho, seed)
+    before = selector.distribution()
+    events = (event for directory in directories for event in Run(directory).events())
+    count = slots.pretrain(selector, events, passes)
     if count == 0:
-        raise RunError("these runs hold no merges to learn from")
+        raise RunError("these runs hold no requests to learn from")
     selector.save(out)
-    shares = ", ".join(f"{slot}: {share:.2f}" for slot, share in enumerate(selector.distribution(), 1))
-    typer.echo(f"{out}: learned from {count} merges; slot probabilities {shares}")
+    for name, probabilities in (("before", before), ("after", selector.distribution())):
+        shares = ", ".join(f"{slot}: {share:.3f}" for slot, share in enumerate(probabilities, 1))
+        typer.echo(f"slot probabilities {name:>6}  {shares}")
+    typer.echo(f"{out}: {passes} x {count} requests; first trips will ask at slot {selector.best()}")
 
 
 def _finish(result: Result, quiet: bool) -> None:

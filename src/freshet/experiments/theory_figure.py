@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freshet.report.figures import COLOURS
+from freshet.report.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,13 +52,13 @@ def _measured(axes: "Axes", lines: Sequence[Record]) -> None:
     taus, steps = (sorted({line[key] for line in lines}) for key in ("tau", "epochs"))
     for line in lines:
         place = taus.index(line["tau"])
-        colour, dash = COLOURS[steps.index(line["epochs"])], DASHES[place]
+        colour, dash = LIGHT[steps.index(line["epochs"])], DASHES[place]
         axes.plot(*_curve(line, "mean"), color=colour, ls=dash, lw=1.5)
         axes.plot([line["versions"] * 1.3], [line["tail"]], MARKERS[place], color=colour, ms=4.5, mfc="white")
         if line["epochs"] == steps[-1]:
             axes.axhline(line["participation_floor"], color="#9ca3af", ls=dash, lw=0.9, zorder=0)
     for index, n in enumerate(steps):
-        axes.plot([], [], color=COLOURS[index], lw=1.5, label=f"{n} local step{'s' * (n > 1)}")
+        axes.plot([], [], color=LIGHT[index], lw=1.5, label=f"{n} local step{'s' * (n > 1)}")
     for index, tau in enumerate(taus):
         form = f"{MARKERS[index]}{DASHES[index]}"
         axes.plot([], [], form, color=GREY, lw=1.5, ms=4.5, mfc="white", label=f"limit {tau}")
@@ -73,7 +73,7 @@ def _bounded(axes: "Axes", lines: Sequence[Record]) -> None:
     most = max((line["epochs"] for line in lines), default=0)
     chosen = sorted((line for line in lines if line["epochs"] == most), key=lambda line: line["tau"])
     for index, line in enumerate(chosen):
-        colour = COLOURS[index + 3]
+        colour = LIGHT[index + 3]
         axes.plot(*_curve(line, "corrected"), color=colour, lw=1.5, label=f"limit {line['tau']}")
         axes.plot(*_curve(line, "printed"), color=colour, lw=1.5, ls="--")
         axes.plot(*_curve(line, "mean"), color=colour, lw=1.5, ls=":")
@@ -91,7 +91,7 @@ def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
         mine = [line for line in lines if (line["method"], line["iota0"]) == (method, iota)]
         label = rf"{TITLES[method]}, $\iota_0$ = {iota:g}"
         points = [line["versions"] for line in mine], [line["mean"] for line in mine]
-        axes.plot(*points, "o-", color=COLOURS[index], lw=1.5, ms=5, label=label)
+        axes.plot(*points, "o-", color=LIGHT[index], lw=1.5, ms=5, label=label)
     if lines:
         first = lines[0]
         ends = [min(line["versions"] for line in lines), max(line["versions"] for line in lines)]
@@ -104,9 +104,9 @@ def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
 def _witness(axes: "Axes", lines: Sequence[Record]) -> None:
     """Two devices of unequal size: the measured mean against both bounds."""
     for line in lines:
-        axes.plot(*_curve(line, "corrected"), color=COLOURS[4], lw=1.5)
-        axes.plot(*_curve(line, "printed"), color=COLOURS[4], lw=1.5, ls="--")
-        axes.plot(*_curve(line, "mean"), color=COLOURS[4], lw=1.5, ls=":")
+        axes.plot(*_curve(line, "corrected"), color=LIGHT[4], lw=1.5)
+        axes.plot(*_curve(line, "printed"), color=LIGHT[4], lw=1.5, ls="--")
+        axes.plot(*_curve(line, "mean"), color=LIGHT[4], lw=1.5, ls=":")
         _level(axes, line["constants"]["second_moment"], r"$G^2$ (trivial)")
         axes.set_ylim(top=30 * line["corrected"])
     _kinds(axes)

@@ -77,7 +77,8 @@ class FedASMU(Method):
         self.adaptations = self.skipped = 0
         budget = options.control_budget_mb * 2**20
         self.steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
-        self.meta = slots.MetaSelector(world.epochs, options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
+        learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
+        self.meta = slots.MetaSelector(world.epochs, *learning)
         if options.meta_from:
             self.meta.load(Path(options.meta_from))
 

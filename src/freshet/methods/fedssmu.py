@@ -27,8 +27,8 @@ class SSMUOptions(ASMUOptions):
     progress_defaults: ClassVar[dict[str, Any]] = {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
 
     lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
-    sigma0: float = Field(1.0, description="initial sigma: how fast the weight falls with the place in the round")
-    iota0: float = Field(0.0, description="initial iota: weight that the place in the round does not touch")
+    sigma0: float = Field(0.8, description="initial sigma: how fast the weight falls with the place in the round")
+    iota0: float = Field(0.05, description="initial iota: weight that the place in the round does not touch")
 
 
 class FedSSMU(FedASMU):

@@ -34,7 +34,7 @@ class ASMUOptions(Options):
     #: Defaults under ``equations = "published"``.
     published_defaults: ClassVar[dict[str, Any]] = {"advantage": "raw"}
 
-    lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
+    lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
     iota0: float = Field(0.0, description="initial iota: weight that staleness does not touch")
     gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
@@ -49,7 +49,12 @@ class ASMUOptions(Options):
     eta_rl: float = Field(1e-3, ge=0, description="learning rate of the meta model")
     tau_max: int = Field(99, ge=1, description="uploads staler than this are discarded")
     xi_min: float = Field(1e-3, gt=0, description="lower bound of xi, so that alpha stays above 0")
-    epsilon: float = Field(0.1, ge=0, le=1, description="probability of exploring another slot")
+    epsilon: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability of exploring another slot; in trip k of a device epsilon / k unless raw",
+    )
     phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
@@ -99,7 +104,8 @@ class FreshModelRule(LocalRule):
             return slots.fixed_slot(o.slot, assignment.epochs, rng)
         if "slot" not in memory:
             return slots.first_slot(int(assignment.instruction["meta_slot"]), assignment.epochs, o.epsilon, rng)
-        return slots.next_slot(memory["table"], int(memory["slot"]), o.epsilon, rng)
+        epsilon = o.epsilon if o.advantage == "raw" else o.epsilon / assignment.trip
+        return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
 
     def begin(self, local: Local) -> None:
         local.memory.setdefault("gamma", self.options.gamma0)

@@ -133,10 +133,10 @@ class MetaSelector:
     its start. So the untrained model is the prior itself, and a step of the paper's rate 0.001 with an advantage of 1
     moves a logit by some tenths. As in the paper's Algorithm 2, b takes a reward in before that is measured against it.
 
-    Slots are not drawn from P but epsilon-greedily: mu(l) = epsilon / L, and 1 - epsilon more for the most probable one.
-    The gradient of the expected reward under P is therefore the mean over trips of ``P / mu`` times REINFORCE's; without
-    that weight the usual slot is judged fifty times as often as any other and the model cannot find a slot between two.
-    With raw advantages, as published, there is none.
+    Slots are not drawn from P but epsilon-greedily: mu(l) = epsilon / L, and 1 - epsilon more for the most probable.
+    So the gradient of the expected reward under P is the mean over trips of ``P / mu`` times REINFORCE's. Without that
+    weight the usual slot is judged fifty times as often as any other, and a better one next to it is not found. With
+    raw advantages, as published, there is none.
     """
 
     GAIN = 8.0

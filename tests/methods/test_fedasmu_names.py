@@ -1,0 +1,63 @@
+"""What the names mean: ``fedasmu`` and ``fedssmu`` are the paper's methods, variants say in their name what differs."""
+
+import pytest
+
+from freshet.experiments.cells import CELLS
+from freshet.experiments.presets import cell_tables
+from freshet.methods import find, options_for
+
+#: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives.
+PAPERS = {
+    "apply": "mix",
+    "equations": "corrected",
+    "advantage": "scaled",
+    "slot": "rl",
+    "dynamic_server": True,
+    "adaptive_device": True,
+    "control_memory": "exact",
+    "meta_from": "",
+    "tau_max": 99,
+    "eta_rl": 0.001,
+}
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
+def test_without_a_suffix_it_is_the_papers_method(name: str) -> None:
+    options = options_for(name, {})
+    assert {key: getattr(options, key) for key in PAPERS} == PAPERS
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
+@pytest.mark.parametrize(
+    ("suffix", "differs"),
+    [
+        ("-da", {"dynamic_server": False}),
+        ("-fa", {"adaptive_device": False}),
+        ("-0", {"dynamic_server": False, "adaptive_device": False}),
+        ("-published", {"equations": "published", "advantage": "raw"}),
+        ("-progress", {"apply": "progress"}),
+    ],
+)
+def test_a_variant_differs_in_what_its_name_says(name: str, suffix: str, differs: dict[str, object]) -> None:
+    options = options_for(name + suffix, {})
+    assert {key: getattr(options, key) for key in PAPERS} == PAPERS | differs
+    assert find(name + suffix)[0] is find(name)[0]
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
+def test_first_controls_follow_the_way_to_apply_unless_given(name: str) -> None:
+    mix, progress = options_for(name, {}), options_for(f"{name}-progress", {})
+    assert (mix.lambda0, mix.iota0) != (progress.lambda0, progress.iota0)
+    assert options_for(f"{name}-progress", {"lambda0": 7.0}).lambda0 == 7.0
+
+
+@pytest.mark.parametrize("name", ["fedasmu-published", "fedssmu-published"])
+def test_as_published_sigma_starts_where_its_printed_derivative_is_not_zero(name: str) -> None:
+    assert options_for(name, {}).sigma0 not in (0.0, 1.0), "ln(sigma) would be 0 or undefined for ever"
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=lambda cell: cell.name)
+def test_a_cell_runs_the_papers_rates(cell) -> None:
+    method = cell_tables(cell, "fedasmu")["method"]
+    assert method["eta_lambda"] == cell.eta_lambda and method["eta_upsilon"] == cell.eta_upsilon
+    assert {"apply", "equations", "control_memory"}.isdisjoint(method), "a cell changes rates, not the method"
