@@ -66,7 +66,7 @@ HARMLESS = [
     "run.device_memory_mb=64",
     "data.dir=/somewhere",
     "training.lr=0.005",
-    "fedasmu.lambda0=3.0",
+    "fedasmu.lambda0=10.0",
 ]
 
 

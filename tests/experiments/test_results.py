@@ -272,14 +272,15 @@ def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
 
 
 def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
+    from freshet.core.method import Remark
     from freshet.methods import find
 
-    monkeypatch.setattr(find("fedavg")[0], "remark", "weighs by samples", raising=False)
+    monkeypatch.setattr(find("fedavg")[0], "remark", Remark("*", "weighs by samples"))
     grid, store = jobs("fedasmu,fedavg", (0,), GRID), Store(tmp_path)
     for job in grid:
         finish(store, job, CURVES["fedavg", 0])
     text = shown(document(grid, store, title="t"))
-    assert "fedavg [*]" in text and "[*] fedavg: weighs by samples" in text
+    assert "fedavg [*]" in text and "[*] weighs by samples" in text
     assert "fedasmu [*]" not in text
 
 

@@ -20,10 +20,10 @@ from freshet.runs.writer import plain, write_atomically
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
 EVERY = "seq time kind"
 AGGREGATE = "version base staleness alpha update_norm"
-ASMU = "lambda sigma iota xi adapted device"
-ADAPTED = "q p s_p xi_p lambda_p sigma_p grad_lambda grad_sigma grad_iota"
+ASMU = "lambda sigma iota xi adapted device beta n1"
+ADAPTED = "gap product q p s_p xi_p lambda_p sigma_p grad_lambda grad_sigma grad_iota"
 MERGE = (
-    "device base fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward slot slot_by"
+    "device base fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward slot slot_by n1"
 )
 SUMMARY = (
     "method seed final_accuracy best_accuracy virtual_time aggregations uploads discards bytes_up bytes_down"
@@ -46,6 +46,7 @@ def expected_keys(event: dict, method: str) -> set[str]:
         "rejected": "device reason",
         "lost": "device reason",
         "evaluate": "version accuracy loss",
+        "slots": "probabilities first_trips b",
     }[event["kind"]]
     keys = f"{EVERY} {more}"
     if event["kind"] == "aggregate" and method != "fedavg":

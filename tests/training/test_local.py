@@ -168,7 +168,7 @@ def test_the_random_state_of_the_user_is_left_alone():
 
 def test_inputs_are_left_as_they_are():
     base, fresh = initial_weights(mlp, SEED), fresh_model()
-    memory = {"gamma": 0.7, "upsilon": 0.4, "slot": 2, "table": np.zeros((3, 3))}
+    memory = {"gamma": 0.7, "upsilon": 0.4, "slot": 2, "table": np.zeros((3, 3)), "b": 0.0}
     kept = base.tobytes(), fresh.weights.tobytes()
     rule = fresh_rule(slot="rl")
     outcome = trainer().train(work(slot=2, fresh=fresh, rule=rule, weights=base, memory=memory))

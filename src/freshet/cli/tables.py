@@ -177,7 +177,5 @@ def _reading(results: Record) -> list[str]:
         )
     if any(line["diverged"] for line in lines):
         notes.append("diverged: the model became useless; such a run has ended, and its last numbers enter the medians")
-    if any(line["reconstructed"] for line in lines):
-        notes.append("[R] reconstructed: the original formulas are not accessible")
-    remarks = {line["method"]: line["remark"] for line in lines if line["remark"]}
-    return notes + [f"[*] {method}: {remark}" for method, remark in remarks.items()]
+    marks = {mark: text for line in lines for mark, text in line["marks"].items()}
+    return notes + [f"[{mark}] {text}" for mark, text in marks.items()]

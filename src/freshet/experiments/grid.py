@@ -34,14 +34,7 @@ class Entry:
     @property
     def title(self) -> str:
         """The label as shown in tables, with marks that refer to footnotes."""
-        method = find(self.method)[0]
-        marks = (" [R]" if method.reconstructed else "") + (" [*]" if self.remark else "")
-        return self.label + marks
-
-    @property
-    def remark(self) -> str:
-        """What a reader should know of this method's implementation, if there is anything."""
-        return str(getattr(find(self.method)[0], "remark", ""))
+        return self.label + "".join(f" [{mark}]" for mark in find(self.method)[0].marks())
 
 
 @dataclass(frozen=True)

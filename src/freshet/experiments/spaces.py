@@ -29,7 +29,7 @@ Space = Mapping[str, Range]
 LR = Range(1e-3, 0.5, log=True)
 _PROX = Range(1e-4, 0.1, log=True)
 _MERGE: dict[str, Range] = {
-    "method.lambda0": Range(0.1, 5.0, log=True),
+    "method.lambda0": Range(0.1, 20.0, log=True),
     "method.sigma0": Range(0.0, 1.5),
     "method.iota0": Range(0.0, 0.3),
     "method.gamma0": Range(0.1, 5.0, log=True),

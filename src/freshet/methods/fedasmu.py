@@ -179,7 +179,8 @@ class FedASMU(Method):
             return []
         kept = f"{self.options.control_budget_mb} MiB (method.control_budget_mb) hold the steps of {limit} devices"
         if self.options.control_memory == "exact":
-            return [f"{kept} of {devices}; those of the others go to a temporary file"]
+            size = 4e-9 * self.world.layout.learnable * (devices - limit)
+            return [f"{kept} of {devices}; those of the others go to a temporary file of up to {size:.1f} GB"]
         return [f"{kept} of {devices}; devices whose step is forgotten skip an adaptation of their controls"]
 
     def closing(self) -> dict[str, Any]:

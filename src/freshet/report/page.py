@@ -134,9 +134,7 @@ def _remarks(runs: Sequence[RunData]) -> list[str]:
     """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
     variants = {name: method for method in registry().values() for name in (method.name, *method.variants)}
     known = {method.name: method for run in runs if (method := variants.get(run.method)) is not None}
-    found = [f"{name}: reconstructed, the original formulas are not accessible." for name, method in known.items()
-             if method.reconstructed]  # fmt: skip
-    return found + [f"{name}: {remark}" for name, m in known.items() if (remark := str(getattr(m, "remark", "")))]
+    return [f"{name} [{mark}]: {text}." for name, method in known.items() for mark, text in method.marks().items()]
 
 
 def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
