@@ -95,7 +95,7 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
     target = summaries[0]["target"]
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy", "best", f"to {target:g}", "uploads", "discards", "staleness", "up", "down"):
+    for heading in ("accuracy", "best", f"to {target:g}", "uploads", "discards", "stale", "up", "down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         reached = summary["time_to_target"]
