@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from freshet.compute.base import Executor, Setup
-from freshet.compute.memory import keep_freed_memory
-from freshet.compute.pool import Pool, PoolExecutor
-from freshet.compute.processes import WorkerPool, available_cores
-from freshet.compute.serial import SerialExecutor
+from freshet.compute.base import Setup
+from freshet.compute.choice import open_executor
+from freshet.compute.pool import Pool
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.layout import Layout
 from freshet.core.method import World
@@ -207,7 +205,7 @@ class Federation:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
         server = self._server(config)
-        with interruptible() as stop, closing(_executor(config, self._setup(config), pool)) as executor:
+        with interruptible() as stop, closing(open_executor(config.run, self._setup(config), pool)) as executor:
             load_kernels()  # while the workers start, and before several of them compile the same
             writer = open_log()
             writer.elapsed = clock.seconds
@@ -274,20 +272,6 @@ def _essence(config: Config) -> dict[str, Any]:
         "until",
     )
     return tables | {"run": {key: value for key, value in tables["run"].items() if key not in elsewhere}}
-
-
-def _executor(config: Config, setup: Setup, pool: Pool[Any] | None) -> Executor:
-    keep_freed_memory()  # the server makes a model per aggregation, wherever the training is
-    if pool is not None:
-        return PoolExecutor(setup, pool, owns_pool=False)
-    run, workers = config.run, config.run.workers or available_cores()
-    if run.executor == "ray":
-        from freshet.compute.ray import RayPool
-
-        return PoolExecutor(setup, RayPool(run.workers, run.address), owns_pool=True)
-    if run.executor == "serial" or (run.executor == "auto" and workers == 1):
-        return SerialExecutor(setup)
-    return PoolExecutor(setup, WorkerPool(workers), owns_pool=True)
 
 
 def _load(config: Config) -> DataSet:

@@ -12,24 +12,23 @@ from freshet.experiments.cells import CELLS, METHODS
 from freshet.experiments.grid import Request, World, expand, parse_entries
 from freshet.experiments.length import (
     SHAPES,
-    expected_slowest,
     length_note,
     model_bytes,
     round_seconds,
-    slowest_probabilities,
-    trip_seconds,
     with_length,
 )
 from freshet.experiments.presets import cell_settings, cell_tables
 from freshet.federation import Federation
 from freshet.runs.reader import Run
+from freshet.sim.budget import round_seconds as round_of
+from freshet.sim.budget import trip_seconds
 
 
 def test_the_expected_slowest_by_hand():
     # of 1, 2, 4 two are drawn: {1,2}, {1,4}, {2,4} with greatest 2, 4, 4
-    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 2) == pytest.approx(10 / 3)
-    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 1) == pytest.approx(7 / 3)
-    assert expected_slowest(np.array([4.0, 1.0, 2.0]), 3) == 4.0
+    assert round_of(np.array([4.0, 1.0, 2.0]), 2) == pytest.approx(10 / 3)
+    assert round_of(np.array([4.0, 1.0, 2.0]), 1) == pytest.approx(7 / 3)
+    assert round_of(np.array([4.0, 1.0, 2.0]), 3) == 4.0
 
 
 @pytest.mark.parametrize(("devices", "count"), [(5, 2), (100, 10), (250, 10), (30, 30)])
@@ -38,7 +37,7 @@ def test_the_expected_slowest_against_monte_carlo(devices, count):
     seconds = rng.gamma(2.0, 10.0, devices)
     draws = np.array([seconds[rng.permutation(devices)[:count]].max() for _ in range(20_000)])
     error = draws.std() / np.sqrt(len(draws))
-    assert expected_slowest(seconds, count) == pytest.approx(draws.mean(), abs=4 * error + 1e-9)
+    assert round_of(seconds, count) == pytest.approx(draws.mean(), abs=4 * error + 1e-9)
 
 
 def test_a_round_against_monte_carlo_over_fleets_and_draws():
@@ -62,11 +61,11 @@ def test_for_equal_links_it_is_close_to_the_formula_of_uniform_speeds():
     assert round_seconds(config) == pytest.approx(10 * (1 + 4 * 10 / 11) + links, rel=0.005)
 
 
-def test_probabilities_are_the_ratio_of_binomials():
+def test_rank_k_is_the_slowest_with_the_ratio_of_binomials_as_probability():
     for devices, count in ((3, 2), (10, 10), (12, 1), (100, 10)):
-        exact = [comb(k - 1, count - 1) / comb(devices, count) for k in range(1, devices + 1)]
-        assert slowest_probabilities(devices, count) == pytest.approx(exact)
-        assert sum(exact) == pytest.approx(1.0)
+        chances = [comb(k - 1, count - 1) / comb(devices, count) for k in range(1, devices + 1)]
+        seconds = np.sort(np.random.default_rng(devices).gamma(2.0, 10.0, devices))
+        assert round_of(seconds, count) == pytest.approx(float(seconds @ np.array(chances)), rel=1e-12)
 
 
 def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is_the_formula(tmp_path):
@@ -91,8 +90,13 @@ def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is
             assert lengths[-1] == pytest.approx(max(seconds[device] for device in members[event["round"]]), abs=1e-6)
     assert len(lengths) > 100
     error = np.std(lengths) / np.sqrt(len(lengths))
-    assert np.mean(lengths) == pytest.approx(expected_slowest(seconds, 3), abs=4 * error)
-    assert len(lengths) * expected_slowest(seconds, 3) == pytest.approx(3000, rel=0.05)
+    assert np.mean(lengths) == pytest.approx(round_of(seconds, 3), abs=4 * error)
+    assert len(lengths) * round_of(seconds, 3) == pytest.approx(3000, rel=0.05)
+
+
+def test_a_networks_own_options_count():
+    small, large = (resolve({"model": {"name": "mlp", "hidden": [width]}}) for width in (8, 64))
+    assert 0 < model_bytes(small) < model_bytes(large) == model_bytes(resolve({"model": {"name": "mlp"}}))
 
 
 def test_the_bytes_of_a_network_are_those_that_travel():

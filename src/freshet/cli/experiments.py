@@ -35,7 +35,7 @@ Settings = Annotated[
     typer.Option("--set", "-s", help="section.key=value for all, METHOD.key=value for one. Repeatable."),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="How many seeds (0, 1, ...), or which: 4,7.")]
-ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, serial or processes.")]
+ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, serial, processes or ray (same bits).")]
 WorkerCount = Annotated[int | None, typer.Option("--workers", help="Worker processes (0: as many as cores).")]
 Reference = Annotated[
     str | None,

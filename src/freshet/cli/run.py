@@ -168,6 +168,7 @@ def demo(
                 break
     screen = Console()
     screen.print(results_table([result.summary for result in results]))
+    screen.print("fedasmu, fedssmu: the paper's methods; -progress: ours, adds what training produced", style="dim")
     picture = accuracy_figure([Run(result.directory) for result in results], out / "accuracy.png")
     for result in results:
         found = audit(Run(result.directory))

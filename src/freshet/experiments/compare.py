@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from freshet.compute.processes import WorkerPool, available_cores
-from freshet.config import resolve
+from freshet.compute.choice import in_this_process, start_pool
+from freshet.compute.pool import Pool
+from freshet.config import RunOptions, resolve
 from freshet.errors import RunError
 from freshet.experiments.grid import Job, run_key
 from freshet.experiments.store import State, Store
@@ -61,7 +62,7 @@ def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
     return state
 
 
-def execute(job: Job, store: Store, observers: Sequence[Observer], pool: WorkerPool | None) -> dict[str, Any]:
+def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[Any] | None) -> dict[str, Any]:
     """Run or resume one job in its directory and return its summary."""
     directory = store.directory(job.key)
     if not store.resumable(job.key):
@@ -76,18 +77,17 @@ def execute(job: Job, store: Store, observers: Sequence[Observer], pool: WorkerP
 class Workers:
     """One pool for a whole grid, started when it is first needed and again after a crash."""
 
-    def __init__(self, start: Callable[[int], WorkerPool] = WorkerPool) -> None:
+    def __init__(self, start: Callable[[RunOptions], Pool[Any]] = start_pool) -> None:
         self._start = start
-        self._pool: WorkerPool | None = None
+        self._pool: Pool[Any] | None = None
 
-    def pool(self, job: Job) -> WorkerPool | None:
+    def pool(self, job: Job) -> Pool[Any] | None:
         """The pool for a run, or None when it trains in this process."""
         run = job.config.run
-        workers = run.workers or available_cores()
-        if run.executor == "serial" or (run.executor == "auto" and workers == 1):
+        if in_this_process(run):
             return None
         if self._pool is None:
-            self._pool = self._start(workers)
+            self._pool = self._start(run)
         return self._pool
 
     def close(self) -> None:

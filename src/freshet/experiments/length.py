@@ -1,13 +1,8 @@
 """How long a cell of the paper runs: the virtual time that its 500 synchronous rounds take on its fleet.
 
-A synchronous round with m' of n devices lasts as long as its slowest trip (download + local training + upload). With
-the fleet's trip times sorted, ``t_(1) <= ... <= t_(n)``, and m' devices drawn without replacement, rank k is the
-slowest with probability ``C(k-1, m'-1) / C(n, m')``, so
-
-    E[round] = sum_k t_(k) C(k-1, m'-1) / C(n, m'),    until = rounds * E[round].
-
-Every method of a cell, synchronous or not, runs for this time. A device that is away, or an upload that is lost, does
-not enter: no cell has any.
+A synchronous round with m' of n devices lasts as long as its slowest trip (``sim.budget``), so
+``until = rounds * E[round]``. Every method of a cell, synchronous or not, runs for this time. A device that is away, or
+an upload that is lost, does not enter: no cell has any.
 """
 
 from collections.abc import Mapping
@@ -15,12 +10,10 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from freshet.config import Config, DataOptions, ModelOptions, resolve
 from freshet.data.catalogue import CATALOGUE
-from freshet.sim.fleet import Fleet, FleetOptions
+from freshet.sim import budget
+from freshet.sim.fleet import FleetOptions
 
 #: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
 FEWEST_TESTS, MOST_TESTS = 100, 500
@@ -37,30 +30,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 @cache
-def slowest_probabilities(devices: int, count: int) -> tuple[float, ...]:
-    """P(rank k is the greatest of m' drawn) for k = 1..n: ``C(k-1, m'-1) / C(n, m')``, from the top down."""
-    chances = [0.0] * devices
-    chances[-1] = count / devices
-    for k in range(devices, count, -1):
-        chances[k - 2] = chances[k - 1] * (k - count) / (k - 1)
-    return tuple(chances)
-
-
-def expected_slowest(seconds: NDArray[np.float64], count: int) -> float:
-    """E[max] of ``count`` values drawn without replacement."""
-    return float(np.sort(seconds) @ np.array(slowest_probabilities(len(seconds), count)))
-
-
-def trip_seconds(fleet: Fleet, size: int) -> NDArray[np.float64]:
-    """Download + local training + upload of each device, with a model of ``size`` bytes."""
-    links = fleet.down_latency + size / fleet.down_rate + fleet.up_latency + size / fleet.up_rate
-    return np.asarray(links + fleet.train_seconds, np.float64)
-
-
-@cache
 def _round(options: FleetOptions, per_round: int, size: int) -> float:
     fleets = (options.draw(seed) for seed in range(FLEETS))
-    return fmean(expected_slowest(trip_seconds(fleet, size), per_round) for fleet in fleets)
+    return fmean(budget.round_seconds(budget.trip_seconds(fleet, size), per_round) for fleet in fleets)
 
 
 def round_seconds(config: Config) -> float:
@@ -70,21 +42,22 @@ def round_seconds(config: Config) -> float:
 
 def model_bytes(config: Config) -> int:
     """Bytes of the network of a configuration on the wire: float32, buffers included."""
-    return _bytes(config.data, config.model)
+    return _bytes(config.data.model_dump_json(), config.model.model_dump_json())
 
 
 @cache
-def _bytes(data: DataOptions, model: ModelOptions) -> int:
+def _bytes(data_json: str, model_json: str) -> int:
     import torch
 
     from freshet.models.registry import build
     from freshet.training.flat import layout_of
 
+    data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
     shape, classes, vocabulary = _samples(data)
     with torch.device("meta"):
         network = build(
             model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
-            vocabulary=vocabulary,
+            vocabulary=vocabulary, **model.own(),
         )  # fmt: skip
     return 4 * layout_of(network).size
 

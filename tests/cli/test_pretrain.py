@@ -1,0 +1,63 @@
+"""``freshet pretrain``: the logs of earlier runs teach the slot selector where to begin."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from freshet.cli.app import app
+from freshet.runs.reader import Run
+
+SMALL = ("--executor", "serial", "-s", "fleet.devices=12", "-s", "data.train_samples=200", "-s", "run.eval_every=200")
+
+
+@pytest.fixture
+def freshet(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> str:
+        app([str(word) for word in words], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return call
+
+
+def first_slots(directory: Path) -> list[int]:
+    """Slots of the devices' first trips that the meta model proposed."""
+    return [e["slot"] for e in Run(directory).events() if e["kind"] == "trigger" and e.get("slot_by") == "meta"]
+
+
+def pay_only_the_last_slot(directory: Path) -> None:
+    """Rewrite the rewards of a log: asking at slot 5 pays, asking elsewhere costs."""
+    log = directory / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in events:
+        if event["kind"] == "merge":
+            event["reward"] = 0.01 if event["slot"] == 5 else -0.01
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_after_pre_training_first_trips_ask_where_it_paid(freshet, tmp_path) -> None:
+    run = ("run", "-m", "fedasmu", "--until", "200s", "-q", *SMALL)
+    freshet(*run, "-o", "teacher", "-s", 'method.slot="random"')
+    pay_only_the_last_slot(Path("teacher"))
+    said = freshet("pretrain", "teacher", "--rate", "0.001", "--passes", "20")
+    assert "slot probabilities before  1: 0.1" in said and "slot probabilities  after" in said
+    assert "first trips will ask at slot 5" in said
+    freshet(*run, "-o", "untrained")
+    freshet(*run, "-o", "trained", "-s", 'method.meta_from="meta.safetensors"')
+    assert set(first_slots(Path("untrained"))[:5]) == {3}
+    assert set(first_slots(Path("trained"))[:5]) == {5}
+
+
+def test_more_passes_and_a_higher_rate_teach_more(freshet) -> None:
+    freshet("run", "-m", "fedasmu", "--until", "200s", "-q", *SMALL, "-o", "teacher", "-s", 'method.slot="random"')
+    pay_only_the_last_slot(Path("teacher"))
+
+    def last_share(*words: object) -> float:
+        after = next(line for line in freshet("pretrain", "teacher", *words).splitlines() if " after " in line)
+        return float(after.rpartition("5: ")[2])
+
+    little = last_share("--rate", "1e-4", "--passes", "1")
+    assert little < last_share("--rate", "1e-4", "--passes", "5")
+    assert little < last_share("--rate", "1e-3", "--passes", "1")
