@@ -1,7 +1,7 @@
-"""The learned slot in two whole worlds: 100 devices, ratio 5, m' = 10, five epochs, the embedded digits.
+"""The learned slot in a whole world: FedASMU, 100 devices, ratio 5, m' = 10, five epochs, the embedded digits.
 
-A reward there is a few thousandths with a deviation ten times as large, and most merges raise the loss of the next
-mini-batch a little, so a device learns slowly in the 10 to 15 trips that it makes: three seeds are taken together.
+The seeds are none of those (0 to 3) on which the selector's settings were chosen. Only what holds there is asserted: for
+FedSSMU, and for the share of requests that find nothing, the learned slot is not shown to learn (docs/methods.md).
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from freshet.federation import Federation
 from freshet.runs.reader import Run
 
 SECONDS = {"fedssmu": 4700.0, "fedasmu": 1500.0}
-SEEDS = (0, 1, 2)
+SEEDS = (4, 5, 6)
 
 
 class Requests(NamedTuple):
@@ -44,10 +44,6 @@ def requests(method: str, slot: str, folder: Path) -> Requests:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("method", SECONDS)
-def test_learned_slots_merge_at_least_as_often_as_random_ones_and_find_nothing_less_and_less(
-    method: str, tmp_path: Path
-) -> None:
-    learned, at_random = (requests(method, slot, tmp_path) for slot in ("rl", "random"))
+def test_learned_slots_of_fedasmu_merge_at_least_as_often_as_random_ones(tmp_path: Path) -> None:
+    learned, at_random = (requests("fedasmu", slot, tmp_path) for slot in ("rl", "random"))
     assert learned.merges_per_request >= at_random.merges_per_request
-    assert learned.empty_last < learned.empty_first
