@@ -18,7 +18,7 @@ from freshet.core.method import LocalRule
 from freshet.core.trip import DeviceTrip
 from freshet.training.batches import FederatedData
 from freshet.training.flat import FlatModel
-from freshet.training.local import Trainer, Work
+from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
 
 CELLS = {

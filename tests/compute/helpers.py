@@ -18,7 +18,7 @@ from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
-from freshet.training.local import Outcome, Work, initial_weights
+from freshet.training.trainer import Outcome, Work, initial_weights
 from freshet.training.options import TrainingOptions
 
 #: Seconds of virtual time.

@@ -14,7 +14,7 @@ from freshet.data.sources import load
 from freshet.experiments.convex import Logistic, digits
 from freshet.experiments.theory import zero_model
 from freshet.training.batches import FederatedData
-from freshet.training.local import Trainer, Work
+from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
 
 

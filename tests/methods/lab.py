@@ -15,7 +15,7 @@ from freshet.core.vectors import Vector
 from freshet.data.dataset import from_arrays
 from freshet.methods import find, options_for
 from freshet.training.batches import FederatedData
-from freshet.training.local import Outcome, Trainer, Work
+from freshet.training.trainer import Outcome, Trainer, Work
 from freshet.training.options import TrainingOptions
 
 ASYNCHRONOUS = ("asofed", "fedasync", "fedbuff", "fedsa", "port")

@@ -20,7 +20,7 @@ from freshet.methods.moon import Contrast, contrastive
 from freshet.methods.parts.terms import Proximal, proximal
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
-from freshet.training.local import LocalTraining, Trainer, Work
+from freshet.training.trainer import LocalTraining, Trainer, Work
 from freshet.training.options import TrainingOptions
 from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins

@@ -10,7 +10,7 @@ from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
-from freshet.training.local import Outcome, Trainer, Work
+from freshet.training.trainer import Outcome, Trainer, Work
 from freshet.training.options import TrainingOptions
 from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, samples, send, server_of
 

@@ -10,7 +10,7 @@ from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.training.batches import FederatedData
-from freshet.training.local import Trainer, Work
+from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
 from tests.methods.asmu import plain_layout, send, server_of
 from tests.twins.fedasmu import FedASMUServerTwin, FedSSMUServerTwin

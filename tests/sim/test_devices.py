@@ -14,7 +14,7 @@ from freshet.core.method import Memory
 from freshet.runs.arrays import Elsewhere
 from freshet.runs.checkpoint import owned
 from freshet.sim.devices import PENDING, DeviceStore, size_of
-from freshet.training.local import Outcome
+from freshet.training.trainer import Outcome
 
 
 def memory(seed: int, size: int = 100) -> Memory:

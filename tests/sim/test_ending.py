@@ -15,7 +15,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.sim import ending
 from freshet.sim.ending import Watch
-from freshet.training.local import Score
+from freshet.training.trainer import Score
 
 Federate = Callable[..., Federation]
 #: Steps so long that the model runs away but stays finite: losses of 1e5 and more within a few uploads.

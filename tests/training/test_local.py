@@ -18,7 +18,7 @@ from freshet.methods import options_for
 from freshet.methods.fedasmu import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.flat import FlatModel
-from freshet.training.local import Trainer, Work, initial_weights
+from freshet.training.trainer import Trainer, Work, initial_weights
 from freshet.training.options import TrainingOptions
 
 SEED, SAMPLES = 5, 53
@@ -273,7 +273,7 @@ def test_the_first_model_depends_on_the_seed_alone():
 
 def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
     from freshet.errors import ConfigError
-    from freshet.training.local import chosen_device
+    from freshet.training.trainer import chosen_device
 
     assert chosen_device("cpu") == "cpu"
     assert chosen_device("auto") in ("cpu", "cuda", "mps")

@@ -9,6 +9,7 @@ devices only, evaluated in ascending order of device. An empty round leaves the 
 
 from typing import Any, ClassVar
 
+from freshet.core.events import Event
 from freshet.core.method import Kind
 from freshet.methods.parts import audits
 from freshet.methods.parts.rounds import RoundMethod
@@ -23,5 +24,5 @@ class FedAvg(RoundMethod):
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     @classmethod
-    def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
         audits.sample_weighted(event)

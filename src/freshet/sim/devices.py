@@ -16,7 +16,7 @@ from freshet.compute.base import Future
 from freshet.core.method import Memory
 from freshet.runs.arrays import Elsewhere, contents, serialised, views
 from freshet.runs.checkpoint import owned
-from freshet.training.local import Outcome
+from freshet.training.outcome import Outcome
 
 #: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
 DEFAULT_LIMIT = 512 * 2**20
@@ -28,14 +28,13 @@ class DeviceStore:
     """Memory by device; a trip's effect on it may still be under way when the device is next asked.
 
     At most ``limit_bytes`` of arrays stay in main memory. Beyond that the devices that were not asked for longest go to
-    ``folder``, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit for bit
-    when they are needed. Without a folder, a temporary one is made at the first need. Numbers alone are never spilled.
-    What is handed out (a trip in flight) counts no more.
+    a temporary folder, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit
+    for bit when they are needed. Numbers alone are never spilled. What is handed out (a trip in flight) counts no more.
     """
 
-    def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT) -> None:
         self.limit_bytes = limit_bytes
-        self._folder = folder
+        self._folder: Path | None = None
         self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
         self._pending: dict[int, Future[Outcome]] = {}
         self._spilled: set[int] = set()
