@@ -64,7 +64,7 @@ class Simulation:
         self.rule = self.server.rule
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
-        self.devices = DeviceStore(device_memory)
+        self.devices = DeviceStore(writer.directory / "devices", device_memory)
         self.last_test = -1.0
         self.until = 0.0
         self.started = self.over = False
