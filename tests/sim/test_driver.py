@@ -239,7 +239,7 @@ def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch)
 
     kept: list[Simulation] = []
     original = Simulation.run
-    monkeypatch.setattr(Simulation, "run", lambda self, until: kept.append(self) or original(self, until))
+    monkeypatch.setattr(Simulation, "run", lambda self, *a: kept.append(self) or original(self, *a))
     federate("fedasmu", fleet={"loss": 0.3}).run(80, out=tmp_path / "run")
     server = kept[0].server
     needed = {f.base for f in server.flights.values()} | {f.fresh for f in server.flights.values() if f.fresh}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer, RunError
-from freshet.result import remarks
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+from freshet.runs.summary import remarks
 from freshet.sim import ending
 from freshet.sim.ending import Watch
 from freshet.training.local import Score

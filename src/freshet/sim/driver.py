@@ -78,12 +78,10 @@ class Simulation:
         rounds: int = 0,
         stop_diverged: bool = True,
         device_memory: int = DEFAULT_LIMIT,
-        stop: Callable[[], bool] = lambda: False,
-        pause: "Callable[[Simulation], None]" = lambda _: None,
     ) -> None:
         self.server, self.trigger, self.fleet = server, trigger, fleet
         self.executor, self.writer = executor, writer
-        self.eval_every, self._stop, self._pause = eval_every, stop, pause
+        self.eval_every = eval_every
         self.rule = server.method.rule()
         self._plans = type(self.rule).plan is not LocalRule.plan
         self.heap = EventHeap()
@@ -106,9 +104,14 @@ class Simulation:
             Rank.EVALUATE: self._on_evaluate,
         }
 
-    def run(self, until: float) -> bool:
+    @property
+    def now(self) -> float:
+        """Seconds of virtual time since the start."""
+        return self.heap.now
+
+    def run(self, until: float, between: Callable[[], bool] = lambda: False) -> bool:
         """Process all events up to ``until`` (seconds), the last round, or a test that shows that the one before it had
-        diverged; False when it was asked to stop before."""
+        diverged; False when ``between``, called before each event, said to stop."""
         self.until = until
         if not self.started:
             self.started = True
@@ -117,9 +120,8 @@ class Simulation:
         with patient_collector():
             heap, handlers, observers = self.heap, self._handlers, self.writer.observers
             while not self.over and heap.peek() <= until:
-                if self._stop():
+                if between():
                     return False
-                self._pause(self)
                 entry = heap.pop()
                 handlers[entry.rank](entry)
                 for observer in observers:
@@ -131,7 +133,41 @@ class Simulation:
             heap.now = until
         if self.last_test < heap.now:
             self._test(heap.now)
+        self.writer.drain(wait=True)
+        self.watch.settle()
         return True
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides how the run goes on."""
+        from freshet.sim.snapshot import capture
+
+        return capture(self)
+
+    def restore(self, tree: dict[str, Any], until: float) -> None:
+        """Take up a saved state, in a simulation that has not begun."""
+        from freshet.sim.snapshot import reinstate
+
+        reinstate(self, tree, until)
+
+    def facts(self) -> dict[str, Any]:
+        """What was counted, for summary.json."""
+        counts = self.counts
+        return {
+            "rounds": self.server.rounds,
+            "diverged": self.watch.diverged,
+            "versions": self.server.version,
+            "trips": counts.trips,
+            "requests": counts.requests,
+            "merges": counts.merges,
+            "aggregations": counts.aggregations,
+            "uploads": counts.uploads,
+            "discards": counts.discards,
+            "rejected": counts.rejected,
+            "lost": counts.lost,
+            "mean_staleness": counts.staleness_sum / counts.staleness_count if counts.staleness_count else None,
+            "bytes_up": counts.bytes_up,
+            "bytes_down": counts.bytes_down,
+        }
 
     # ---- starting trips
 
