@@ -103,7 +103,7 @@ def test_a_networks_own_options_count():
 def test_the_bytes_of_a_network_are_those_that_travel():
     for name in ("digits", "mlp"):
         config = resolve({"model": {"name": name}})
-        assert model_bytes(config) == 4 * Federation.from_config(config).parts.layout.size
+        assert model_bytes(config) == 4 * Federation.from_config(config).parts.server(config).world.layout.size
     assert load("digits").sample_shape == SHAPES["digits"]
 
 
