@@ -143,7 +143,7 @@ def test_a_fleet_of_another_size_is_one_sentence():
 
 @pytest.mark.parametrize("trigger", ["periodic", "concurrency"])
 def test_the_method_knows_its_world(trigger: str):
-    asked = config(run={"trigger": trigger, "in_flight": 4, "until": 200.0})
+    asked = config(run={"trigger": trigger, "in_flight": 4, "until": 200.0}, fleet={"up_mbps": 0.002})
     parts = assemble(asked, Given())
     world, worth = parts.world(asked), 4 if trigger == "concurrency" else 2
     assert (world.devices, world.epochs, world.per_round, world.seed) == (6, 5, worth, 5)

@@ -8,7 +8,7 @@ from freshet.core.method import Options
 
 
 class FleetOptions(Options):
-    """A fleet drawn at random (``Fleet.draw``); both ends of the speed range are present."""
+    """A fleet drawn at random; both ends of the speed range are present."""
 
     devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
     fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")

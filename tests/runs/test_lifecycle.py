@@ -1,4 +1,4 @@
-"""The life of a run over any driver: here one without fleet, training or simulator, whose events are ticks of a clock."""
+"""The life of a run over any driver: here one without fleet, training or simulator, whose events are ticks."""
 
 import json
 import os
@@ -120,6 +120,14 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path / "run")
 
 
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock on the wall, moved by hand."""
+    shown = [1000.0]
+    monkeypatch.setattr(lifecycle.time, "perf_counter", lambda: shown[0])
+    return shown
+
+
 def press(driver: Ticking) -> None:
     """Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)
@@ -154,16 +162,21 @@ def test_the_summary_says_what_the_run_is_then_its_tests_its_drivers_facts_and_w
     assert list(summary.items()) == list((head | tests | facts | rest | {"adaptations": 5}).items())
 
 
-def test_the_tests_of_the_model_are_in_the_summary(stage: Stage) -> None:
+def test_the_tests_of_the_model_are_in_the_summary(stage: Stage, wall: list[float]) -> None:
     def test(accuracy: float) -> Act:
         row = {"kind": "evaluate", "version": 1, "accuracy": accuracy, "loss": 1.0 - accuracy, "metrics": {}}
-        return lambda driver: driver.writer.event(driver.now, row)
+
+        def act(driver: Ticking) -> None:
+            wall[0] += 1.5
+            driver.writer.event(driver.now, row)
+
+        return act
 
     ended = stage.live({2: test(0.5), 4: test(0.9), 6: test(0.75)})
     facts = [ended.summary[key] for key in ("final_accuracy", "best_accuracy", "final_loss", "time_to_target")]
     assert facts == [0.75, 0.9, 0.25, 4.0]
     assert [row["accuracy"] for row in ended.rows] == [0.5, 0.9, 0.75]
-    assert all(row["wall_seconds"] >= 0 for row in ended.rows)
+    assert [row["wall_seconds"] for row in ended.rows] == [1.5, 3.0, 4.5]
 
 
 def test_what_the_method_says_first_and_what_the_figures_hide_is_said(stage: Stage) -> None:
@@ -204,14 +217,6 @@ def test_a_run_that_diverged_has_ended_too(stage: Stage, stop: bool, status: str
 def test_a_driver_is_saved_at_its_start_and_every_so_many_of_its_seconds(stage: Stage, every: float, times: list):
     stage.live(checkpoint_every=every)
     assert stage.driver.saved == times
-
-
-@pytest.fixture
-def wall(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock on the wall, moved by hand."""
-    shown = [1000.0]
-    monkeypatch.setattr(lifecycle.time, "perf_counter", lambda: shown[0])
-    return shown
 
 
 def slowly(wall: list[float], seconds: float) -> dict[int, Act]:
@@ -351,6 +356,22 @@ def test_numbers_that_cannot_be_computed_fail_the_run_and_the_log_ends_before_th
         stage.live({5: lambda d: d.writer.event(d.now, {"kind": "merge"}, lost, lambda number: {"number": number})})
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert stage.summary()["status"] == "failed"
+
+
+def test_numbers_that_came_before_the_failure_are_in_the_log(stage: Stage) -> None:
+    late: Future[int] = Future()
+
+    def come_and_fail(driver: Ticking) -> None:
+        late.set_result(1)
+        raise Broken
+
+    happens = {
+        4: lambda d: d.writer.event(d.now, {"kind": "merge"}, late, lambda number: {"number": number}),
+        5: come_and_fail,
+    }
+    with pytest.raises(Broken):
+        stage.live(happens)
+    assert stage.events() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
 
 
 def test_a_state_that_cannot_be_taken_up_fails_the_run_and_stays(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
