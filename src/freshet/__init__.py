@@ -4,9 +4,10 @@ from freshet._version import __version__
 from freshet.core.method import LocalRule, Method, Options
 from freshet.errors import ConfigError, DataError, FreshetError, RunError
 from freshet.federation import Federation
+from freshet.options import FleetOptions
 from freshet.result import Result
 from freshet.runs.writer import Observer
-from freshet.sim.fleet import Fleet, FleetOptions
+from freshet.sim.fleet import Fleet
 
 __all__ = [
     "ConfigError",

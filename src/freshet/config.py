@@ -14,7 +14,7 @@ from freshet.core.method import Method, Options
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, options_for
-from freshet.sim.fleet import FleetOptions
+from freshet.options import FleetOptions
 from freshet.training.options import TrainingOptions
 
 #: The name that stands for data or a model brought from Python.

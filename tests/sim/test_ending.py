@@ -12,9 +12,9 @@ import pytest
 from freshet import Federation, Observer, RunError
 from freshet.core import ending
 from freshet.core.ending import Watch
-from freshet.result import remarks
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+from freshet.runs.summary import remarks
 from freshet.training.outcome import Score
 
 Federate = Callable[..., Federation]

@@ -12,9 +12,9 @@ from freshet.cli.screen import number, results_table, size
 from freshet.cli.tables import wide_console
 from freshet.errors import RunError
 from freshet.methods import find, options_for, registry
-from freshet.result import remarks
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
+from freshet.runs.summary import remarks
 
 if TYPE_CHECKING:
     from freshet.experiments.cells import Cell

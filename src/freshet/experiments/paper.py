@@ -18,7 +18,7 @@ from freshet.experiments.presets import find_cell
 from freshet.experiments.published import published
 from freshet.experiments.suites import NAMES, SUITES, Setting, Suite, contradictions, find_suite
 from freshet.methods import registry
-from freshet.sim.fleet import FleetOptions
+from freshet.options import FleetOptions
 
 __all__ = ["SUITES", "Plan", "find_suite", "plan"]
 #: A round needs at least so many devices, a federation so many times more.

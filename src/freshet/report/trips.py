@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from freshet.core.messages import CONTROL_BYTES
+from freshet.options import FleetOptions
 from freshet.report.reading import Record, RunData, number, whole
-from freshet.sim.fleet import Fleet, FleetOptions
+from freshet.sim.fleet import Fleet
 
 #: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.
 OUTCOMES = ("aggregated", "waiting", "discarded", "lost", "rejected", "flying")
@@ -206,7 +207,7 @@ def fleet_of(run: RunData) -> Fleet | None:
     if table is None or run.seed is None or run.devices > 100_000:
         return None
     try:
-        return FleetOptions(**table).draw(run.seed)
+        return Fleet.draw(FleetOptions(**table), run.seed)
     except (ValidationError, TypeError, ValueError):
         return None
 
