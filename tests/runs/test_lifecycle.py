@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from freshet import Observer
+from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
@@ -27,6 +28,10 @@ from freshet.runs.writer import RunWriter, weights_sha256
 PLAN = Plan("mine:Method", 7, 0.8, 10.0, checkpoint_every=3.0, checkpoint_minutes=0.0, stop_diverged=True)
 FILES = ["config.toml", "events.jsonl", "metrics.jsonl", "model.safetensors", "summary.json"]
 Act = Callable[["Ticking"], None]
+
+
+#: An event whose numbers come later.
+MERGE = Merged(0, 1, 1, 2, 1)
 
 
 class Ticking:
@@ -47,7 +52,7 @@ class Ticking:
             if between():
                 return False
             self.ticks += 1
-            self.writer.event(self.now, {"kind": "tick"})
+            self.writer.event(self.now, Noted("tick"))
             self.happens.get(self.ticks, lambda _: None)(self)
         return True
 
@@ -164,11 +169,11 @@ def test_the_summary_says_what_the_run_is_then_its_tests_its_drivers_facts_and_w
 
 def test_the_tests_of_the_model_are_in_the_summary(stage: Stage, wall: list[float]) -> None:
     def test(accuracy: float) -> Act:
-        row = {"kind": "evaluate", "version": 1, "accuracy": accuracy, "loss": 1.0 - accuracy, "metrics": {}}
+        tested = Evaluated(1, {"accuracy": accuracy, "loss": 1.0 - accuracy})
 
         def act(driver: Ticking) -> None:
             wall[0] += 1.5
-            driver.writer.event(driver.now, row)
+            driver.writer.event(driver.now, tested, row={})
 
         return act
 
@@ -191,12 +196,12 @@ def test_numbers_that_arrive_late_are_awaited_at_the_end(stage: Stage) -> None:
     late: Future[int] = Future()
 
     def hand_out(driver: Ticking) -> None:
-        driver.writer.event(driver.now, {"kind": "merge"}, late, lambda number: {"number": number})
+        driver.writer.event(driver.now, MERGE, late, lambda number: {"number": number})
         threading.Timer(0.05, late.set_result, [42]).start()
 
     stage.live({9: hand_out}, checkpoint_every=0.0)
     rows = [json.loads(line) for line in (stage.directory / "events.jsonl").read_text().splitlines()]
-    assert [row["kind"] for row in rows[-3:]] == ["tick", "merge", "tick"]
+    assert [row["kind"] for row in rows[-3:]] == ["note", "merge", "note"]
     assert rows[-2]["number"] == 42
 
 
@@ -284,7 +289,7 @@ def test_a_second_ctrl_c_ends_it_at_once_without_a_new_checkpoint(stage: Stage) 
     never: Future[int] = Future()
 
     def hang(driver: Ticking) -> None:
-        driver.writer.event(driver.now, {"kind": "merge"}, never, lambda number: {"number": number})
+        driver.writer.event(driver.now, MERGE, never, lambda number: {"number": number})
         press_twice(driver)
 
     ended = stage.live({5: hang})
@@ -353,7 +358,7 @@ def test_numbers_that_cannot_be_computed_fail_the_run_and_the_log_ends_before_th
     lost: Future[int] = Future()
     lost.set_exception(Broken())
     with pytest.raises(Broken):
-        stage.live({5: lambda d: d.writer.event(d.now, {"kind": "merge"}, lost, lambda number: {"number": number})})
+        stage.live({5: lambda d: d.writer.event(d.now, MERGE, lost, lambda number: {"number": number})})
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert stage.summary()["status"] == "failed"
 
@@ -366,7 +371,7 @@ def test_numbers_that_came_before_the_failure_are_in_the_log(stage: Stage) -> No
         raise Broken
 
     happens = {
-        4: lambda d: d.writer.event(d.now, {"kind": "merge"}, late, lambda number: {"number": number}),
+        4: lambda d: d.writer.event(d.now, MERGE, late, lambda number: {"number": number}),
         5: come_and_fail,
     }
     with pytest.raises(Broken):
