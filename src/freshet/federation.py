@@ -21,13 +21,14 @@ from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, from_arrays
-from freshet.data.partition import partition
+from freshet.data.partition import label_counts, partition
 from freshet.data.sources import load
 from freshet.errors import ConfigError, DataError, RunError
 from freshet.models.registry import build
 from freshet.result import Result, remarks, summarise
 from freshet.runs import checkpoint
 from freshet.runs.reader import ENDED, Run
+from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import Observer, RunWriter
 from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.sim.control import Checkpoints, Stopwatch, interruptible
@@ -150,7 +151,13 @@ class Federation:
         config = self._settled(config)
         directory = Path(out) if out else default_directory(config)
         RunWriter.check(directory)
-        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
+
+        def open_log() -> RunWriter:
+            writer = RunWriter.create(directory, config.tables(), observers)
+            write_world(directory, self._surroundings(config))
+            return writer
+
+        return self._drive(config, open_log, None, pool)
 
     def resume(
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
@@ -159,7 +166,7 @@ class Federation:
         run = Run(directory)
         config = resolve(run.config())
         mine = self._settled(replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until})))
-        if _essence(config) != _essence(mine):
+        if config.essence() != mine.essence():
             raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
         run.check_resumable()
         found = checkpoint.read(Path(directory))
@@ -187,6 +194,28 @@ class Federation:
         size, run, fleet = 4 * world.layout.size, config.run, self.fleet
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
+
+    def _surroundings(self, config: Config) -> RunWorld:
+        """Fleet and data of this run, for world.json."""
+        fleet, data = self.fleet, self.dataset
+        return RunWorld(
+            data=config.data.name,
+            classes=[str(name) for name in data.class_names or range(data.classes)],
+            train_samples=len(data.y_train),
+            test_samples=len(data.y_test),
+            model_bytes=4 * layout_of(build_quietly(self.factory)).size,
+            train_seconds=fleet.train_seconds.tolist(),
+            up_rate=fleet.up_rate.tolist(),
+            down_rate=fleet.down_rate.tolist(),
+            samples=[len(shard) for shard in self.shards],
+            label_counts=label_counts(data.y_train, self.shards, data.classes).tolist(),
+            up_latency=fleet.up_latency,
+            down_latency=fleet.down_latency,
+            on_seconds=fleet.on_seconds,
+            off_seconds=fleet.off_seconds,
+            loss=fleet.loss,
+            aside=config.aside(),
+        )
 
     def _settled(self, config: Config) -> Config:
         """The configuration with those options of the method filled in that follow from this run."""
@@ -257,21 +286,6 @@ def _status(config: Config, simulation: Simulation) -> str:
     """How a run that came to its end has ended; the newest test is looked at too."""
     simulation.watch.settle()
     return "diverged" if config.run.diverged == "stop" and simulation.watch.diverged is not None else "finished"
-
-
-def _essence(config: Config) -> dict[str, Any]:
-    """What decides a run's bits: not where it trains, nor how often it is saved."""
-    tables = config.tables()
-    elsewhere = (
-        "executor",
-        "workers",
-        "address",
-        "checkpoint_every",
-        "checkpoint_minutes",
-        "device_memory_mb",
-        "until",
-    )
-    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in elsewhere}}
 
 
 def _load(config: Config) -> DataSet:

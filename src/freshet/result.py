@@ -11,6 +11,7 @@ from torch import nn
 from freshet._version import __version__
 from freshet.config import Config
 from freshet.core.vectors import Vector
+from freshet.runs.facts import first_crossing
 from freshet.runs.writer import weights_sha256
 from freshet.sim.driver import Simulation
 from freshet.training.flat import Factory, FlatModel, build_quietly
@@ -58,7 +59,7 @@ class Result:
 
     def time_to(self, target: float) -> float | None:
         """First tested time with at least this accuracy, or None."""
-        return first_crossing(self.rows, target)
+        return time_to_target(self.rows, target)
 
     def module(self) -> nn.Module:
         """The final model as a module, ready for prediction."""
@@ -67,9 +68,9 @@ class Result:
         return flat.module.eval()
 
 
-def first_crossing(rows: Sequence[Mapping[str, Any]], target: float) -> float | None:
+def time_to_target(rows: Sequence[Mapping[str, Any]], target: float) -> float | None:
     """First time on the test grid at which the accuracy reaches the target."""
-    return next((row["time"] for row in rows if row["accuracy"] >= target), None)
+    return first_crossing([row["time"] for row in rows], [row["accuracy"] for row in rows], target)
 
 
 def remarks(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -110,7 +111,7 @@ def summarise(
         "best_accuracy": max(accuracies) if rows else None,
         "final_loss": rows[-1]["loss"] if rows else None,
         "target": config.run.target,
-        "time_to_target": first_crossing(rows, config.run.target),
+        "time_to_target": time_to_target(rows, config.run.target),
         "virtual_time": simulation.heap.now,
         "rounds": simulation.server.rounds,
         "diverged": simulation.watch.diverged,

@@ -17,9 +17,10 @@ from freshet.methods import find
 from freshet.report.curves import curve
 from freshet.report.groups import Group, headline, times_to
 from freshet.report.palette import styles
-from freshet.report.reading import RunData, number
+from freshet.report.reading import RunData
 from freshet.report.references import references
 from freshet.report.statistics import over_seeds
+from freshet.runs.facts import number
 from freshet.runs.reader import Run
 
 Record = dict[str, Any]

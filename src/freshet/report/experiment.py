@@ -8,7 +8,8 @@ from typing import Any
 
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.report.reading import Record, number
+from freshet.report.reading import Record
+from freshet.runs.facts import number
 
 #: A file of results is not larger than this.
 _MOST_BYTES = 64_000_000

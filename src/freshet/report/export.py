@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from freshet.errors import ConfigError
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
-from freshet.report.reading import Record, RunData, number
+from freshet.report.reading import Record, RunData
+from freshet.runs.facts import number
 
 if TYPE_CHECKING:
     import pandas as pd

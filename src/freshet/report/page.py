@@ -23,9 +23,10 @@ from freshet.report.closeup import closeup
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
 from freshet.report.palette import dash
-from freshet.report.reading import Record, RunData, number, read_all
+from freshet.report.reading import Record, RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
+from freshet.runs.facts import number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000

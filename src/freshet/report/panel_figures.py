@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from freshet.report.palette import paint
 from freshet.report.panels import Bars, Curves, Panel, panels
 from freshet.report.reading import Record
-from freshet.report.statistics import Maybe
+from freshet.runs.facts import Maybe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

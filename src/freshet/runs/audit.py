@@ -12,6 +12,7 @@ from typing import Any
 from freshet.core.audit import Mismatch
 from freshet.errors import RunError
 from freshet.methods import find, options_for
+from freshet.runs.facts import contributors
 from freshet.runs.reader import Run
 
 Event = dict[str, Any]
@@ -140,10 +141,10 @@ def _aggregate(replay: _Replay, event: Event) -> None:
         _require((event["device"], event["trip"]) not in replay.diverged, "a trip that diverged was aggregated")
         if "lr" in event and replay.arrived is not None:
             _require(event["lr"] == replay.arrived["lr"], f"lr is {event['lr']}, the device had {replay.arrived['lr']}")
-    pairs = zip(event.get("bases", [event["base"]]), event.get("stalenesses", [event["staleness"]]), strict=True)
-    for base, staleness in pairs:
-        expected = replay.version - base + 1
-        _require(staleness == expected, f"staleness is {staleness}, expected {expected}")
+    pairs = [(each.base, each.staleness) for each in contributors(event)]
+    for base, staleness in [*pairs, (event["base"], event["staleness"])]:
+        expected = None if base is None else replay.version - base + 1
+        _require(expected is not None and staleness == expected, f"staleness is {staleness}, expected {expected}")
     replay.version += 1
 
 
