@@ -135,7 +135,6 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "finished": len(runs),
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
-        "trips": asdict(over_seeds([number(run.summary.get("trips")) for run in runs])),
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freshet.report.columns import COUNTED
 from freshet.report.palette import styles
 from freshet.report.reading import Record, RunData
 from freshet.report.references import time_ratio
@@ -162,8 +163,8 @@ def headline(group: Group, target: float, step: float, reference: Group | None) 
         "times_mean": [each.mean for each in times],
         "diverged": [{"seed": run.seed, "time": run.diverged} for run in runs if run.diverged is not None],
     }
-    for key in ("uploads", "discards", "lost", "rejected", "mean_staleness", "bytes_up", "bytes_down", "wall_seconds"):
-        line[key] = _spread(over_seeds([number(run.summary.get(key)) for run in runs]))
+    for column in COUNTED:
+        line[column.key] = _spread(over_seeds([number(run.summary.get(column.summary)) for run in runs]))
     if reference is not None and reference is not group:
         line["against"] = versus(group, reference, target, step)
     return line
