@@ -23,7 +23,7 @@ from freshet.report.closeup import closeup
 from freshet.report.columns import best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
-from freshet.report.palette import dash
+from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import Record, RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
@@ -31,7 +31,7 @@ from freshet.runs.facts import number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
-SCRIPTS = ("theme.js", "timeline.js", "page.js")
+SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "page.js")
 _COLUMNS = (
     "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected", "lost",
     "bytes_up", "bytes_down", "wall_seconds",
@@ -180,7 +180,8 @@ def render(data: Record | None) -> str:
     live = data is None
     return Template(_text("page.html")).substitute(
         policy=policy(scripts, live),
-        style=_text("page.css"),
+        style=f"{variables()}\n{_text('page.css')}",
+        palette=embedded(THEMES),
         data=embedded(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         mode="live" if live else "still",
