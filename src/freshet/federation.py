@@ -23,6 +23,7 @@ from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Plan, Ready, drive
 from freshet.runs.reader import Run
+from freshet.runs.world import write_world
 from freshet.runs.writer import Observer, RunWriter, default_directory
 from freshet.sim.driver import Simulation, check
 from freshet.sim.fleet import Fleet
@@ -116,7 +117,13 @@ class Federation:
         config = self.parts.settled(config)
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
         RunWriter.check(directory)
-        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
+
+        def open_log() -> RunWriter:
+            writer = RunWriter.create(directory, config.tables(), observers)
+            write_world(directory, self.parts.surroundings(config))
+            return writer
+
+        return self._drive(config, open_log, None, pool)
 
     def resume(
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
@@ -127,7 +134,7 @@ class Federation:
         mine = self.parts.settled(
             replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until}))
         )
-        if _essence(config) != _essence(mine):
+        if config.essence() != mine.essence():
             raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
         run.check_resumable()
         found = checkpoint.read(Path(directory))
@@ -184,18 +191,3 @@ class Federation:
 def _named(section: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """A section that may be given by its name alone."""
     return {"name": section} if isinstance(section, str) else dict(section or {})
-
-
-def _essence(config: Config) -> dict[str, Any]:
-    """What decides a run's bits: not where it trains, nor how often it is saved."""
-    tables = config.tables()
-    elsewhere = (
-        "executor",
-        "workers",
-        "address",
-        "checkpoint_every",
-        "checkpoint_minutes",
-        "device_memory_mb",
-        "until",
-    )
-    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in elsewhere}}

@@ -15,10 +15,11 @@ from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.data.dataset import DataSet, from_arrays
-from freshet.data.partition import partition
+from freshet.data.partition import label_counts, partition
 from freshet.data.sources import load
 from freshet.errors import ConfigError, DataError
 from freshet.models.registry import build
+from freshet.runs.world import RunWorld
 from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import FederatedData, Samples, arranged
@@ -66,6 +67,28 @@ class Parts:
         size, run, fleet = 4 * world.layout.size, config.run, self.fleet
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
+
+    def surroundings(self, config: Config) -> RunWorld:
+        """Fleet and data of a run, for world.json."""
+        fleet, data = self.fleet, self.dataset
+        return RunWorld(
+            data=config.data.name,
+            classes=[str(name) for name in data.class_names or range(data.classes)],
+            train_samples=len(data.y_train),
+            test_samples=len(data.y_test),
+            model_bytes=4 * self.layout.size,
+            train_seconds=fleet.train_seconds.tolist(),
+            up_rate=fleet.up_rate.tolist(),
+            down_rate=fleet.down_rate.tolist(),
+            samples=[len(shard) for shard in self.shards],
+            label_counts=label_counts(data.y_train, self.shards, data.classes).tolist(),
+            up_latency=fleet.up_latency,
+            down_latency=fleet.down_latency,
+            on_seconds=fleet.on_seconds,
+            off_seconds=fleet.off_seconds,
+            loss=fleet.loss,
+            aside=config.aside(),
+        )
 
     def settled(self, config: Config) -> Config:
         """The configuration with those options of the method filled in that follow from this run."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from freshet.core.vectors import Vector
-from freshet.runs.summary import first_crossing
+from freshet.runs.summary import time_to_target
 from freshet.training.flat import Factory, FlatModel, build_quietly
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Result:
 
     def time_to(self, target: float) -> float | None:
         """First tested time with at least this accuracy, or None."""
-        return first_crossing(self.rows, target)
+        return time_to_target(self.rows, target)
 
     def module(self) -> nn.Module:
         """The final model as a module, ready for prediction."""

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from freshet.cli.tables import overhead, print_results
+from freshet.cli.tables import print_results
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
 from freshet.experiments.compare import run_grid, to_do
@@ -17,6 +17,7 @@ from freshet.experiments.grid import World, expand, parse_entries
 from freshet.experiments.length import model_bytes
 from freshet.experiments.results import document
 from freshet.experiments.store import Store
+from freshet.report.columns import overhead
 from freshet.runs.reader import Run
 
 from .helpers import jobs

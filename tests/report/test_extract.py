@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from statistics import fmean
 
-import numpy as np
 import pytest
 
 from freshet import Result
 from freshet.report.closeup import closeup
-from freshet.report.extract import bands, chooser_shares, controls, partition_of, slot_shares, stalenesses, weighted
+from freshet.report.extract import bands, chooser_shares, controls, slot_shares, stalenesses, weighted
 from freshet.report.reading import read
 from freshet.report.trips import trips_of
 
@@ -61,18 +60,8 @@ def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> N
     assert slot_shares(plain, trips_of(plain)) is None
 
 
-def test_the_partition_is_dealt_again(finished: Callable[[str], Result], written: Write) -> None:
-    part = partition_of(read(finished("fedavg").directory))
-    assert part is not None
-    counts = np.array(part.counts)
-    assert counts.shape == (8, 10)
-    run = read(finished("fedavg").directory)
-    logged = next(e for e in run.events if e["kind"] == "aggregate" and e["devices"])
-    assert counts.sum(axis=1)[logged["devices"]].tolist() == logged["samples"]
-    assert partition_of(read(written("custom"))) is None
-    assert partition_of(read(written("odd", data={"name": "digits", "concentration": -1.0}))) is None
-
-
 def test_a_closeup_of_an_empty_run_has_nothing_and_fails_nowhere(written: Write) -> None:
-    found = closeup(read(written("a", accuracy=[], status=None)))
+    place = written("a", accuracy=[], status=None)
+    (place / "world.json").unlink()
+    found = closeup(read(place))
     assert found == {key: [] if key == "controls" else None for key in found}

@@ -18,8 +18,6 @@ from freshet.experiments.presets import cell_settings
 from freshet.methods import find
 
 Tables = Mapping[str, Mapping[str, Any]]
-#: Settings of a run that decide none of its bits: where it trains, how often it is saved, what its log is held against.
-ASIDE = ("executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "target")
 _DIGITS = 12
 
 
@@ -71,15 +69,9 @@ class Job:
         return run_key(self.config)
 
 
-def essence(config: Config) -> dict[str, dict[str, Any]]:
-    """Everything that decides a run's bits."""
-    tables = config.tables()
-    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in ASIDE}}
-
-
 def run_key(config: Config) -> str:
     """A run's name in a grid: method and seed to be read by people, and the hash that decides."""
-    digest = hashlib.sha256(json.dumps(essence(config), sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    digest = hashlib.sha256(json.dumps(config.essence(), sort_keys=True).encode()).hexdigest()[:_DIGITS]
     method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name)
     return f"{method}-seed{config.run.seed}-{digest}"
 
@@ -229,7 +221,7 @@ def _seeded(tables: Tables, seed: int) -> dict[str, Any]:
 
 def shared(config: Config) -> dict[str, Any]:
     """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
-    tables = essence(config)
+    tables = config.essence()
     del tables["method"]
     tables["training"] = {key: value for key, value in tables["training"].items() if key != "lr"}
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "trigger"}

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from freshet.config import override
+from freshet.config import SECTIONS, override, undecided
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
-from freshet.experiments.grid import ASIDE, Entry, Job, Request, World, expand, parse_entries
+from freshet.experiments.grid import Entry, Job, Request, World, expand, parse_entries
 from freshet.experiments.length import length_note
 from freshet.experiments.presets import find_cell
 from freshet.experiments.published import published
@@ -141,7 +141,7 @@ def _buffers(share: float) -> dict[str, dict[str, Any]]:
 
 def changed(settings: Sequence[str]) -> list[str]:
     """A sentence about settings that decide bits, if there are any."""
-    names = [s for s in settings if s.partition("=")[0].strip() not in {f"run.{key}" for key in ASIDE}]
+    names = [s for s in settings if s.partition("=")[0].strip() not in undecided(SECTIONS)]
     return [f"changed by --set: {', '.join(names)}"] if names else []
 
 

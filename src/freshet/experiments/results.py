@@ -17,9 +17,10 @@ from freshet.methods import find
 from freshet.report.curves import curve
 from freshet.report.groups import Group, headline, times_to
 from freshet.report.palette import styles
-from freshet.report.reading import RunData, number
+from freshet.report.reading import RunData
 from freshet.report.references import references
 from freshet.report.statistics import over_seeds
+from freshet.runs.facts import number
 from freshet.runs.reader import Run
 
 Record = dict[str, Any]
@@ -134,7 +135,6 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "finished": len(runs),
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
-        "trips": asdict(over_seeds([number(run.summary.get("trips")) for run in runs])),
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),

@@ -10,14 +10,13 @@ from freshet.report.extract import (
     bands,
     chooser_shares,
     controls,
-    partition_of,
     slot_shares,
     typical,
     weighted,
 )
 from freshet.report.plots import Figure, rounded, text
 from freshet.report.reading import Record, RunData
-from freshet.report.trips import Trip, fleet_of, timeline, trips_of
+from freshet.report.trips import Trip, timeline, trips_of
 
 #: A scatter plot with more points is thinned evenly.
 MOST_POINTS = 2_500
@@ -53,9 +52,9 @@ def alpha_figure(run: RunData) -> Figure | None:
     if not points:
         return None
     shown = points[:: -(-len(points) // MOST_POINTS)]
-    fleet = fleet_of(run)
-    known = fleet is not None and all(0 <= point.device < len(fleet) for point in shown)
-    shade = [round(float(fleet.train_seconds[p.device]), 1) if fleet and known else p.device for p in shown]
+    seconds = run.world.train_seconds if run.world is not None else []
+    known = all(0 <= point.device < len(seconds) for point in shown)
+    shade = [round(seconds[point.device], 1) if known else point.device for point in shown]
     title = "training time (s)" if known else "device"
     bar = {"title": {"text": title, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
     marker = {"size": 6, "opacity": 0.72, "color": shade, "colorscale": "@scale", "showscale": True, "colorbar": bar}
@@ -153,23 +152,23 @@ def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
 
 def partition_figure(run: RunData) -> Figure | None:
     """Samples of each class on each device."""
-    part = partition_of(run)
-    if part is None or len(part.counts) * len(part.classes) > _MOST_CELLS:
+    world = run.world
+    if world is None or not 0 < len(world) * len(world.classes) <= _MOST_CELLS:
         return None
-    by_class = [list(column) for column in zip(*part.counts, strict=True)]
+    by_class = [list(column) for column in zip(*world.label_counts, strict=True)]
     trace = {
-        "type": "heatmap", "z": by_class, "colorscale": "@ramp", "xgap": 1 if len(part.counts) <= 120 else 0, "ygap": 1,
+        "type": "heatmap", "z": by_class, "colorscale": "@ramp", "xgap": 1 if len(world) <= 120 else 0, "ygap": 1,
         "colorbar": {"title": {"text": "samples", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.95,
                      "ticks": ""},
         "hovertemplate": "device %{x}, class %{y}: %{z} samples<extra></extra>",
     }  # fmt: skip
-    places = list(range(len(part.classes)))
+    places = list(range(len(world.classes)))
     step = -(-len(places) // 20)
     layout = {
         "xaxis": {"title": {"text": "device"}, "showgrid": False, "zeroline": False},
         "yaxis": {
             "title": {"text": "class"}, "showgrid": False, "zeroline": False, "autorange": "reversed",
-            "tickvals": places[::step], "ticktext": [text(name) for name in part.classes[::step]],
+            "tickvals": places[::step], "ticktext": [text(name) for name in world.classes[::step]],
         },
         "hovermode": "closest", "height": min(620, 110 + 20 * min(len(places), 25)),
     }  # fmt: skip

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from freshet.data.catalogue import CATALOGUE
-from freshet.errors import FreshetError
-from freshet.report.reading import RunData, number, whole
-from freshet.report.trips import Trip, contributions
+from freshet.report.reading import RunData
+from freshet.report.trips import Trip
+from freshet.runs.facts import contributors, number, whole
 
 #: Controls of the server (logged by aggregations) and of the devices (logged by merges).
 SERVER_CONTROLS = ("lambda", "sigma", "iota")
@@ -18,12 +17,8 @@ _MOST_SLOTS = 50
 
 def stalenesses(run: RunData) -> list[int]:
     """Staleness of every upload that entered an aggregation."""
-    found = (
-        staleness
-        for event in run.events
-        if event.get("kind") == "aggregate"
-        for _, staleness, _ in contributions(event)
-    )
+    aggregations = (event for event in run.events if event.get("kind") == "aggregate")
+    found = (each.staleness for event in aggregations for each in contributors(event))
     return [staleness for staleness in found if staleness is not None and staleness >= 1]
 
 
@@ -40,11 +35,11 @@ class Weighted:
 def weighted(run: RunData) -> list[Weighted]:
     """Every aggregated upload with its staleness and its weight."""
     return [
-        Weighted(device, float(event["time"]), staleness, alpha)
+        Weighted(each.device, float(event["time"]), each.staleness, each.weight)
         for event in run.events
         if event.get("kind") == "aggregate"
-        for device, staleness, alpha in contributions(event)
-        if staleness is not None and alpha is not None
+        for each in contributors(event)
+        if each.device is not None and each.staleness is not None and each.weight is not None
     ]
 
 
@@ -135,32 +130,3 @@ def chooser_shares(run: RunData, trips: Sequence[Trip], bins: int = 24) -> Share
     chosen = [(trip.start, trip.slot_by) for trip in trips if trip.slot_by in WHO]
     present = [name for name in WHO if any(by == name for _, by in chosen)]
     return _binned([(time, str(by)) for time, by in chosen], present, run.end, bins) if chosen else None
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Samples of each class on each device."""
-
-    counts: list[list[int]]
-    classes: list[str]
-
-
-def partition_of(run: RunData) -> Partition | None:
-    """How the data were dealt, dealt again from the config; None unless the data set is built in."""
-    from freshet.config import resolve
-    from freshet.data.partition import label_counts
-    from freshet.federation import Federation
-
-    table = run.config.get("data", {})
-    name = table.get("name")
-    spec = CATALOGUE.get(name) if isinstance(name, str) else None
-    if spec is None or not spec.built_in or run.seed is None:
-        return None
-    try:
-        tables = {"data": {**table, "dir": ""}, "fleet": {"devices": run.devices}, "run": {"seed": run.seed}}
-        federation = Federation.from_config(resolve(tables))
-    except FreshetError:
-        return None
-    dataset = federation.dataset
-    counts = label_counts(dataset.y_train, federation.shards, dataset.classes)
-    return Partition(counts.tolist(), [str(n) for n in dataset.class_names or range(dataset.classes)])

@@ -6,14 +6,15 @@ from typing import Any
 from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
+from freshet.runs.facts import first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def first_crossing(rows: Rows, target: float) -> float | None:
+def time_to_target(rows: Rows, target: float) -> float | None:
     """First time on the test grid at which the accuracy reaches the target."""
-    return next((row["time"] for row in rows if row["accuracy"] >= target), None)
+    return first_crossing([row["time"] for row in rows], [row["accuracy"] for row in rows], target)
 
 
 def summarise(
@@ -27,7 +28,7 @@ def summarise(
         "best_accuracy": max(accuracies) if rows else None,
         "final_loss": rows[-1]["loss"] if rows else None,
         "target": target,
-        "time_to_target": first_crossing(rows, target),
+        "time_to_target": time_to_target(rows, target),
         **facts,
         "weights_sha256": weights_sha256(weights),
         "wall_seconds": round(wall, 3),
