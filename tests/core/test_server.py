@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.core.about import About
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Wait, World
@@ -321,8 +322,7 @@ def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrive
 class Scripted(Method):
     """Answers uploads from a list."""
 
-    name, kind, title, citation = "scripted", "async", "Scripted", "-"
-    replaces = "aggregation"
+    about = About("scripted", "async", "Scripted", "-", replaces="aggregation")
 
     def __init__(self, *answers):
         super().__init__(Options(), world())

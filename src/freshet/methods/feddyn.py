@@ -29,9 +29,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.messages import Number
-from freshet.core.method import Kind, Local, LocalRule, Options, World
+from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
 from freshet.methods.parts.rounds import Member, RoundMethod
@@ -47,10 +48,13 @@ class FedDynOptions(Options):
 class FedDyn(RoundMethod):
     """The server's part."""
 
-    name: ClassVar[str] = "feddyn"
-    kind: ClassVar[Kind] = "sync"
-    title: ClassVar[str] = "FedDyn"
-    citation: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    about = About(
+        "feddyn",
+        "sync",
+        "FedDyn",
+        "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021",
+        space={"alpha": Range(1e-3, 0.3, log=True)},
+    )
     Options: ClassVar[type[Options]] = FedDynOptions
     options: FedDynOptions
 

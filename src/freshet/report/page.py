@@ -132,8 +132,8 @@ def _diverged(run: RunData) -> str:
 
 def _remarks(runs: Sequence[RunData]) -> list[str]:
     """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
-    variants = {name: method for method in registry().values() for name in (method.name, *method.variants)}
-    known = {method.name: method for run in runs if (method := variants.get(run.method)) is not None}
+    variants = {name: method for method in registry().values() for name in method.about.names}
+    known = {method.about.name: method for run in runs if (method := variants.get(run.method)) is not None}
     return [f"{name} [{mark}]: {text}." for name, method in known.items() for mark, text in method.marks().items()]
 
 

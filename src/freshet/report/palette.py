@@ -18,7 +18,7 @@ LIGHT = (
     "#c2185b",
 )
 COLOURS = len(LIGHT)
-#: Whose colour is whose; any other method takes one that is free.
+#: Whose colour is whose, in the order of the paper's table; any other method takes one that is free.
 ORDER = (
     "fedasmu",
     "fedasync",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from freshet.core.about import Kind
 from freshet.core.audit import Mismatch, expect
-from freshet.core.method import Kind
 from freshet.core.server import NOT_FINITE
 from freshet.methods.parts.staleness import (
     Control,
