@@ -150,7 +150,8 @@ class Federation:
         config = self._settled(config)
         directory = Path(out) if out else default_directory(config)
         RunWriter.check(directory)
-        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
+        made = (directory, config.tables(), observers, config.method_class.about.curves)
+        return self._drive(config, lambda: RunWriter.create(*made), None, pool)
 
     def resume(
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None

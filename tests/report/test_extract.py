@@ -1,5 +1,6 @@
 """What one run's log says about staleness, controls, slots and data."""
 
+import json
 from collections.abc import Callable
 from statistics import fmean
 
@@ -42,6 +43,31 @@ def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -
     assert (fleet.times, fleet.middle) == ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.5, 2.5])
     assert (fleet.low, fleet.high) == ([1.0, 1.0, 2.0, 2.0], [1.0, 3.0, 3.0, 3.0])
     assert set(controls(read(finished("fedasmu").directory))) == {"lambda", "sigma", "iota", "gamma", "upsilon"}
+
+
+def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7, "lambda": 1.0}]
+    folder = written("a", method="mine:Mine", events=events)
+    heat = {"name": "warmth", "event": "upload", "key": "heat", "symbol": "h", "meaning": "of the device"}
+    assert controls(read(folder)) == {}  # nothing is imported to find out
+    (folder / "curves.json").write_text(json.dumps([heat, heat | {"name": "none", "event": "merge"}]))
+    assert controls(read(folder)) == {"warmth": {3: [(1.0, 7.0)]}}
+    (figure,) = closeup(read(folder))["controls"]
+    assert (figure["name"], figure["symbol"], figure["meaning"]) == ("warmth", "h", "of the device")
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]", "{}", '[{"name": "x"}]', "null", "[" * 100_000, "\xff"])
+def test_a_damaged_description_of_curves_draws_nothing(written: Write, damaged: str) -> None:
+    folder = written("a", events=[{"time": 1.0, "kind": "aggregate", "device": 0, "lambda": 1.0}])
+    (folder / "curves.json").write_bytes(damaged.encode("latin-1"))
+    assert controls(read(folder)) == {}
+
+
+def test_a_curve_that_is_not_described_in_words_draws_nothing(written: Write) -> None:
+    folder = written("a", events=[{"time": 1.0, "kind": "aggregate", "device": 0, "lambda": 1.0}])
+    wrong = {"name": ["x"], "event": "aggregate", "key": "lambda", "symbol": "l", "meaning": ""}
+    (folder / "curves.json").write_text(json.dumps([wrong]))
+    assert controls(read(folder)) == {}
 
 
 def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:

@@ -51,6 +51,12 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     raise ConfigError("method.name", f"{name!r} is not known; choose one of {', '.join(names())}, or module:Class")
 
 
+def known(name: str) -> About | None:
+    """What is said of a name that a run directory holds: of a built-in method or variant; foreign code is not imported
+    for it."""
+    return next((method.about for method in registry().values() if name in method.about.names), None)
+
+
 def _from_path(path: str) -> type[Method]:
     module_name, _, class_name = path.partition(":")
     try:
@@ -79,9 +85,8 @@ def options_for(name: str, given: dict[str, Any]) -> Any:
     method, preset = find(name)
     for key, value in preset.items():
         if given.get(key, value) != value:
-            raise ConfigError(
-                f"method.{key}", f"{name} sets it to {value}; use {method.about.name} to choose it yourself"
-            )
+            own = method.about.name
+            raise ConfigError(f"method.{key}", f"{name} sets it to {value}; use {own} to choose it yourself")
     try:
         return method.Options(**(preset | given))
     except ValidationError as error:

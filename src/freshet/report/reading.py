@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from freshet.core.about import Curve
 from freshet.errors import RunError
+from freshet.methods import known
 from freshet.runs.reader import Run
 
 Record = dict[str, Any]
@@ -32,6 +34,8 @@ class RunData:
     metrics: list[Record]
     events: list[Record]
     notes: list[str] = field(default_factory=list)
+    #: Numbers of the events that the method wants drawn.
+    curves: tuple[Curve, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -158,6 +162,14 @@ class Reader:
         except (RunError, OSError):
             return {}
 
+    def _read_curves(self, method: str) -> tuple[Curve, ...]:
+        try:
+            told = self.run.curves()
+        except (RunError, OSError):
+            return ()
+        about = known(method) if told is None else None
+        return told or (about.curves if about else ())
+
     def data(self) -> RunData:
         """What is known now."""
         status = self._summary.get("status")
@@ -166,7 +178,9 @@ class Reader:
         name = self.run.directory.name or str(self.run.directory.resolve().name)
         events = _ordered(self._events.rows)
         rows = _with_tests(_ordered(self._metrics.rows), events)
-        return RunData(name, status, self.config, self._summary, rows, events, notes)
+        found = RunData(name, status, self.config, self._summary, rows, events, notes)
+        found.curves = self._read_curves(found.method)
+        return found
 
 
 def _with_tests(rows: list[Record], events: list[Record]) -> list[Record]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from freshet.core.about import Curve
 from freshet.errors import RunError
 
 #: How a run may have come to its end: with nothing left to do, and nothing to resume.
@@ -41,6 +42,19 @@ class Run:
         if not isinstance(summary, dict):
             raise RunError(f"{path} does not hold a JSON object")
         return summary
+
+    def curves(self) -> tuple[Curve, ...] | None:
+        """curves.json: the numbers of the events that the method wants drawn; None where an older run does not say."""
+        path = self.directory / "curves.json"
+        if not path.is_file():
+            return None
+        try:
+            found = tuple(Curve(**each) for each in json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read ({error})") from None
+        if not all(isinstance(part, str) for each in found for part in each):
+            raise RunError(f"{path} holds a curve that is not described in words")
+        return found
 
     def finished(self) -> bool:
         """Whether the run came to its end, be it that it diverged."""

@@ -1,4 +1,4 @@
-"""Writing a run directory: config.toml, events.jsonl, metrics.jsonl, summary.json, model.safetensors.
+"""Writing a run directory: config.toml, curves.json, events.jsonl, metrics.jsonl, summary.json, model.safetensors.
 
 Events are written in the order in which they happened. Some numbers (a merge's losses, a test score) are computed
 elsewhere and arrive later; such an event keeps its place in line until they are there.
@@ -20,6 +20,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
+from freshet.core.about import Curve
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError
@@ -151,12 +152,16 @@ class RunWriter:
             observer.on_message(message)
 
     @staticmethod
-    def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
-        """Begin a new run directory."""
+    def create(
+        directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = (), curves: Sequence[Curve] = ()
+    ) -> "RunWriter":
+        """Begin a new run directory; ``curves`` is what its method wants drawn."""
         RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
+            drawn = json.dumps([each._asdict() for each in curves], ensure_ascii=False, indent=2)
+            write_atomically(directory / "curves.json", (drawn + "\n").encode())
             return RunWriter(directory, observers)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
