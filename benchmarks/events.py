@@ -22,7 +22,7 @@ from freshet.methods import find, options_for
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import FleetOptions
-from freshet.training.local import Outcome, Score, Work
+from freshet.training.trainer import Outcome, Score, Work
 
 
 class Done:

@@ -24,7 +24,7 @@ from freshet import Federation
 from freshet.compute.base import Setup
 from freshet.compute.processes import WorkerPool
 from freshet.compute.serial import SerialExecutor
-from freshet.training.local import Outcome, Work
+from freshet.training.trainer import Outcome, Work
 
 SHAPE, DEVICES, EACH, EPOCHS = (1, 28, 28), 100, 600, 5
 

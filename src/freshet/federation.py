@@ -1,5 +1,6 @@
 """What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,8 +17,10 @@ from freshet.compute.base import Setup
 from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
 from freshet.config import CUSTOM, Config, resolve
+from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.saving import Tree
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, from_arrays
@@ -33,10 +36,10 @@ from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.sim.control import Checkpoints, Stopwatch, interruptible
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
-from freshet.sim.snapshot import Tree, check, reinstate
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
-from freshet.training.local import initial_weights
+from freshet.training.optimisers import optimiser
+from freshet.training.trainer import initial_weights
 
 
 class Federation:
@@ -164,10 +167,6 @@ class Federation:
             raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
         run.check_resumable()
         found = checkpoint.read(Path(directory))
-        try:
-            check(found.tree, layout_of(build_quietly(self.factory)).size)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
 
         def open_log() -> RunWriter:
             writer = RunWriter(Path(directory), observers, resume=found.tree["log"])
@@ -213,25 +212,34 @@ class Federation:
             for sentence in server.method.opening():
                 writer.say(sentence)
             keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
+            endless = config.run.end == math.inf
+            coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless)
             simulation = Simulation(
-                server,
-                config.trigger(),
+                coordinator,
                 self.fleet,
                 executor,
                 writer,
                 eval_every=config.run.eval_every,
-                rounds=config.run.rounds,
                 stop_diverged=config.run.diverged == "stop",
                 device_memory=config.run.device_memory_mb * 2**20,
-                stop=stop,
-                pause=keeper.consider,
             )
+
+            def between() -> bool:
+                if stop():
+                    return True
+                keeper.consider(simulation)
+                return False
+
             status = "failed"
             try:
                 if tree is not None:
-                    reinstate(simulation, tree, config.run.end)
+                    try:
+                        simulation.restore(tree, config.run.end)
+                    except (KeyError, TypeError, ValueError) as error:
+                        where = writer.directory
+                        raise RunError(f"{where} has a checkpoint of another model or version ({error})") from None
                     tree.clear()  # its arrays keep the file open
-                ended = simulation.run(config.run.end)
+                ended = simulation.run(config.run.end, between)
                 if not ended:
                     keeper.write(simulation)
                 writer.drain(wait=True)
@@ -256,8 +264,9 @@ class Federation:
 
 def _status(config: Config, simulation: Simulation) -> str:
     """How a run that came to its end has ended; the newest test is looked at too."""
-    simulation.watch.settle()
-    return "diverged" if config.run.diverged == "stop" and simulation.watch.diverged is not None else "finished"
+    watch = simulation.coordinator.watch
+    watch.settle()
+    return "diverged" if config.run.diverged == "stop" and watch.diverged is not None else "finished"
 
 
 def _essence(config: Config) -> dict[str, Any]:
@@ -308,9 +317,8 @@ def _check_model(config: Config, factory: Factory, dataset: DataSet) -> None:
     """The model takes the data and has an output per class; said before anything is written."""
     module = build_quietly(factory)
     layout_of(module)
-    config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout_of(module))).rule().check(
-        module
-    )
+    config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout_of(module)))
+    config.method_class.rule(config.method).check(module)
     samples = Samples.of(dataset, test=True)
     x, _ = next(samples.chunks(2))
     try:
@@ -331,7 +339,8 @@ def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
     """What the method knows; one round's worth of uploads is what is in flight under constant concurrency."""
     worth = config.run.in_flight if config.run.trigger == "concurrency" else config.run.per_round
     counts = np.array(samples, np.int64)
-    return World(config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed)
+    reach = optimiser(config.training).reach
+    return World(config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed, reach=reach)
 
 
 def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:

@@ -99,8 +99,6 @@ def summarise(
     wall: float,
 ) -> dict[str, Any]:
     """The content of summary.json."""
-    counts = simulation.counts
-    stale = counts.staleness_sum / counts.staleness_count if counts.staleness_count else None
     accuracies = [row["accuracy"] for row in rows]
     return {
         "method": config.method_name,
@@ -111,21 +109,7 @@ def summarise(
         "final_loss": rows[-1]["loss"] if rows else None,
         "target": config.run.target,
         "time_to_target": first_crossing(rows, config.run.target),
-        "virtual_time": simulation.heap.now,
-        "rounds": simulation.server.rounds,
-        "diverged": simulation.watch.diverged,
-        "versions": simulation.server.version,
-        "trips": counts.trips,
-        "requests": counts.requests,
-        "merges": counts.merges,
-        "aggregations": counts.aggregations,
-        "uploads": counts.uploads,
-        "discards": counts.discards,
-        "rejected": counts.rejected,
-        "lost": counts.lost,
-        "mean_staleness": stale,
-        "bytes_up": counts.bytes_up,
-        "bytes_down": counts.bytes_down,
+        **simulation.facts(),
         "weights_sha256": weights_sha256(weights),
         "wall_seconds": round(wall, 3),
         "freshet": __version__,

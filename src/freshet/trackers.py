@@ -38,8 +38,8 @@ class Tracker(Observer):
         """Remember what aggregations were like, for the next point."""
         if event.get("kind") != "aggregate":
             return
-        for key in ("staleness", "alpha"):
-            value = event.get(key)
+        stalest = max((part["staleness"] for part in event["contributions"]), default=None)
+        for key, value in (("staleness", stalest), ("alpha", event.get("alpha"))):
             if isinstance(value, int | float):
                 total, count = self._sums.get(key, (0.0, 0))
                 self._sums[key] = (total + value, count + 1)

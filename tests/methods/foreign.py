@@ -4,6 +4,7 @@ Every device has a trust p, at first p0, that grows with each of its uploads: ``
 staleness tau = s - 1 is mixed in with ``alpha = p (1 + tau)^-a``.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from freshet import About, ConfigError, Method
 from freshet import Options as BaseOptions
 from freshet.core.about import Curve, Range, Uploads
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event
 from freshet.core.method import Discard, Facts
 from freshet.methods.parts.arrivals import mixed, polynomial
 
@@ -23,6 +25,14 @@ class TrustOptions(BaseOptions):
     rate: float = Field(0.2, ge=0, le=1, description="how fast it grows")
     a: float = Field(0.5, ge=0, description="exponent of the staleness discount")
     warm_up: int = Field(2, ge=0, description="uploads that are only counted")
+
+
+@dataclass
+class Heard:
+    """What the server remembers."""
+
+    uploads: int = 0
+    trust: dict[int, float] = field(default_factory=dict)
 
 
 class Trust(Method):
@@ -45,32 +55,25 @@ class Trust(Method):
 
     def __init__(self, options: TrustOptions, world: Any) -> None:
         super().__init__(options, world)
-        self.heard = 0
-        self.trust: dict[int, float] = {}
+        self.state = Heard()
 
     def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        o, s = self.options, server.staleness(flight)
-        self.heard += 1
-        if self.heard <= o.warm_up:
-            return Discard("warming up", {"version": server.version, "base": flight.base, "staleness": s})
-        p = self.trust.get(upload.device, o.p0)
-        self.trust[upload.device] = p + o.rate * (1.0 - p)
+        o, s, heard = self.options, server.staleness(flight), self.state
+        heard.uploads += 1
+        if heard.uploads <= o.warm_up:
+            return Discard("warming up")
+        p = heard.trust.get(upload.device, o.p0)
+        heard.trust[upload.device] = p + o.rate * (1.0 - p)
         return mixed(server, upload, flight, p * polynomial(s - 1, o.a), p=p)
 
-    def state(self) -> dict[str, Any]:
-        return {"heard": self.heard, "trust": {str(device): p for device, p in self.trust.items()}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.heard = int(state["heard"])
-        self.trust = {int(device): float(p) for device, p in state["trust"].items()}
-
     @classmethod
-    def audit(cls, options: TrustOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
-        if event["kind"] == "aggregate":
-            p = memory.get(event["device"], options.p0)
-            expect("p", event["p"], p)
-            expect("alpha", event["alpha"], p * polynomial(event["staleness"] - 1, options.a))
-            memory[event["device"]] = p + options.rate * (1.0 - p)
+    def audit(cls, options: TrustOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Aggregated):
+            (part,) = event.contributions
+            p = memory.get(part.device, options.p0)
+            expect("p", event.numbers["p"], p)
+            expect("alpha", part.weight, p * polynomial(part.staleness - 1, options.a))
+            memory[part.device] = p + options.rate * (1.0 - p)
 
 
 class Nameless(Method):

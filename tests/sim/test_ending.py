@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer, RunError
+from freshet.core import ending
+from freshet.core.ending import Watch
 from freshet.result import remarks
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.sim import ending
-from freshet.sim.ending import Watch
-from freshet.training.local import Score
+from freshet.training.outcome import Score
 
 Federate = Callable[..., Federation]
 #: Steps so long that the model runs away but stays finite: losses of 1e5 and more within a few uploads.

@@ -7,8 +7,9 @@ from typing import Generic, Protocol, TypeVar
 from freshet.core.vectors import Vector
 from freshet.training.batches import FederatedData
 from freshet.training.flat import Factory
-from freshet.training.local import Outcome, Score, Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.outcome import Outcome, Score
+from freshet.training.trainer import Trainer, Work
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -11,7 +11,7 @@ import torch
 from freshet.compute.base import Setup
 from freshet.compute.memory import keep_freed_memory
 from freshet.errors import FreshetError, RunError
-from freshet.training.local import Trainer
+from freshet.training.trainer import Trainer
 
 
 class Host:

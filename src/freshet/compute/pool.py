@@ -18,7 +18,8 @@ from freshet.compute.base import Setup
 from freshet.compute.host import open_answer, request
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.training.local import Outcome, Score, Work
+from freshet.training.outcome import Outcome, Score
+from freshet.training.trainer import Work
 
 #: How often a task may kill its worker, and how often in a row a worker may die while it starts.
 ATTEMPTS = 3

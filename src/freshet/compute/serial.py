@@ -7,7 +7,8 @@ import torch
 
 from freshet.compute.base import Setup
 from freshet.core.vectors import Vector
-from freshet.training.local import Outcome, Score, Work
+from freshet.training.outcome import Outcome, Score
+from freshet.training.trainer import Work
 
 T = TypeVar("T")
 

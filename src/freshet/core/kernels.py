@@ -12,18 +12,16 @@ from freshet.core.compiling import compiled, inlined
 
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
-Single = np.float32
 LANES = 16
 OF_ONE_LENGTH = "vectors must be of one length"
 
-_real = types.float64
-_in = types.Array(types.float32, 1, "C", readonly=True)
-_out = types.Array(types.float32, 1, "C")
-_wide = types.Array(types.float64, 1, "C")
-_pair = types.UniTuple(_real, 2)  # type: ignore[no-untyped-call]
+REAL = types.float64
+IN = types.Array(types.float32, 1, "C", readonly=True)
+OUT = types.Array(types.float32, 1, "C")
+WIDE = types.Array(types.float64, 1, "C")
 
 
-@compiled(_real(_in, _in))
+@compiled(REAL(IN, IN))
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
     if a.size != b.size:
@@ -42,7 +40,7 @@ def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Ve
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * np.float64(h[i])
 
 
-@compiled(_real(_in, _in, _in))
+@compiled(REAL(IN, IN, IN))
 def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     """``<a - b, h>``."""
     if not a.size == b.size == h.size:
@@ -61,7 +59,7 @@ def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: V
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * (np.float64(c[i]) - np.float64(d[i]))
 
 
-@compiled(_real(_in, _in, _in, _in))
+@compiled(REAL(IN, IN, IN, IN))
 def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """``<a - b, c - d>``."""
     if not a.size == b.size == c.size == d.size:
@@ -75,7 +73,7 @@ def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     return float(sums.sum())
 
 
-@compiled(types.boolean(_in))
+@compiled(types.boolean(IN))
 def is_finite(a: Vector) -> bool:
     """No entry is NaN or infinite: 0 times each of them is 0."""
     sums, whole = np.zeros(LANES, np.float32), a.size - a.size % LANES
@@ -87,7 +85,7 @@ def is_finite(a: Vector) -> bool:
     return bool(sums.sum() == 0.0)
 
 
-@compiled(types.void(_out, _in, _in, _real))
+@compiled(types.void(OUT, IN, IN, REAL))
 def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
     """``out <- (1 - alpha) w + alpha u``."""
     if not out.size == w.size == u.size:
@@ -96,7 +94,7 @@ def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
 
 
-@compiled(types.void(_wide, _in, _real))
+@compiled(types.void(WIDE, IN, REAL))
 def scale(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- factor vector``."""
     if total.size != vector.size:
@@ -105,68 +103,10 @@ def scale(total: Sums, vector: Vector, factor: float) -> None:
         total[i] = factor * vector[i]
 
 
-@compiled(types.void(_wide, _in, _real))
+@compiled(types.void(WIDE, IN, REAL))
 def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- total + factor vector``."""
     if total.size != vector.size:
         raise ValueError(OF_ONE_LENGTH)
     for i in range(total.size):
         total[i] += factor * vector[i]
-
-
-@inlined
-def _step_entry(
-    i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: Single
-) -> None:
-    entry = (u[i] - start[i]) - beta * (fresh[i] - base[i])
-    squares[lane] += np.float64(entry) * np.float64(entry)
-    step[i] = entry
-
-
-@compiled(_real(_out, _in, _in, _in, _in, _real))
-def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
-    """``step <- (u - start) - beta (fresh - base)`` in float32 (exact for close models); returns ``|step|^2``."""
-    if not step.size == u.size == start.size == fresh.size == base.size:
-        raise ValueError(OF_ONE_LENGTH)
-    squares, whole, part = np.zeros(LANES), u.size - u.size % LANES, np.float32(beta)
-    for i in range(0, whole, LANES):
-        for lane in range(LANES):
-            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, part)
-    for i in range(whole, u.size):
-        _step_entry(i, i - whole, squares, step, u, start, fresh, base, part)
-    return float(squares.sum())
-
-
-@inlined
-def _measure_entry(
-    i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: Single
-) -> None:
-    sums[lane] += np.float64((u[i] - base[i]) - beta * (fresh[i] - base[i])) * np.float64(step[i])
-
-
-@compiled(_pair(_out, _in, _in, _in, _in, _real, _real))
-def replace_step(
-    step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
-) -> tuple[float, float]:
-    """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``."""
-    if not step.size == u.size == start.size == fresh.size == base.size:
-        raise ValueError(OF_ONE_LENGTH)
-    sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
-    part, measured = np.float32(beta), np.float32(beta_measured)
-    for i in range(0, whole, LANES):
-        for lane in range(LANES):
-            _measure_entry(i + lane, lane, sums, step, u, fresh, base, measured)
-            _step_entry(i + lane, lane, squares, step, u, start, fresh, base, part)
-    for i in range(whole, u.size):
-        _measure_entry(i, i - whole, sums, step, u, fresh, base, measured)
-        _step_entry(i, i - whole, squares, step, u, start, fresh, base, part)
-    return float(sums.sum()), float(squares.sum())
-
-
-@compiled(types.void(_out, _in, _in, _real))
-def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
-    """``out <- w + alpha step``."""
-    if not out.size == w.size == step.size:
-        raise ValueError(OF_ONE_LENGTH)
-    for i in range(out.size):
-        out[i] = w[i] + alpha * step[i]

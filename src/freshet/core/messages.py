@@ -1,4 +1,8 @@
-"""What server and devices say to each other. Plain data that never change: they can be logged, saved and sent."""
+"""What server and devices say to each other. Plain data that never change: they can be logged, saved and sent.
+
+Beside the model a message may carry further vectors by name (control variates, for example). ``nbytes`` is what it
+weighs on a link: its arrays, or ``CONTROL_BYTES`` when there are none; the few numbers beside them are not counted.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,10 +11,25 @@ from typing import NamedTuple
 from freshet.core.vectors import Vector
 
 Number = float | int
+Vectors = Mapping[str, Vector]
 #: Bytes of a message without a model: a request for the fresh model, or the answer "nothing newer".
 CONTROL_BYTES = 64
 #: No instruction, or no report.
 NOTHING: Mapping[str, Number] = MappingProxyType({})
+NO_VECTORS: Vectors = MappingProxyType({})
+
+
+def weight_of(weights: Vector, vectors: Vectors) -> int:
+    """Bytes of a model and of what travels with it."""
+    return weights.nbytes + sum(vector.nbytes for vector in vectors.values())
+
+
+class Slot(NamedTuple):
+    """At the start of which epoch to ask for the fresh model, and who chose it (meta, q, explore, fixed)."""
+
+    epoch: int
+    by: str
+    action: int = 0
 
 
 class Assignment(NamedTuple):
@@ -24,6 +43,23 @@ class Assignment(NamedTuple):
     epochs: int
     lr: float
     instruction: Mapping[str, Number] = NOTHING
+    vectors: Vectors = NO_VECTORS
+
+    @property
+    def nbytes(self) -> int:
+        return weight_of(self.weights, self.vectors)
+
+
+class Request(NamedTuple):
+    """Device to server, in the middle of a trip: is there a newer model?"""
+
+    device: int
+    trip: int
+    slot: Slot
+
+    @property
+    def nbytes(self) -> int:
+        return CONTROL_BYTES
 
 
 class Fresh(NamedTuple):
@@ -32,10 +68,15 @@ class Fresh(NamedTuple):
     version: int
     age: int
     weights: Vector
+    vectors: Vectors = NO_VECTORS
+
+    @property
+    def nbytes(self) -> int:
+        return weight_of(self.weights, self.vectors)
 
 
 class Upload(NamedTuple):
-    """Device to server: the trained model, the SGD steps it took, and what the device's rule reports."""
+    """Device to server: the trained model, the steps it took, what its rule reports, and the numbers of its merge."""
 
     device: int
     trip: int
@@ -43,3 +84,9 @@ class Upload(NamedTuple):
     weights: Vector
     steps: int
     report: Mapping[str, Number] = NOTHING
+    merged: Mapping[str, Number] = NOTHING
+    vectors: Vectors = NO_VECTORS
+
+    @property
+    def nbytes(self) -> int:
+        return weight_of(self.weights, self.vectors)

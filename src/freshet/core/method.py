@@ -3,7 +3,7 @@
 A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from freshet.core.about import About
+from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
 from freshet.core.layout import Layout
-from freshet.core.messages import NOTHING, Assignment, Fresh, Number, Upload
-from freshet.core.trip import DeviceTrip, Slot
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class World:
     uploads: int = 0
     #: Seconds from trigger to upload of the fastest device (0: not known).
     fastest: float = 0.0
+    #: How far n local steps along a constant unit gradient lead, in units of the learning rate; n for plain SGD.
+    reach: Callable[[int], float] = float
 
 
 class Facts(NamedTuple):
@@ -58,21 +60,28 @@ class Facts(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """The upload (or the collected uploads) changed the global model; ``record`` holds every number that decided it.
+    """The upload (or the collected uploads) changed the global model; ``numbers`` holds all else that decided it.
 
-    ``also`` are further events to put on record, each with its ``kind``.
+    ``length`` is how far the learnable weights moved, where the method knows it; the server measures it otherwise.
     """
 
     weights: Vector
-    record: dict[str, Any]
-    also: tuple[dict[str, Any], ...] = ()
+    contributions: Sequence[Contribution]
+    numbers: Numbers = NO_NUMBERS
+    length: float | None = None
+    notes: tuple[Noted, ...] = ()
 
 
 class Discard(NamedTuple):
     """The upload is dropped and changes nothing."""
 
     reason: str
-    record: Mapping[str, Any] = NOTHING
+
+
+class Reject(NamedTuple):
+    """The upload would ruin the model; the method has gone back to where it was before."""
+
+    reason: str
 
 
 class Wait(NamedTuple):
@@ -81,11 +90,11 @@ class Wait(NamedTuple):
     urgent: tuple[int, ...] = ()
 
 
-Verdict = Aggregate | Discard | Wait
+Verdict = Aggregate | Discard | Reject | Wait
 
 
 class Local(Protocol):
-    """One local training under way, as a device rule sees it (implemented by ``freshet.training.local``)."""
+    """One local training under way, as a device rule sees it (implemented by ``freshet.training.trainer``)."""
 
     model: "nn.Module"
     weights: "Tensor"
@@ -94,10 +103,12 @@ class Local(Protocol):
     layout: Layout
     learnable: int
     steps: int
-    trip: DeviceTrip
+    assignment: Assignment
+    slot: Slot | None
     memory: Memory
-    instruction: Mapping[str, Number]
     report: dict[str, Number]
+    merged: dict[str, Number]
+    vectors: dict[str, Vector]
     scratch: dict[str, Any]
 
     @property
@@ -119,17 +130,31 @@ class Local(Protocol):
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
 
 
+def overrides(cls: type, base: type, name: str) -> bool:
+    """Whether a class has a function of its own where its base has one that does nothing."""
+    own, plain = getattr(cls, name), getattr(base, name)
+    return getattr(own, "__func__", own) is not getattr(plain, "__func__", plain)
+
+
 class LocalRule:
     """Plain local SGD. A method's device rule overrides what it changes; instances are small, immutable, picklable."""
 
-    #: False lets the training loop skip ``adjust`` altogether.
+    #: Whether it has an ``adjust`` or a ``plan``: seen from the class, not declared.
     adjusts_gradient: ClassVar[bool] = False
+    asks: ClassVar[bool] = False
+    #: Vectors, each as long as the learnable weights, that go up with the model (``local.vectors``).
+    sends: ClassVar[tuple[str, ...]] = ()
     #: True when a trip changes ``memory``, so that even a trip whose upload is lost has to be computed.
     remembers: ClassVar[bool] = False
     #: True when the rule reads ``local.seconds``.
     timed: ClassVar[bool] = False
     #: True when weight decay is part of the gradient that ``adjust`` sees, not added to what it leaves.
     decay_first: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.adjusts_gradient = overrides(cls, LocalRule, "adjust")
+        cls.asks = overrides(cls, LocalRule, "plan")
 
     def check(self, module: "nn.Module") -> None:
         """Raise a ``ConfigError`` if this rule cannot train such a module."""
@@ -150,11 +175,12 @@ class LocalRule:
     def adjust(self, local: Local) -> None:
         """Add terms to ``local.gradient`` in place, before weight decay (unless ``decay_first``) and momentum."""
 
-    def merge(self, local: Local, trip: DeviceTrip, fresh: Fresh) -> None:
-        """Merge the fresh global model into the local one."""
+    def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
+        """Merge the fresh global model into the local one; returns the numbers that go up and into the log."""
+        return {}
 
     def finish(self, local: Local) -> None:
-        """Called once after the last epoch; may change ``local.memory`` and ``local.report``."""
+        """Called once after the last epoch; may change ``local.memory``, ``local.report`` and ``local.vectors``."""
 
 
 class Method:
@@ -163,6 +189,9 @@ class Method:
     #: The header. A class with one of its own is a method; one without is a part of others.
     about: ClassVar[About]
     Options: ClassVar[type[Options]] = Options
+
+    #: All that changes while the method runs, as one dataclass: it is saved and resumed by its annotations.
+    state: Any = None
 
     def __init__(self, options: Any, world: World) -> None:
         self.options = options
@@ -182,7 +211,8 @@ class Method:
         """The options with those filled in that were left to follow from the run; they go to its config.toml."""
         return options
 
-    def rule(self) -> LocalRule:
+    @classmethod
+    def rule(cls, options: Any) -> LocalRule:
         """The device's part."""
         return LocalRule()
 
@@ -193,6 +223,10 @@ class Method:
     def instruct(self, server: "Server", device: int) -> dict[str, Number]:
         """Numbers that go down to the device with the model."""
         return {}
+
+    def vectors(self, server: "Server", device: int) -> Vectors:
+        """Vectors by name that go down to the device with the model."""
+        return NO_VECTORS
 
     def prejudge(self, server: "Server", flight: "Flight") -> Discard | None:
         """A reason to discard the upload of this flight whatever it contains (it need not even be computed)."""
@@ -226,14 +260,7 @@ class Method:
         """Numbers of the method's own for the summary."""
         return {}
 
-    def state(self) -> dict[str, Any]:
-        """All mutable state as nested dicts of plain values and arrays."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``. Arrays in it are read-only and lie in a file: copy what you keep."""
-
     @classmethod
-    def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
         """Check one logged event against the formulas with ``freshet.core.audit.expect``; ``memory`` lives as long as
         the replay of one log."""

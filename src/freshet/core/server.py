@@ -1,25 +1,25 @@
 """The server: answers triggers, requests and uploads. It does no I/O, owns no clock and starts no process.
 
-Every answer comes with the event records that the driver stamps with a time and writes to the log.
+Every answer comes with the events that a driver stamps with a time and writes to the log.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from freshet.core.messages import Assignment, Fresh, Upload
-from freshet.core.method import Discard, Method, Verdict, Wait, World
+from freshet.core import gates, saving
+from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
+from freshet.core.messages import Assignment, Fresh, Request, Upload
+from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
 from freshet.core.streams import stream
-from freshet.core.vectors import Vector, is_finite
+from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
+from freshet.errors import RunError
 
-Event = dict[str, Any]
-FLOAT32 = np.dtype(np.float32)
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
+NO_TRIP = "no such trip in flight"
 #: Random devices drawn at a time.
 DRAWS = 4096
 
@@ -35,18 +35,9 @@ class Flight:
     lr: float
     fresh: int | None = None
     fresh_age: int = 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def overflows(weights: Vector, update_norm: float) -> bool:
-    """Whether a step of this length has led to numbers that are not finite.
-
-    A finite float32 stays finite when less than 1e30 is added, so only longer steps have to be looked at.
-    """
-    return not update_norm < 1e30 and not (math.isfinite(update_norm) and is_finite(weights))
+    #: The epoch at whose start it asked, and whether its merge is in the log.
+    slot: int | None = None
+    merged: bool = False
 
 
 class Refused(Exception):
@@ -68,7 +59,8 @@ class Server:
         self.round = 0
         self.consumed = 0
         self.draws = 0
-        self._prejudges = type(method).prejudge is not Method.prejudge
+        self.rule = method.rule(method.options)
+        self._prejudges = overrides(type(method), Method, "prejudge")
         self._block: tuple[int, list[int]] | None = None
         self.urgent: list[int] = []
 
@@ -149,60 +141,72 @@ class Server:
         epochs, version, age = self.method.epochs(self, device), self.version, self.age
         weights = self.store.hold(version)
         self.flights[device] = Flight(trip, version, age, epochs, lr)
-        return Assignment(device, trip, version, age, weights, epochs, lr, self.method.instruct(self, device))
+        instruction, vectors = self.method.instruct(self, device), self.method.vectors(self, device)
+        return Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
         self.round += 1
         return self._after_landing()
 
-    def request(self, device: int, trip: int) -> Fresh | None:
+    def flight(self, device: int, trip: int) -> Flight | None:
+        """The flight of this trip, None when there is no such trip in flight (the question may come from anybody)."""
+        flight = self.flights.get(device) if type(device) is int else None
+        return flight if flight is not None and flight.trip == trip else None
+
+    @property
+    def upload_bytes(self) -> int:
+        """What an upload weighs: the model, and the vectors that the device's rule sends with it."""
+        layout = self.world.layout
+        return gates.FLOAT32.itemsize * (layout.size + len(self.rule.sends) * layout.learnable)
+
+    def request(self, request: Request) -> Fresh | None:
         """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""
-        flight = self.flights.get(device)
-        if flight is None or flight.trip != trip:
-            raise Refused("this device has no such trip in flight")
+        flight = self.flight(request.device, request.trip)
+        if flight is None:
+            raise Refused(NO_TRIP)
+        if type(request.slot.epoch) is not int or not 1 <= request.slot.epoch <= flight.epochs:
+            raise Refused(f"asks at epoch {request.slot.epoch!r:.40} of {flight.epochs}")
+        flight.slot = request.slot.epoch
         if flight.fresh is None and self.version > flight.base:
             flight.fresh, flight.fresh_age = self.version, self.age
             self.store.hold(self.version)
-        return None if flight.fresh is None else Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh))
+        if flight.fresh is None:
+            return None
+        vectors = self.method.vectors(self, request.device)
+        return Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
 
     def upload(self, upload: Upload) -> list[Event]:
-        """A trained model arrives: gates first, then the method's rule."""
-        flight = self.flights.get(upload.device)
-        if flight is None or flight.trip != upload.trip:
-            return [
-                {"kind": "rejected", "device": upload.device, "reason": "no such trip in flight", "trip": upload.trip}
-            ]
-        discarded = self.discard_unseen(upload.device, upload.trip)
-        if discarded is not None:
-            return discarded
-        problem = self._gate(upload, flight)
+        """A trained model arrives."""
+        return self.arrival(upload.device, upload.trip, lambda: upload)
+
+    def arrival(self, device: int, trip: int, look: Callable[[], Upload]) -> list[Event]:
+        """An upload is there: what needs no look inside, then the gates, then the method's rule."""
+        flight = self.flight(device, trip)
+        if flight is None:
+            known = type(device) is int and type(trip) is int
+            return [Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)]
+        unseen = self.method.prejudge(self, flight) if self._prejudges else None
+        if unseen is not None:
+            events = self._apply(unseen, device, flight)
+            self._land(device)
+            return events + self._after_landing()
+        upload = look()
+        problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
+        if problem is None:
+            problem = self.method.objection(upload, flight)
         if problem is None:
             verdict = self.method.receive(self, upload, flight)
-            self.consumed += not isinstance(verdict, Discard)
+            self.consumed += not isinstance(verdict, Discard | Reject)
             if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
-                self.waiting.add(upload.device)
-            events = self._apply(verdict, upload.device, upload.trip)
-            self._land(upload.device)
+                self.waiting.add(device)
+            events = self._apply(verdict, device, flight)
+            self._land(device)
         else:
-            events = [{"kind": "rejected", "device": upload.device, "reason": problem, "trip": upload.trip}]
-            self._land(upload.device)
-            events += self._forget(upload.device)
+            events = [Rejected(problem, device, trip)]
+            self._land(device)
+            events += self._forget(device)
         return events + self._after_landing() if self.synchronous else events
-
-    def discard_unseen(self, device: int, trip: int) -> list[Event] | None:
-        """Discard an upload by its staleness alone, before anybody looks inside; None when it has to be looked at."""
-        if not self._prejudges:
-            return None
-        flight = self.flights.get(device)
-        if flight is None or flight.trip != trip:
-            return None
-        verdict = self.method.prejudge(self, flight)
-        if verdict is None:
-            return None
-        events = self._apply(verdict, device, trip)
-        self._land(device)
-        return events + self._after_landing()
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -211,50 +215,79 @@ class Server:
 
     def lost(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
-        flight = self.flights.get(device)
-        if flight is None or flight.trip != trip:
+        if self.flight(device, trip) is None:
             return []
         self._land(device)
-        events: list[Event] = [{"kind": "lost", "device": device, "reason": reason, "trip": trip}]
+        events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
+
+    # ---- checkpoint
+
+    def state(self) -> saving.Tree:
+        """Everything that decides how it goes on, the method's state included."""
+        return {
+            "store": [list(item) for item in self.store.items()],
+            "current": self.store.current,
+            "flights": {str(device): saving.dump(flight) for device, flight in self.flights.items()},
+            "waiting": sorted(self.waiting),
+            "trips": {str(device): count for device, count in self.trips.items()},
+            "round": self.round,
+            "consumed": self.consumed,
+            "draws": self.draws,
+            "method": saving.dump(self.method.state),
+        }
+
+    def restore(self, tree: saving.Tree) -> None:
+        """The inverse of ``state``; raises ``ValueError`` for models of another size."""
+        held = [(version, np.array(weights), holders) for version, weights, holders in tree["store"]]
+        if not all(w.shape == (self.world.layout.size,) and w.dtype == gates.FLOAT32 for _, w, _ in held):
+            raise ValueError(f"its models are not of {self.world.layout.size} numbers")
+        self.store = VersionStore.restore(held, tree["current"])
+        self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
+        self.waiting = set(tree["waiting"])
+        self.trips = {int(device): count for device, count in tree["trips"].items()}
+        self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
+        saving.restore(self.method.state, tree["method"])
 
     # ---- inside
 
-    def _gate(self, upload: Upload, flight: Flight) -> str | None:
-        """Why an upload may not touch the model, or None."""
-        if upload.base != flight.base:
-            return f"trained from version {upload.base}, but was given {flight.base}"
-        weights = upload.weights
-        if not isinstance(weights, np.ndarray):
-            return "model is not an array"
-        if weights.dtype != FLOAT32 or weights.shape != (self.world.layout.size,):
-            return f"model has shape {weights.shape}, expected ({self.world.layout.size},) of float32"
-        flags = weights.flags
-        if not (flags.c_contiguous and flags.aligned):
-            return "model is not contiguous in memory"
-        if not is_finite(weights):
-            return "model has entries that are not finite"
-        if upload.steps < 1:
-            return "no training step was taken"
-        if upload.report and not all(_is_number(value) for value in upload.report.values()):
-            return "report has something that is not a finite number"
-        return self.method.objection(upload, flight)
-
-    def _apply(self, verdict: Verdict, device: int | None, trip: int | None) -> list[Event]:
-        who: Event = {} if device is None else {"device": device, "trip": trip}
-        if isinstance(verdict, Discard):
-            return [{"kind": "discard", **who, "reason": verdict.reason, **verdict.record}]
+    def _apply(self, verdict: Verdict, device: int | None, flight: Flight | None) -> list[Event]:
+        """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
+        trip = None if flight is None else flight.trip
         if isinstance(verdict, Wait):
             self.urgent += verdict.urgent
             return []
-        if overflows(verdict.weights, verdict.record["update_norm"]):
-            return [{"kind": "rejected", **who, "reason": NOT_FINITE}]
-        record: Event = {"kind": "aggregate", **who, "version": self.version, **verdict.record}
-        if self.synchronous:
-            record["round"] = self.round
+        if isinstance(verdict, Discard) and device is not None and flight is not None:
+            staleness = self.staleness(flight)
+            return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
+        if isinstance(verdict, Reject):
+            return [Rejected(verdict.reason, device, trip)]
+        verdict = self._kept_contract(verdict)
+        n, length = self.world.layout.learnable, verdict.length
+        if length is None:
+            length = distance(verdict.weights[:n], self.weights[:n])
+        if gates.overflows(verdict.weights, length):
+            return [Rejected(NOT_FINITE, device, trip)]
+        round_ = self.round if self.synchronous else None
+        parts = tuple(verdict.contributions)
+        event = Aggregated(self.version, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
         self.waiting.clear()
-        return [record, *verdict.also]
+        return [event, *verdict.notes]
+
+    def _kept_contract(self, verdict: object) -> Aggregate:
+        """A method from elsewhere that does not keep to its side is told so in one sentence."""
+        name = f"method {type(self.method).__name__}"
+        if not isinstance(verdict, Aggregate):
+            raise RunError(f"{name} decided {verdict!r:.80}; expected Aggregate, Discard, Reject or Wait")
+        problem = gates.vector_problem("weights", verdict.weights, self.world.layout.size, finite=False)
+        if problem is not None:
+            raise RunError(f"{name} gave an Aggregate whose {problem}")
+        if not all(type(part) is Contribution for part in verdict.contributions):
+            raise RunError(
+                f"{name} gave an Aggregate whose contributions are not all of freshet.core.events.Contribution"
+            )
+        return verdict
 
     def _forget(self, device: int) -> list[Event]:
         verdict = self.method.forget(self, device)

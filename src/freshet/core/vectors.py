@@ -1,5 +1,4 @@
-"""Arithmetic on flat float32 vectors: every formula in float64, one rounding at the end (FedASMU's steps, which are
-differences of close models, in float32; their products and lengths in float64).
+"""Arithmetic on flat float32 vectors: every formula in float64, one rounding at the end.
 
 The loops are compiled (``kernels``): each is one pass over its operands and its bits depend on nothing but them.
 They are loaded when the first vector is touched, since that takes a moment.
@@ -86,21 +85,3 @@ def is_finite(a: Vector) -> bool:
     """True when no entry is NaN or infinite."""
     result: bool = _kernels().is_finite(a)
     return result
-
-
-def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
-    """``step <- (u - start) - beta (fresh - base)``; returns ``|step|``."""
-    return math.sqrt(_kernels().write_step(step, u, start, fresh, base, beta))
-
-
-def replace_step(
-    step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
-) -> tuple[float, float]:
-    """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``, in one pass."""
-    product, square = _kernels().replace_step(step, u, start, fresh, base, beta, beta_measured)
-    return product, math.sqrt(square)
-
-
-def move_along(w: Vector, step: Vector, alpha: float, out: Vector) -> None:
-    """``out <- w + alpha step``; ``out`` may be the step itself."""
-    _kernels().move_along(out, w, step, alpha)

@@ -82,7 +82,7 @@ class WatchedRule(FreshModelRule):
 
         o = self.options
         assert isinstance(o, Watching)
-        if (local.trip.trip - 1) % o.every == 0:
+        if (local.assignment.trip - 1) % o.every == 0:
             problem = digits(o.mu)
             own = Logistic.of(x.numpy(), y.numpy(), problem.classes, problem.mu)
             note(local.report, problem, own, local.weights.numpy(), o.batch)
@@ -112,8 +112,9 @@ class WatchedFedASMU(FedASMU):
 
     Options: ClassVar[type[Options]] = WatchedASMUOptions
 
-    def rule(self) -> LocalRule:
-        return WatchedRule(self.options)
+    @classmethod
+    def rule(cls, options: ASMUOptions) -> LocalRule:
+        return WatchedRule(options)
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         verdict = super().receive(server, upload, flight)
@@ -123,11 +124,11 @@ class WatchedFedASMU(FedASMU):
         w, base = server.weights.astype(np.float64), server.store.get(flight.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
-        beta, before = float(upload.report.get("beta", 0.0)), upload.report.get("slot", 1) - 1
+        beta, before = float(upload.merged.get("beta", 0.0)), (flight.slot or 1) - 1
         seen |= {"beta": beta, "fresh": flight.fresh if beta else flight.base, "own_steps": upload.steps}
         seen |= {"kept": 1.0 - beta * before / flight.epochs}  # what the merge left of the steps before it
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
-        return Aggregate(verdict.weights, verdict.record | seen)
+        return verdict._replace(numbers={**verdict.numbers, **seen})
 
 
 class WatchedFedSSMU(WatchedFedASMU, FedSSMU):

@@ -38,11 +38,12 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, Remark
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Contribution, Event, Triggered, Uploaded
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
-from freshet.core.vectors import Vector, combine, distance, mix
+from freshet.core.vectors import Vector, combine, mix
 from freshet.methods.parts.terms import Proximal, drift
 
 
@@ -82,9 +83,13 @@ class ASOFed(Method):
             return options
         return options.model_copy(update={"delay_unit": world.fastest})
 
-    def rule(self) -> LocalRule:
-        o, unit = self.options, unit_of(self.options)
+    @classmethod
+    def rule(cls, options: ASOFedOptions) -> LocalRule:
+        o, unit = options, unit_of(options)
         return StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
+
+    def objection(self, upload: Upload, flight: Flight) -> str | None:
+        return None if {"r", "seconds"} <= upload.report.keys() else "does not report its r and its seconds"
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         samples, total = int(self.world.samples[upload.device]), int(self.world.samples.sum())
@@ -95,27 +100,30 @@ class ASOFed(Method):
         layout.max_counters(new, w, u)
         if self.options.feature_step:
             scale_first_layer(layout, new)
-        record = {"base": flight.base, "staleness": server.staleness(flight), "alpha": share}
-        record |= {"samples": samples, "total": total, **upload.report}
-        return Aggregate(new, record | {"update_norm": distance(new[:n], w[:n])})
+        part = Contribution(upload.device, flight.base, server.staleness(flight), share)
+        numbers = {"alpha": share, "samples": samples, "total": total}
+        return Aggregate(new, (part,), numbers | {name: upload.report[name] for name in ("r", "seconds")})
 
     @classmethod
-    def audit(cls, options: ASOFedOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: ASOFedOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
         """alpha, and r from the times of the device's earlier trips."""
-        device, kind = event.get("device"), event["kind"]
-        if kind == "trigger":
-            count, total = memory.get(("trips", device), (0, 0.0))
-            memory["trip", device] = (event["time"], total / count if count else None)
-        elif kind == "upload":
-            count, total = memory.get(("trips", device), (0, 0.0))
-            memory["trips", device] = (count + 1, total + (event["time"] - memory["trip", device][0]))
-        elif kind == "aggregate":
-            expect("alpha", event["alpha"], event["samples"] / event["total"])
-            expect("total", event["total"], memory.setdefault("total", event["total"]))
-            expect("samples", event["samples"], memory.setdefault(("samples", device), event["samples"]))
-            seconds = memory["trip", device][1]
-            expect("seconds", event["seconds"], seconds or 0.0)
-            expect("r", event["r"], rate(seconds, unit_of(options)))
+        if isinstance(event, Triggered):
+            count, total = memory.get(("trips", event.device), (0, 0.0))
+            memory["trip", event.device] = (time, total / count if count else None)
+        elif isinstance(event, Uploaded):
+            count, total = memory.get(("trips", event.device), (0, 0.0))
+            memory["trips", event.device] = (count + 1, total + (time - memory["trip", event.device][0]))
+        elif isinstance(event, Aggregated):
+            (part,), n = event.contributions, event.numbers
+            expect("alpha", n["alpha"], n["samples"] / n["total"])
+            expect("weight", part.weight, n["alpha"])
+            known: Any = memory.setdefault("total", n["total"])
+            expect("total", n["total"], known)
+            known = memory.setdefault(("samples", part.device), n["samples"])
+            expect("samples", n["samples"], known)
+            seconds = memory["trip", part.device][1]
+            expect("seconds", n["seconds"], seconds or 0.0)
+            expect("r", n["r"], rate(seconds, unit_of(options)))
 
 
 def unit_of(options: ASOFedOptions) -> float:
@@ -158,7 +166,6 @@ def _begin(local: Local, unit: float) -> None:
 class StepRule(LocalRule):
     """The device's part, variant S: the recursion at every mini-batch."""
 
-    adjusts_gradient: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
     timed: ClassVar[bool] = True
     decay_first: ClassVar[bool] = True

@@ -22,17 +22,19 @@ l*. ``equations = "published"`` keeps the printed forms where they are not the d
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from freshet.core.about import About, Curve, Range
+from freshet.core.events import Contribution, Event, Noted
+from freshet.core.gates import overflows
 from freshet.core.messages import Number, Upload
-from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Options, Verdict, World
-from freshet.core.server import Flight, Server, overflows
-from freshet.core.vectors import mix, move_along, write_step
+from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Options, Reject, Verdict, World
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import mix
 from freshet.errors import ConfigError
 from freshet.methods.parts import audits, slots
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
@@ -45,6 +47,7 @@ from freshet.methods.parts.staleness import (
     staleness_weight,
     training_scale,
 )
+from freshet.methods.parts.stepping import move_along, write_step
 from freshet.methods.parts.steps import StepMemory, Trained
 
 
@@ -54,6 +57,17 @@ class DeviceControl:
 
     control: Control
     past: Past | None = None
+
+
+@dataclass
+class ServerState:
+    """Everything that the server has learned."""
+
+    steps: StepMemory
+    meta: slots.MetaSelector
+    devices: dict[int, DeviceControl] = field(default_factory=dict)
+    adaptations: int = 0
+    skipped: int = 0
 
 
 class FedASMU(Method):
@@ -88,6 +102,7 @@ class FedASMU(Method):
     )
     Options: ClassVar[type[Options]] = ASMUOptions
     options: ASMUOptions
+    state: ServerState
 
     @classmethod
     def check(cls, options: ASMUOptions, facts: Facts) -> None:
@@ -98,64 +113,60 @@ class FedASMU(Method):
 
     def __init__(self, options: ASMUOptions, world: World) -> None:
         super().__init__(options, world)
-        self.devices: dict[int, DeviceControl] = {}
-        self.adaptations = self.skipped = 0
         budget = options.control_budget_mb * 2**20
-        self.steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
+        steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
-        self.meta = slots.MetaSelector(world.epochs, *learning)
+        self.state = ServerState(steps, slots.MetaSelector(world.epochs, *learning))
         if options.meta_from:
-            self.meta.load(Path(options.meta_from))
+            self.state.meta.load(Path(options.meta_from))
 
-    def rule(self) -> LocalRule:
-        return FreshModelRule(self.options) if self.options.adaptive_device else LocalRule()
+    @classmethod
+    def rule(cls, options: ASMUOptions) -> LocalRule:
+        return FreshModelRule(options) if options.adaptive_device else LocalRule()
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         learned = self.options.adaptive_device and self.options.slot == "rl"
-        return {"meta_slot": self.meta.best()} if learned else {}
+        return {"meta_slot": self.state.meta.best()} if learned else {}
 
     def prejudge(self, server: Server, flight: Flight) -> Discard | None:
-        s = server.staleness(flight)
-        if s <= self.options.tau_max:
-            return None
-        return Discard("too stale", {"version": server.version, "base": flight.base, "staleness": s})
+        return Discard("too stale") if server.staleness(flight) > self.options.tau_max else None
 
     def objection(self, upload: Upload, flight: Flight) -> str | None:
-        beta, slot = upload.report.get("beta", 0.0), upload.report.get("slot", 1)
-        if not 0.0 <= beta < 1.0 or (beta and flight.fresh is None):
+        beta, report = upload.merged.get("beta", 0.0), upload.report
+        if not 0.0 <= beta < 1.0:
             return f"reports a merge with weight {beta}, which is impossible"
-        before = upload.report.get("n1", -1 if beta else 0)
+        before = upload.merged.get("n1", -1 if beta else 0)
         if not (isinstance(before, int) and 0 <= before < upload.steps):
-            return f"reports a merge after {upload.report.get('n1')} of {upload.steps} steps, which is impossible"
-        if slot not in range(1, flight.epochs + 1) or ("first" in upload.report and "slot" not in upload.report):
-            return f"reports slot {upload.report.get('slot')}, which is no epoch of 1..{flight.epochs}"
+            return f"reports a merge after {upload.merged.get('n1')} of {upload.steps} steps, which is impossible"
+        if "reward" in report and (flight.slot is None or report.get("slot") != flight.slot):
+            return f"reports slot {report.get('slot')}, but asked in {flight.slot}"
         return None
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         s, news = server.staleness(flight), self._learn_slot(upload)
-        w, o, n = server.weights, self.options, self.world.layout.learnable
-        known = self.devices.setdefault(upload.device, DeviceControl(Control(o.lambda0, o.sigma0, o.iota0)))
+        w, o, n, state = server.weights, self.options, self.world.layout.learnable, self.state
+        known = state.devices.setdefault(upload.device, DeviceControl(Control(o.lambda0, o.sigma0, o.iota0)))
         # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
-        base, beta = server.store.get(flight.base), float(upload.report.get("beta", 0.0))
+        base, beta = server.store.get(flight.base), float(upload.merged.get("beta", 0.0))
         fresh = base if flight.fresh is None or beta == 0.0 else server.store.get(flight.fresh)
         start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
         new, product = np.empty_like(w), None
         if o.dynamic_server:
             measured = beta if o.equations == "corrected" else 0.0
             trained = Trained(upload.weights, base, fresh)
-            product, step, length = self.steps.exchange(upload.device, trained, start, along, measured)
+            product, step, length = state.steps.exchange(upload.device, trained, start, along, measured)
         else:
             step = new[:n]
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
-        record: dict[str, Any] = {"base": flight.base, "staleness": s, "adapted": False}
-        record |= {"lr": flight.lr, "steps": upload.steps, "beta": beta, "n1": int(upload.report.get("n1", 0))}
+        numbers: dict[str, Any] = {"adapted": False, "lr": flight.lr, "steps": upload.steps, "beta": beta}
+        numbers["n1"] = int(upload.merged.get("n1", 0))
         before = known.control
         if product is not None and known.past is not None:
-            self.adaptations += 1
-            record |= self._adapt(known, product, upload, flight)
+            state.adaptations += 1
+            numbers |= self._adapt(known, product, upload, flight)
         elif known.past is not None:
-            self.skipped += 1
-            record["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
+            state.skipped += 1
+            numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
         c = known.control
         xi = staleness_weight(c, server.age, s, o.xi_min)
         alpha = saturate(o.mu_alpha, xi)
@@ -163,23 +174,27 @@ class FedASMU(Method):
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
         self.world.layout.max_counters(new, w, upload.weights)
         if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
-            self.steps.forget(upload.device)  # the server rejects it; the device starts over
+            state.steps.forget(upload.device)  # the device starts over
             known.control, known.past = before, None
-            return Aggregate(w, record | {"update_norm": math.inf})
+            return Reject(NOT_FINITE)
         if o.dynamic_server:
             known.past = Past(server.version, server.age, s, xi, c)
-        record |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
-        return Aggregate(new, record | {"update_norm": alpha * length}, news)
+        numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
+        part = Contribution(upload.device, flight.base, s, alpha)
+        return Aggregate(new, (part,), numbers, alpha * length, news)
 
     def _adapt(self, known: DeviceControl, product: float, upload: Upload, flight: Flight) -> dict[str, Any]:
         """Move the device's controls down the loss of the model that its last upload produced."""
         o, past = self.options, known.past
         assert past is not None
-        scale = flight.lr * flight.epochs  # as printed
+        scale, numbers = flight.lr * flight.epochs, dict[str, Any]()  # as printed
         if o.equations == "corrected":
             # E1: training moves against the gradient. E5: it sums steps, not epochs. E6: what the merge left of them.
-            n1, beta = int(upload.report.get("n1", 0)), float(upload.report.get("beta", 0.0))
-            scale = -training_scale(flight.lr, upload.steps, n1, beta)
+            # A step is what the optimiser makes of a unit gradient: 1 for plain SGD, more with momentum.
+            n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
+            reach = [self.world.reach(n1), self.world.reach(upload.steps)]
+            scale = -training_scale(flight.lr, reach[1], reach[0], beta)
+            numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
         q = product / scale
         gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations)
         known.control = descend(known.control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
@@ -195,11 +210,12 @@ class FedASMU(Method):
             "lambda_p": past.control.lambda_,
             "sigma_p": past.control.sigma,
             "iota_p": past.control.iota,
+            **numbers,
             **dict(zip(names, gradients, strict=True)),
         }
 
     def opening(self) -> list[str]:
-        limit, devices = self.steps.limit, self.world.devices
+        limit, devices = self.state.steps.limit, self.world.devices
         if not self.options.dynamic_server or limit is None or limit >= devices:
             return []
         kept = f"{self.options.control_budget_mb} MiB (method.control_budget_mb) hold the steps of {limit} devices"
@@ -209,44 +225,20 @@ class FedASMU(Method):
         return [f"{kept} of {devices}; devices whose step is forgotten skip an adaptation of their controls"]
 
     def closing(self) -> dict[str, Any]:
-        return {"adaptations": self.adaptations, "adaptations_skipped": self.skipped}
+        return {"adaptations": self.state.adaptations, "adaptations_skipped": self.state.skipped}
 
-    def _learn_slot(self, upload: Upload) -> tuple[dict[str, Any], ...]:
+    def _learn_slot(self, upload: Upload) -> tuple[Noted, ...]:
         """A reward came with the upload: the running mean always, the meta model after a device's first trip."""
         if "reward" not in upload.report:
             return ()
-        reward = float(upload.report["reward"])
-        self.meta.note(reward)
+        reward, meta = float(upload.report["reward"]), self.state.meta
+        meta.note(reward)
         if not upload.report.get("first"):
             return ()
-        self.meta.reinforce(int(upload.report["slot"]), reward)
-        news = self.meta.news()
-        return () if news is None else ({"kind": "slots", **news},)
-
-    def state(self) -> dict[str, Any]:
-        devices = {}
-        for device, known in self.devices.items():
-            c, past = known.control, known.past
-            entry: dict[str, Any] = {"control": [c.lambda_, c.sigma, c.iota]}
-            if past is not None:
-                k = past.control
-                entry |= {"past": [past.version, past.p, past.s_p, past.xi_p, k.lambda_, k.sigma, k.iota]}
-            devices[str(device)] = entry
-        counts = {"adaptations": self.adaptations, "skipped": self.skipped}
-        return {"devices": devices, "steps": self.steps.state(), "meta": self.meta.state(), **counts}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.meta.restore(state["meta"])
-        self.steps.restore(state["steps"])
-        self.adaptations, self.skipped = int(state["adaptations"]), int(state["skipped"])
-        self.devices = {}
-        for device, entry in state["devices"].items():
-            known = DeviceControl(Control(*entry["control"]))
-            if "past" in entry:
-                version, p, s_p, xi_p, *rest = entry["past"]
-                known.past = Past(int(version), int(p), int(s_p), xi_p, Control(*rest))
-            self.devices[int(device)] = known
+        meta.reinforce(int(upload.report["slot"]), reward)
+        news = meta.news()
+        return () if news is None else (Noted("slots", news),)
 
     @classmethod
-    def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
         audits.asmu(options, event, memory, cls.about.kind)

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from freshet.core.about import About, Range
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import Flight, Server
@@ -72,8 +73,9 @@ class FedAsync(Method):
     Options: ClassVar[type[Options]] = FedAsyncOptions
     options: FedAsyncOptions
 
-    def rule(self) -> LocalRule:
-        return proximal(self.options.rho)
+    @classmethod
+    def rule(cls, options: FedAsyncOptions) -> LocalRule:
+        return proximal(options.rho)
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         tau = server.staleness(flight) - 1
@@ -81,8 +83,10 @@ class FedAsync(Method):
         return mixed(server, upload, flight, alpha, discount=self.options.discount(tau))
 
     @classmethod
-    def audit(cls, options: FedAsyncOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
-        if event["kind"] == "aggregate":
-            tau = event["staleness"] - 1
-            expect("discount", event["discount"], options.discount(tau))
-            expect("alpha", event["alpha"], options.weight(tau, event["version"] - 1))
+    def audit(cls, options: FedAsyncOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Aggregated):
+            (part,) = event.contributions
+            tau = part.staleness - 1
+            expect("discount", event.numbers["discount"], options.discount(tau))
+            expect("alpha", event.numbers["alpha"], options.weight(tau, event.version - 1))
+            expect("weight", part.weight, event.numbers["alpha"])

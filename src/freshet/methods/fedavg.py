@@ -10,6 +10,7 @@ devices only, evaluated in ascending order of device. An empty round leaves the 
 from typing import Any
 
 from freshet.core.about import About
+from freshet.core.events import Event
 from freshet.methods.parts import audits
 from freshet.methods.parts.rounds import RoundMethod
 
@@ -20,5 +21,5 @@ class FedAvg(RoundMethod):
     about = About("fedavg", "sync", "FedAvg", "McMahan et al., AISTATS 2017")
 
     @classmethod
-    def audit(cls, options: Any, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
         audits.sample_weighted(event)

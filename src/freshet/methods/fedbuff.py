@@ -18,6 +18,7 @@ become the plain mean over the K devices, untouched by eta_g and momentum; the d
 exponent 1/2, no bound on tau.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,10 +27,11 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
 from freshet.core.audit import Mismatch, expect
+from freshet.core.events import Aggregated, Contribution, Discarded, Event
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, Method, Options, Verdict, Wait, World
 from freshet.core.server import Flight, Server
-from freshet.core.vectors import Vector, distance
+from freshet.core.vectors import Vector
 from freshet.methods.parts.arrivals import polynomial
 
 
@@ -44,6 +46,18 @@ class FedBuffOptions(Options):
 
     def too_stale(self, tau: int) -> bool:
         return 0 <= self.tau_max < tau
+
+
+@dataclass
+class Buffer:
+    """Sums over the uploads since the last flush (learnable deltas, statistics, largest counters), who they came from
+    as (device, base, staleness) in order of arrival, and the server's momentum."""
+
+    B: NDArray[np.float64]
+    statistics: NDArray[np.float64]
+    counters: Vector
+    arrived: list[tuple[int, int, int]] = field(default_factory=list)
+    m: NDArray[np.float64] | None = None
 
 
 class FedBuff(Method):
@@ -62,75 +76,58 @@ class FedBuff(Method):
     )
     Options: ClassVar[type[Options]] = FedBuffOptions
     options: FedBuffOptions
+    state: Buffer
 
     def __init__(self, options: FedBuffOptions, world: World) -> None:
         super().__init__(options, world)
-        self.m: NDArray[np.float64] | None = None
-        self._empty()
+        self.state = self._empty()
 
-    def _empty(self) -> None:
+    def _empty(self) -> Buffer:
         layout = self.world.layout
-        self.buffered: list[tuple[int, int, int]] = []  # (device, base, staleness) in order of arrival
-        self.B: NDArray[np.float64] = np.zeros(layout.learnable)
-        self.statistics: NDArray[np.float64] = np.zeros(layout.floats - layout.learnable)
-        self.counters: Vector = np.zeros(layout.size - layout.floats, np.float32)
+        statistics, counters = layout.floats - layout.learnable, layout.size - layout.floats
+        return Buffer(np.zeros(layout.learnable), np.zeros(statistics), np.zeros(counters, np.float32))
 
     def prejudge(self, server: Server, flight: Flight) -> Discard | None:
         s = server.staleness(flight)
-        if not self.options.too_stale(s - 1):
-            return None
-        return Discard("too stale", {"version": server.version, "base": flight.base, "staleness": s})
+        return Discard("too stale") if self.options.too_stale(s - 1) else None
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         o, layout, u, s = self.options, self.world.layout, upload.weights, server.staleness(flight)
-        n, floats = layout.learnable, layout.floats
+        n, floats, buffer = layout.learnable, layout.floats, self.state
         delta = server.store.get(flight.base)[:n].astype(np.float64) - u[:n]
-        self.B += polynomial(s - 1, o.exponent) * delta
-        self.statistics += u[n:floats]
-        np.maximum(self.counters, u[floats:], out=self.counters)
-        self.buffered.append((upload.device, flight.base, s))
-        return self._flush(server) if len(self.buffered) == o.K else Wait()
+        buffer.B += polynomial(s - 1, o.exponent) * delta
+        buffer.statistics += u[n:floats]
+        np.maximum(buffer.counters, u[floats:], out=buffer.counters)
+        buffer.arrived.append((upload.device, flight.base, s))
+        return self._flush(server) if len(buffer.arrived) == o.K else Wait()
 
     def _flush(self, server: Server) -> Aggregate:
         o, n, floats, w = self.options, self.world.layout.learnable, self.world.layout.floats, server.weights
-        step = self.B / o.K
+        buffer, self.state = self.state, self._empty()
+        step = buffer.B / o.K
         if o.beta:
-            step = self.m = step if self.m is None else o.beta * self.m + step
+            step = step if buffer.m is None else o.beta * buffer.m + step
+            self.state.m = step
         new = w.copy()
         new[:n] = w[:n] - o.eta_g * step
-        new[n:floats] = self.statistics / o.K
-        new[floats:] = self.counters
-        devices, bases, stalenesses = (list(column) for column in zip(*self.buffered, strict=True))
-        discounts = [polynomial(s - 1, o.exponent) for s in stalenesses]
-        weights = [discount / o.K for discount in discounts]
-        record = {"base": min(bases), "staleness": max(stalenesses), "alpha": o.eta_g * sum(weights)}
-        record |= {"devices": devices, "bases": bases, "stalenesses": stalenesses}
-        record |= {"discounts": discounts, "weights": weights, "update_norm": distance(new[:n], w[:n])}
-        self._empty()
-        return Aggregate(new, record)
-
-    def state(self) -> dict[str, Any]:
-        arrays = {"B": self.B.copy(), "statistics": self.statistics.copy(), "counters": self.counters.copy()}
-        momentum = {} if self.m is None else {"m": self.m}
-        return {"buffered": [list(entry) for entry in self.buffered], **arrays, **momentum}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.buffered = [(int(device), int(base), int(s)) for device, base, s in state["buffered"]]
-        self.B, self.statistics, self.counters = (np.array(state[name]) for name in ("B", "statistics", "counters"))
-        self.m = None if state.get("m") is None else np.array(state["m"])
+        new[n:floats] = buffer.statistics / o.K
+        new[floats:] = buffer.counters
+        discounts = [polynomial(s - 1, o.exponent) for _, _, s in buffer.arrived]
+        parts = [Contribution(*who, discount / o.K) for who, discount in zip(buffer.arrived, discounts, strict=True)]
+        return Aggregate(new, parts, {"alpha": o.eta_g * sum(part.weight for part in parts), "discounts": discounts})
 
     @classmethod
-    def audit(cls, options: FedBuffOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
-        if event["kind"] == "discard" and not options.too_stale(event["staleness"] - 1):
-            raise Mismatch(f"discarded at staleness {event['staleness']}, within tau_max")
-        if event["kind"] != "aggregate":
+    def audit(cls, options: FedBuffOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Discarded) and not options.too_stale(event.staleness - 1):
+            raise Mismatch(f"discarded at staleness {event.staleness}, within tau_max")
+        if not isinstance(event, Aggregated):
             return
-        if len(event["devices"]) != options.K:
-            raise Mismatch(f"{len(event['devices'])} uploads make an aggregation, not K = {options.K}")
-        columns = zip(event["devices"], event["stalenesses"], event["discounts"], event["weights"], strict=True)
-        for device, s, discount, weight in columns:
-            if options.too_stale(s - 1):
-                raise Mismatch(f"device {device} is aggregated at staleness {s}, beyond tau_max")
-            expect(f"discount of device {device}", discount, polynomial(s - 1, options.exponent))
-            expect(f"weight of device {device}", weight, discount / options.K)
-        expect("alpha", event["alpha"], options.eta_g * sum(event["weights"]))
+        parts = event.contributions
+        if len(parts) != options.K:
+            raise Mismatch(f"{len(parts)} uploads make an aggregation, not K = {options.K}")
+        for part, discount in zip(parts, event.numbers["discounts"], strict=True):
+            if options.too_stale(part.staleness - 1):
+                raise Mismatch(f"device {part.device} is aggregated at staleness {part.staleness}, beyond tau_max")
+            expect(f"discount of device {part.device}", discount, polynomial(part.staleness - 1, options.exponent))
+            expect(f"weight of device {part.device}", part.weight, discount / options.K)
+        expect("alpha", event.numbers["alpha"], options.eta_g * sum(part.weight for part in parts))

@@ -21,7 +21,7 @@ authors' code also clips every local gradient to a norm of 10 (and so it does fo
 no method here clips [D].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,11 +31,12 @@ from pydantic import Field
 
 from freshet.core.about import About, Range
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
-from freshet.methods.parts.rounds import Member, RoundMethod
+from freshet.methods.parts.rounds import Member, Round, RoundMethod
 from freshet.methods.parts.terms import drift
 
 
@@ -43,6 +44,14 @@ class FedDynOptions(Options):
     """Hyper-parameters with the paper's symbols."""
 
     alpha: float = Field(0.01, ge=0, description="strength of the dynamic regulariser (0: plain mean, no dual)")
+
+
+@dataclass
+class DynState(Round):
+    """The server's dual G, and the mean model that is handed out."""
+
+    G: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    a_bar: Vector | None = None
 
 
 class FedDyn(RoundMethod):
@@ -57,14 +66,15 @@ class FedDyn(RoundMethod):
     )
     Options: ClassVar[type[Options]] = FedDynOptions
     options: FedDynOptions
+    state: DynState
 
     def __init__(self, options: FedDynOptions, world: World) -> None:
         super().__init__(options, world)
-        self.G: NDArray[np.float64] = np.zeros(world.layout.learnable)
-        self.a_bar: Vector | None = None
+        self.state = DynState(G=np.zeros(world.layout.learnable))
 
-    def rule(self) -> LocalRule:
-        return DualRule() if self.options.alpha else LocalRule()
+    @classmethod
+    def rule(cls, options: FedDynOptions) -> LocalRule:
+        return DualRule() if options.alpha else LocalRule()
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         samples = self.world.samples
@@ -77,7 +87,7 @@ class FedDyn(RoundMethod):
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
         a_bar, _ = super().aggregate(server, members, shares)
         self.world.layout.max_counters(a_bar, *(m.weights for m in members))
-        self.a_bar = a_bar
+        self.state.a_bar = a_bar
         if not self.options.alpha:
             return a_bar.copy(), {}
         n, theta, theta_next = self.world.layout.learnable, server.weights, a_bar.copy()
@@ -86,34 +96,24 @@ class FedDyn(RoundMethod):
             u = member.weights[:n].astype(np.float64)
             mean += share * u
             moved += u - theta[:n]
-        self.G += moved / self.world.devices
-        theta_next[:n] = mean + self.G
-        return theta_next, {"dual_norm": float(np.linalg.norm(self.G))}
+        self.state.G += moved / self.world.devices
+        theta_next[:n] = mean + self.state.G
+        return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}
 
     def evaluated(self, server: Server) -> Vector:
-        return server.weights if self.a_bar is None else self.a_bar
-
-    def state(self) -> dict[str, Any]:
-        a_bar = {} if self.a_bar is None else {"a_bar": self.a_bar}
-        return super().state() | {"G": self.G.copy()} | a_bar
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.G = np.array(state["G"])
-        self.a_bar = None if state.get("a_bar") is None else np.array(state["a_bar"])
+        return server.weights if self.state.a_bar is None else self.state.a_bar
 
     @classmethod
-    def audit(cls, options: FedDynOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
-        if event["kind"] == "aggregate":
-            for device, weight in zip(event["devices"], event["weights"], strict=True):
-                expect(f"weight of device {device}", weight, 1.0 / len(event["devices"]))
+    def audit(cls, options: FedDynOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Aggregated):
+            for part in event.contributions:
+                expect(f"weight of device {part.device}", part.weight, 1.0 / len(event.contributions))
 
 
 @dataclass(frozen=True)
 class DualRule(LocalRule):
     """The device's part: the regulariser, and the dual in memory."""
 
-    adjusts_gradient: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
 
     def begin(self, local: Local) -> None:
@@ -122,7 +122,7 @@ class DualRule(LocalRule):
 
     def adjust(self, local: Local) -> None:
         pull = drift(local).add_(local.scratch["lambda"])
-        local.gradient.add_(pull, alpha=float(local.instruction["alpha_k"]))
+        local.gradient.add_(pull, alpha=float(local.assignment.instruction["alpha_k"]))
 
     def finish(self, local: Local) -> None:
         n = local.learnable

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from freshet.core.about import About, Range
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event
 from freshet.core.method import Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
@@ -100,11 +101,11 @@ class FedLWS(FedAvg):
         return new, record
 
     @classmethod
-    def audit(cls, options: FedLWSOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
-        super().audit(options, event, memory)
-        if event["kind"] != "aggregate" or not event["devices"]:
+    def audit(cls, options: FedLWSOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        super().audit(options, event, time, memory)
+        if not isinstance(event, Aggregated) or not event.contributions:
             return
-        columns = (event[name] for name in ("q", "w_norm", "move_norm", "tau", "gamma"))
+        columns = (event.numbers[name] for name in ("q", "w_norm", "move_norm", "tau", "gamma"))
         for group, (q, w_norm, move_norm, tau, gamma) in enumerate(zip(*columns, strict=True)):
             expect(f"tau of group {group}", tau, options.tau(q))
             expect(f"gamma of group {group}", gamma, shrink(w_norm, tau, move_norm))

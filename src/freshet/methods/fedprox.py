@@ -43,8 +43,9 @@ class FedProx(FedAvg):
     Options: ClassVar[type[Options]] = FedProxOptions
     options: FedProxOptions
 
-    def rule(self) -> LocalRule:
-        return proximal(self.options.mu)
+    @classmethod
+    def rule(cls, options: FedProxOptions) -> LocalRule:
+        return proximal(options.mu)
 
     def epochs(self, server: Server, device: int) -> int:
         """All epochs, or fewer for the slow places of the round (drawn per round; devices take places in turn)."""

@@ -24,12 +24,14 @@ as well.
 """
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from freshet.core.about import About, Range
 from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
@@ -57,6 +59,13 @@ def staged_epochs(options: FedSAOptions, updates: int, common: int, estimates: d
     return max(1, math.floor(common * min(1.0, (1.0 + mean) / (1.0 + estimates.get(device, 0.0)))))
 
 
+@dataclass
+class Estimates:
+    """Each device's smoothed staleness."""
+
+    tau: dict[int, float] = field(default_factory=dict)
+
+
 class FedSA(Method):
     """The server's part."""
 
@@ -75,6 +84,7 @@ class FedSA(Method):
     )
     Options: ClassVar[type[Options]] = FedSAOptions
     options: FedSAOptions
+    state: Estimates
 
     @classmethod
     def settled(cls, options: FedSAOptions, world: World) -> FedSAOptions:
@@ -84,40 +94,36 @@ class FedSA(Method):
 
     def __init__(self, options: FedSAOptions, world: World) -> None:
         super().__init__(options, world)
-        self.estimates: dict[int, float] = {}
+        self.state = Estimates()
 
-    def rule(self) -> LocalRule:
-        return proximal(self.options.rho)
+    @classmethod
+    def rule(cls, options: FedSAOptions) -> LocalRule:
+        return proximal(options.rho)
 
     def epochs(self, server: Server, device: int) -> int:
-        return staged_epochs(self.options, server.version - 1, self.world.epochs, self.estimates, device)
+        return staged_epochs(self.options, server.version - 1, self.world.epochs, self.state.tau, device)
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         tau = server.staleness(flight) - 1
-        estimate = 0.5 * self.estimates.get(upload.device, 0.0) + 0.5 * tau
-        self.estimates[upload.device] = estimate
+        estimate = 0.5 * self.state.tau.get(upload.device, 0.0) + 0.5 * tau
+        self.state.tau[upload.device] = estimate
         alpha = self.options.alpha * polynomial(tau, self.options.a)
         numbers = {"epochs": flight.epochs, "common_epochs": self.world.epochs, "estimate": estimate}
         return mixed(server, upload, flight, alpha, **numbers)
 
-    def state(self) -> dict[str, Any]:
-        return {"estimates": {str(device): estimate for device, estimate in self.estimates.items()}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.estimates = {int(device): float(estimate) for device, estimate in state["estimates"].items()}
-
     @classmethod
-    def audit(cls, options: FedSAOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: FedSAOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
         """alpha, each estimate's history, and each trip's epochs (from the estimates when it started)."""
         estimates, trips = memory.setdefault("estimates", {}), memory.setdefault("trips", {})
-        device: Any = event.get("device")
-        if event["kind"] == "trigger":
-            trips[device] = (event["epochs"], event["version"] - 1, dict(estimates))
-        elif event["kind"] == "aggregate":
-            epochs, updates, before = trips[device]
-            expect("epochs", event["epochs"], epochs)
-            expect("epochs", epochs, staged_epochs(options, updates, event["common_epochs"], before, device))
-            tau = event["staleness"] - 1
-            expect("estimate", event["estimate"], 0.5 * estimates.get(device, 0.0) + 0.5 * tau)
-            expect("alpha", event["alpha"], options.alpha * polynomial(tau, options.a))
-            estimates[device] = event["estimate"]
+        if isinstance(event, Triggered):
+            trips[event.device] = (event.epochs, event.version - 1, dict(estimates))
+        elif isinstance(event, Aggregated):
+            (part,), n = event.contributions, event.numbers
+            epochs, updates, before = trips[part.device]
+            expect("epochs", n["epochs"], epochs)
+            expect("epochs", epochs, staged_epochs(options, updates, n["common_epochs"], before, part.device))
+            tau = part.staleness - 1
+            expect("estimate", n["estimate"], 0.5 * estimates.get(part.device, 0.0) + 0.5 * tau)
+            expect("alpha", n["alpha"], options.alpha * polynomial(tau, options.a))
+            expect("weight", part.weight, n["alpha"])
+            estimates[part.device] = n["estimate"]

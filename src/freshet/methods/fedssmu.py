@@ -55,6 +55,5 @@ class FedSSMU(FedASMU):
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         verdict = super().receive(server, upload, flight)
         if isinstance(verdict, Aggregate):
-            k: dict[str, Any] = {"k": server.version - flight.base}
-            return verdict._replace(record=verdict.record | k)
+            return verdict._replace(numbers={**verdict.numbers, "k": server.version - flight.base})
         return verdict

@@ -49,8 +49,9 @@ class MOON(FedAvg):
     Options: ClassVar[type[Options]] = MOONOptions
     options: MOONOptions
 
-    def rule(self) -> LocalRule:
-        return Contrast(self.options.mu, self.options.T) if self.options.mu else LocalRule()
+    @classmethod
+    def rule(cls, options: MOONOptions) -> LocalRule:
+        return Contrast(options.mu, options.T) if options.mu else LocalRule()
 
 
 def contrastive(z: Tensor, z_g: Tensor, z_p: Tensor, T: float) -> Tensor:

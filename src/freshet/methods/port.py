@@ -18,14 +18,14 @@ says "update"); cos = 1 at the first aggregation, where there is no last step, a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
 from freshet.core.audit import Mismatch, expect
+from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Facts, Method, Options, Verdict, Wait, World
 from freshet.core.server import Flight, Server
@@ -79,6 +79,16 @@ class Reported:
     weights: Vector
 
 
+@dataclass
+class Waiting:
+    """Reported models in order of arrival; the model before the current one, w^{v-1}; the trips that were asked to
+    hurry, by device."""
+
+    reported: list[Reported] = field(default_factory=list)
+    previous: Vector | None = None
+    asked: dict[int, int] = field(default_factory=dict)
+
+
 class PORT(Method):
     """The server's part; devices do plain SGD."""
 
@@ -96,6 +106,7 @@ class PORT(Method):
     )
     Options: ClassVar[type[Options]] = PORTOptions
     options: PORTOptions
+    state: Waiting
 
     @classmethod
     def check(cls, options: PORTOptions, facts: Facts) -> None:
@@ -108,13 +119,11 @@ class PORT(Method):
         super().__init__(options, world)
         if world.devices < options.K:
             raise ConfigError("method.K", f"must be at most fleet.devices = {world.devices}, but {options.K} was given")
-        self.reported: list[Reported] = []  # in order of arrival
-        self.previous: Vector | None = None  # w^{v-1}
-        self.asked: dict[int, int] = {}  # device -> the trip that was asked to hurry
+        self.state = Waiting()
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         samples = int(self.world.samples[upload.device])
-        self.reported.append(Reported(upload.device, flight.base, samples, upload.weights))
+        self.state.reported.append(Reported(upload.device, flight.base, samples, upload.weights))
         return self._decide(server, landed=upload.device)
 
     def forget(self, server: Server, device: int) -> Verdict | None:
@@ -124,14 +133,14 @@ class PORT(Method):
         o = self.options
         flying = {device: flight for device, flight in server.flights.items() if device != landed}
         overdue = [d for d, flight in flying.items() if o.overdue(server.staleness(flight) - 1)]
-        if len(self.reported) >= o.K and not overdue:
+        if len(self.state.reported) >= o.K and not overdue:
             return self._aggregate(server)
-        hurry = [d for d in overdue if self.asked.get(d) != flying[d].trip] if o.urgent else []
-        self.asked = {d: flying[d].trip for d in overdue} if o.urgent else {}
+        hurry = [d for d in overdue if self.state.asked.get(d) != flying[d].trip] if o.urgent else []
+        self.state.asked = {d: flying[d].trip for d in overdue} if o.urgent else {}
         return Wait(urgent=tuple(hurry))
 
     def _aggregate(self, server: Server) -> Aggregate:
-        o, n, w, R = self.options, self.world.layout.learnable, server.weights, self.reported
+        o, n, w, R = self.options, self.world.layout.learnable, server.weights, self.state.reported
         stalenesses = [server.version - r.base + 1 for r in R]
         cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
         s_k = [o.freshness(s - 1) for s in stalenesses]
@@ -140,55 +149,40 @@ class PORT(Method):
         p = normalised(samples, s_k, c_k)
         new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
         self.world.layout.max_counters(new, *(r.weights for r in R))
-        bases = [r.base for r in R]
-        record = {"base": min(bases), "staleness": max(stalenesses), "alpha": 1.0, "devices": [r.device for r in R]}
-        record |= {"bases": bases, "stalenesses": stalenesses, "weights": p, "samples": samples}
-        record |= {"s": s_k, "c": c_k, "cos": cosines, "update_norm": distance(new[:n], w[:n])}
-        self.reported, self.previous = [], w
-        return Aggregate(new, record)
+        parts = [Contribution(r.device, r.base, s, p_k) for r, s, p_k in zip(R, stalenesses, p, strict=True)]
+        self.state.reported, self.state.previous = [], w
+        return Aggregate(new, parts, {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines})
 
     def _cosine(self, reported: Reported, tau: int, w: Vector) -> float:
-        if self.previous is None or (self.options.gate and tau <= 1):
+        previous = self.state.previous
+        if previous is None or (self.options.gate and tau <= 1):
             return 1.0
-        return cosine(reported.weights[: len(w)], w, self.previous[: len(w)])
-
-    def state(self) -> dict[str, Any]:
-        reported = [vars(r) for r in self.reported]
-        asked = {str(device): trip for device, trip in self.asked.items()}
-        previous = {} if self.previous is None else {"previous": self.previous}
-        return {"reported": reported, "asked": asked, **previous}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.reported = [Reported(**(r | {"weights": np.array(r["weights"])})) for r in state["reported"]]
-        self.asked = {int(device): int(trip) for device, trip in state["asked"].items()}
-        self.previous = None if state.get("previous") is None else np.array(state["previous"])
+        return cosine(reported.weights[: len(w)], w, previous[: len(w)])
 
     @classmethod
-    def audit(cls, options: PORTOptions, event: dict[str, Any], memory: dict[Any, Any]) -> None:
+    def audit(cls, options: PORTOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
         """Every s_k, c_k and p_k; that nobody overdue was left out; that only overdue devices were hurried."""
-        flying, kind = memory.setdefault("flying", {}), event["kind"]
-        if kind == "trigger":
-            flying[event["device"]] = event["version"]
-        elif kind in ("upload", "lost"):
-            flying.pop(event["device"], None)
-        elif kind == "urgent" and not options.overdue(memory["version"] - flying[event["device"]]):
-            raise Mismatch(f"device {event['device']} was hurried without being overdue")
-        elif kind == "aggregate":
+        flying = memory.setdefault("flying", {})
+        if isinstance(event, Triggered):
+            flying[event.device] = event.version
+        elif isinstance(event, Uploaded | Lost):
+            flying.pop(event.device, None)
+        elif isinstance(event, Hurried) and not options.overdue(memory["version"] - flying[event.device]):
+            raise Mismatch(f"device {event.device} was hurried without being overdue")
+        elif isinstance(event, Aggregated):
             _audit_weights(options, event)
-            late = [device for device, base in flying.items() if options.overdue(event["version"] - base)]
-            if late or len(event["devices"]) < options.K:
-                raise Mismatch(f"aggregated {len(event['devices'])} models while devices {late} were overdue")
-            memory["version"] = event["version"] + 1
+            late = [device for device, base in flying.items() if options.overdue(event.version - base)]
+            if late or len(event.contributions) < options.K:
+                raise Mismatch(f"aggregated {len(event.contributions)} models while devices {late} were overdue")
+            memory["version"] = event.version + 1
 
 
-def _audit_weights(options: PORTOptions, event: dict[str, Any]) -> None:
-    columns = zip(event["devices"], event["stalenesses"], event["cos"], event["s"], event["c"], strict=True)
-    for device, staleness, cos, s_k, c_k in columns:
-        expect(f"s of device {device}", s_k, options.freshness(staleness - 1))
-        expect(f"c of device {device}", c_k, options.agreement(cos))
-        if cos != 1.0 and (event["version"] == 1 or (options.gate and staleness <= 2)):
-            raise Mismatch(f"cos of device {device} must be 1")
-    for device, logged, p in zip(
-        event["devices"], event["weights"], normalised(event["samples"], event["s"], event["c"]), strict=True
-    ):
-        expect(f"weight of device {device}", logged, p)
+def _audit_weights(options: PORTOptions, event: Aggregated) -> None:
+    n = event.numbers
+    p = normalised(n["samples"], n["s"], n["c"])
+    for part, cos, s_k, c_k, p_k in zip(event.contributions, n["cos"], n["s"], n["c"], p, strict=True):
+        expect(f"s of device {part.device}", s_k, options.freshness(part.staleness - 1))
+        expect(f"c of device {part.device}", c_k, options.agreement(cos))
+        if cos != 1.0 and (event.version == 1 or (options.gate and part.staleness <= 2)):
+            raise Mismatch(f"cos of device {part.device} must be 1")
+        expect(f"weight of device {part.device}", part.weight, p_k)

@@ -5,25 +5,46 @@ staleness that follows from the versions, trips that are triggered before they a
 later than their request, and verdicts that follow an upload. For the weights, each method brings its own formulas.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from freshet.core import events
 from freshet.core.audit import Mismatch
+from freshet.core.events import (
+    Aggregated,
+    Discarded,
+    Evaluated,
+    Event,
+    Hurried,
+    Lost,
+    Malformed,
+    Merged,
+    Noted,
+    Rejected,
+    Requested,
+    Triggered,
+    Uploaded,
+)
+from freshet.core.method import Method, overrides
+from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
 from freshet.methods import find, options_for
 from freshet.runs.reader import Run
-
-Event = dict[str, Any]
 
 
 @dataclass
 class Audit:
     """What an audit found: how much was checked, and the first problem, if any."""
 
+    #: False when the method brings no formulas to check its weights against.
+    audited: bool = True
     events: int = 0
     aggregations: int = 0
     merges: int = 0
+    #: Kinds of events that this version does not know, and how many of each were skipped.
+    unknown: Counter[str] = field(default_factory=Counter)
     problem: str | None = None
 
     @property
@@ -36,10 +57,11 @@ class _Replay:
     seq: int = 0
     time: float = 0.0
     version: int = 1
-    trips: dict[int, Event] = field(default_factory=dict)
-    requests: dict[int, Event] = field(default_factory=dict)
+    trips: dict[int, Triggered] = field(default_factory=dict)
+    requests: dict[int, tuple[float, Requested]] = field(default_factory=dict)
     diverged: set[tuple[int, int]] = field(default_factory=set)
-    arrived: Event | None = None
+    #: The upload that was just logged, and the learning rate of its trip.
+    arrived: tuple[Uploaded, float] | None = None
 
 
 def audit(run: Run) -> Audit:
@@ -50,22 +72,33 @@ def audit(run: Run) -> Audit:
         raise RunError(f"{run.directory}/config.toml does not name a method")
     method, _ = find(name)
     options = options_for(name, method_table)
-    found, replay, memory = Audit(), _Replay(), dict[Any, Any]()
-    for number, event in enumerate(run.events(), 1):
+    found, replay, memory = Audit(overrides(method, Method, "audit")), _Replay(), dict[Any, Any]()
+    for number, line in enumerate(run.events(), 1):
         try:
-            _check(replay, event)
-            if not (event["kind"] == "merge" and event.get("diverged")):
-                method.audit(options, event, memory)
+            event = _next(replay, line)
+            if event is None:
+                found.unknown[str(line["kind"])[:40]] += 1
+                continue
+            if not (isinstance(event, Merged) and event.numbers.get("diverged")):
+                method.audit(options, event, replay.time, memory)
         except Mismatch as problem:
-            found.problem = f"events.jsonl, line {number} ({event.get('kind')}): {problem}"
+            found.problem = f"events.jsonl, line {number} ({line.get('kind')}): {problem}"
             return found
-        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError, AttributeError) as error:
-            kind = event.get("kind")
-            found.problem = f"events.jsonl, line {number} ({kind}): malformed ({type(error).__name__}: {error})"
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            ZeroDivisionError,
+            AttributeError,
+            AssertionError,
+        ) as error:
+            what = str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+            found.problem = f"events.jsonl, line {number} ({line.get('kind')}): malformed ({what})"
             return found
         found.events += 1
-        found.aggregations += event["kind"] == "aggregate"
-        found.merges += event["kind"] == "merge"
+        found.aggregations += isinstance(event, Aggregated)
+        found.merges += isinstance(event, Merged)
     found.problem = _against_summary(run, found)
     return found
 
@@ -86,104 +119,131 @@ def _require(condition: bool, problem: str) -> None:
         raise Mismatch(problem)
 
 
-def _check(replay: _Replay, event: Event) -> None:
+def _next(replay: _Replay, line: dict[str, Any]) -> Event | None:
+    """The event of a line, checked against those before it; None when its kind is not known."""
     replay.seq += 1
-    _require(event["seq"] == replay.seq, f"seq is {event['seq']}, expected {replay.seq}")
-    _require(event["time"] >= replay.time, f"time goes back from {replay.time} to {event['time']}")
-    replay.time = event["time"]
-    _require(event["kind"] in _CHECKS, f"{event['kind']!r} is not a known kind")
-    _CHECKS[event["kind"]](replay, event)
+    _require(line["seq"] == replay.seq, f"seq is {line['seq']}, expected {replay.seq}")
+    _require(line["time"] >= replay.time, f"time goes back from {replay.time} to {line['time']}")
+    replay.time = line["time"]
+    event = events.parse(line)
+    if event is not None:
+        _CHECKS[type(event)](replay, event)
+    return event
 
 
-def _trigger(replay: _Replay, event: Event) -> None:
-    _require(event["version"] == replay.version, f"version is {event['version']}, expected {replay.version}")
-    _require(event["device"] not in replay.trips, f"device {event['device']} is triggered while it is training")
-    replay.trips[event["device"]] = event
+def _trigger(replay: _Replay, event: Triggered) -> None:
+    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    _require(event.device not in replay.trips, f"device {event.device} is triggered while it is training")
+    replay.trips[event.device] = event
 
 
-def _request(replay: _Replay, event: Event) -> None:
-    trip = _trip(replay, event)
-    newer = replay.version > trip["version"]
-    _require(event["fresh"] == (replay.version if newer else None), f"fresh is {event['fresh']}, not the newest model")
-    replay.requests[event["device"]] = event
+def _request(replay: _Replay, event: Requested) -> None:
+    trip, asked = _trip(replay, event), replay.requests.get(event.device)
+    newer = replay.version if replay.version > trip.version else None
+    if asked is not None and asked[1].trip == event.trip and asked[1].fresh is not None:
+        newer = asked[1].fresh  # asked twice: the answer stays
+    _require(event.fresh == newer, f"fresh is {event.fresh}, not the newest model")
+    replay.requests[event.device] = (replay.time, event)
 
 
-def _merge(replay: _Replay, event: Event) -> None:
+def _merge(replay: _Replay, event: Merged) -> None:
     _trip(replay, event)
-    request = replay.requests.get(event["device"])
-    _require(request is not None and request["trip"] == event["trip"], "merge without a request")
+    time, request = replay.requests.get(event.device, (0.0, None))
+    _require(request is not None and request.trip == event.trip, "merge without a request")
     assert request is not None
-    _require(event["fresh"] == request["fresh"], f"merged version {event['fresh']}, but got {request['fresh']}")
-    _require(event["time"] > request["time"], "merged at the time of the request: a download takes time")
-    if event.get("diverged"):
-        replay.diverged.add((event["device"], event["trip"]))
+    _require(event.fresh == request.fresh, f"merged version {event.fresh}, but got {request.fresh}")
+    _require(replay.time > time, "merged at the time of the request: a download takes time")
+    if event.numbers.get("diverged"):
+        replay.diverged.add((event.device, event.trip))
 
 
-def _upload(replay: _Replay, event: Event) -> None:
+def _upload(replay: _Replay, event: Uploaded) -> None:
     trip = _trip(replay, event)
-    _require(event["base"] == trip["version"], f"base is {event['base']}, but {trip['version']} was sent")
-    replay.arrived = event | {"lr": trip["lr"]}
-    del replay.trips[event["device"]]
-    replay.requests.pop(event["device"], None)
+    _require(event.base == trip.version, f"base is {event.base}, but {trip.version} was sent")
+    replay.arrived = (event, trip.lr)
+    _end(replay, event.device)
 
 
-def _lost(replay: _Replay, event: Event) -> None:
+def _lost(replay: _Replay, event: Lost) -> None:
     _trip(replay, event)
-    del replay.trips[event["device"]]
-    replay.requests.pop(event["device"], None)
+    _end(replay, event.device)
 
 
-def _aggregate(replay: _Replay, event: Event) -> None:
-    _require(event["version"] == replay.version, f"version is {event['version']}, expected {replay.version}")
-    if "device" in event:
-        _decided(replay, event)
-        _require((event["device"], event["trip"]) not in replay.diverged, "a trip that diverged was aggregated")
-        if "lr" in event and replay.arrived is not None:
-            _require(event["lr"] == replay.arrived["lr"], f"lr is {event['lr']}, the device had {replay.arrived['lr']}")
-    pairs = zip(event.get("bases", [event["base"]]), event.get("stalenesses", [event["staleness"]]), strict=True)
-    for base, staleness in pairs:
-        expected = replay.version - base + 1
-        _require(staleness == expected, f"staleness is {staleness}, expected {expected}")
+def _end(replay: _Replay, device: int) -> None:
+    del replay.trips[device]
+    replay.requests.pop(device, None)
+
+
+def _aggregate(replay: _Replay, event: Aggregated) -> None:
+    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    if event.device is not None and event.trip is not None:
+        lr = _decided(replay, event)
+        _require((event.device, event.trip) not in replay.diverged, "a trip that diverged was aggregated")
+        logged = event.numbers.get("lr", lr)
+        _require(logged == lr, f"lr is {logged}, the device had {lr}")
+    for part in event.contributions:
+        expected = replay.version - part.base + 1
+        _require(part.staleness == expected, f"staleness is {part.staleness}, expected {expected}")
     replay.version += 1
 
 
-def _decided(replay: _Replay, event: Event) -> None:
-    """The verdict on an upload comes right after it arrived."""
-    arrived = replay.arrived
-    same = arrived is not None and (arrived["device"], arrived["trip"]) == (event["device"], event["trip"])
+def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float:
+    """The verdict on an upload comes right after it arrived; returns the learning rate of its trip."""
+    arrived, lr = replay.arrived or (None, 0.0)
+    same = arrived is not None and (arrived.device, arrived.trip) == (event.device, event.trip)
     _require(same, "there is no upload that this decides about")
+    return lr
 
 
-def _urgent(replay: _Replay, event: Event) -> None:
+def _discard(replay: _Replay, event: Discarded) -> None:
+    _decided(replay, event)
+    expected = replay.version - event.base + 1
+    _require(event.staleness == expected, f"staleness is {event.staleness}, expected {expected}")
+
+
+def _rejected(replay: _Replay, event: Rejected) -> None:
+    """A verdict on an upload, or on a request or an upload that belongs to no trip: a fact, whoever sent it."""
+    if event.device is None or (event.reason == NO_TRIP and not _flies(replay, event)):
+        return
+    _decided(replay, event)
+
+
+def _flies(replay: _Replay, event: Rejected) -> bool:
+    trip = None if event.device is None else replay.trips.get(event.device)
+    return trip is not None and trip.trip == event.trip
+
+
+def _hurry(replay: _Replay, event: Hurried) -> None:
     _trip(replay, event)
 
 
-def _evaluate(replay: _Replay, event: Event) -> None:
-    _require(event["version"] == replay.version, f"version is {event['version']}, expected {replay.version}")
+def _evaluate(replay: _Replay, event: Evaluated) -> None:
+    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
 
 
-def _slots(replay: _Replay, event: Event) -> None:
-    shares = event["probabilities"]
-    _require(min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9, "probabilities do not add up to 1")
+def _note(replay: _Replay, event: Noted) -> None:
+    if event.about == "slots":
+        shares = event.numbers["probabilities"]
+        _require(min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9, "probabilities do not add up to 1")
 
 
-def _trip(replay: _Replay, event: Event) -> Event:
-    trip = replay.trips.get(event["device"])
-    _require(trip is not None and trip["trip"] == event["trip"], "the device has no such trip in flight")
+def _trip(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:
+    trip = replay.trips.get(event.device)
+    _require(trip is not None and trip.trip == event.trip, "the device has no such trip in flight")
     assert trip is not None
     return trip
 
 
-_CHECKS: dict[str, Callable[[_Replay, Event], None]] = {
-    "trigger": _trigger,
-    "request": _request,
-    "merge": _merge,
-    "upload": _upload,
-    "lost": _lost,
-    "aggregate": _aggregate,
-    "evaluate": _evaluate,
-    "discard": _decided,
-    "rejected": _decided,
-    "urgent": _urgent,
-    "slots": _slots,
+_CHECKS: dict[type[Event], Callable[[_Replay, Any], None]] = {
+    Triggered: _trigger,
+    Requested: _request,
+    Merged: _merge,
+    Uploaded: _upload,
+    Lost: _lost,
+    Aggregated: _aggregate,
+    Evaluated: _evaluate,
+    Discarded: _discard,
+    Rejected: _rejected,
+    Hurried: _hurry,
+    Noted: _note,
 }

@@ -14,18 +14,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
+from freshet.core import events
 from freshet.core.about import Curve
+from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError
 
-Record = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +106,15 @@ def _line(record: Record) -> bytes:
     return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
+class _Line(NamedTuple):
+    """An event in line to be written."""
+
+    record: Record
+    pending: Pending | None
+    fill: Callable[[Any], Record] | None
+    row: Record | None
+
+
 class RunWriter:
     """Appends events in order; the files of a run that is resumed are first cut back to where its checkpoint was."""
 
@@ -114,7 +124,7 @@ class RunWriter:
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
-        self._queue: deque[tuple[Record, Pending | None, Callable[[Any], Record] | None]] = deque()
+        self._queue: deque[_Line] = deque()
         #: What was cut off when the run was resumed, in words.
         self.cuts: list[str] = []
         if resume is None:
@@ -184,26 +194,33 @@ class RunWriter:
         return {"seq": self.seq, "events": self._events.tell(), "metrics": self._metrics.tell()}
 
     def event(
-        self, time: float, record: Record, pending: Pending | None = None, fill: Callable[[Any], Record] | None = None
+        self,
+        time: float,
+        event: Event,
+        pending: Pending | None = None,
+        fill: Callable[[Any], Record] | None = None,
+        row: Record | None = None,
     ) -> None:
-        """An event at this time; with ``pending``, ``fill`` turns its result into the numbers still missing."""
+        """An event at this time; with ``pending``, ``fill`` turns its result into the numbers still missing.
+
+        ``row`` is the rest of the row of metrics that a test of the model adds.
+        """
         self.seq += 1
-        self._queue.append(({"seq": self.seq, "time": time, **record}, pending, fill))
+        self._queue.append(_Line({"seq": self.seq, "time": time, **events.record(event)}, pending, fill, row))
         self.drain()
 
     def drain(self, wait: bool = False) -> None:
         """Write what is complete, in order; with ``wait``, everything."""
         while self._queue:
-            record, pending, fill = self._queue[0]
+            record, pending, fill, row = self._queue[0]
             if pending is not None and fill is not None:
                 if not (wait or pending.done()):
                     return
                 record |= fill(pending.result())  # may fail: then the event is still in line
             self._queue.popleft()
-            self._write(record)
+            self._write(record, row)
 
-    def _write(self, record: Record) -> None:
-        row = record.pop("metrics", None)
+    def _write(self, record: Record, row: Record | None) -> None:
         record = plain(record)
         self._events.write(_line(record))
         for observer in self.observers:

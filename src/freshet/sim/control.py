@@ -11,7 +11,6 @@ from typing import Any
 
 from freshet.runs import checkpoint
 from freshet.sim.driver import Simulation
-from freshet.sim.snapshot import capture
 
 
 class Stopwatch:
@@ -43,7 +42,7 @@ class Checkpoints:
 
     def write(self, simulation: Simulation) -> None:
         """Save now."""
-        tree = capture(simulation) | {"wall_seconds": self._clock.seconds()}
+        tree = simulation.state() | {"wall_seconds": self._clock.seconds()}
         checkpoint.write(self._directory, tree)
         self._last_time, self._last_wall = simulation.heap.now, self._clock.seconds()
 

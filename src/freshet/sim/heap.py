@@ -18,7 +18,7 @@ class Rank(IntEnum):
     EVALUATE = 5
 
 
-class Entry(NamedTuple):
+class Happening(NamedTuple):
     """Something that will happen: when, what, and to which trip of which device."""
 
     time: float
@@ -30,15 +30,15 @@ class Entry(NamedTuple):
 class EventHeap:
     """A priority queue by (time, rank, device). Time never goes back."""
 
-    def __init__(self, entries: Iterable[Entry] = (), now: float = 0.0) -> None:
-        self._heap = [Entry(*entry) for entry in entries]
+    def __init__(self, entries: Iterable[Happening] = (), now: float = 0.0) -> None:
+        self._heap = [Happening(*entry) for entry in entries]
         heapq.heapify(self._heap)
         self.now = now
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: Happening) -> None:
         """Schedule an event, now or later."""
         if not entry.time >= self.now:
             raise ValueError(f"event at {entry.time} lies before the clock, {self.now}")
@@ -48,12 +48,12 @@ class EventHeap:
         """The time of the next event; infinity when there is none."""
         return self._heap[0].time if self._heap else math.inf
 
-    def pop(self) -> Entry:
+    def pop(self) -> Happening:
         """The next event; the clock moves to it."""
         entry = heapq.heappop(self._heap)
         self.now = entry.time
         return entry
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Happening]:
         """All that is scheduled, in order."""
         return sorted(self._heap)

@@ -3,9 +3,12 @@
 Loading a model is one copy, an SGD step a few operations on one vector, whatever the number of layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from freshet.core.layout import Entry, Kind, Layout
@@ -23,10 +26,16 @@ def build_quietly(factory: Factory) -> nn.Module:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Plan the flat vector of a module: parameters, float buffers, integer counters."""
-    tensors: list[tuple[str, tuple[int, ...], Kind]] = []
-    for name, parameter in module.named_parameters():
-        tensors.append((name, tuple(parameter.shape), "learnable" if parameter.requires_grad else "buffer"))
+    """Plan the flat vector of a module: what trains, float buffers, integer counters.
+
+    Parameters that do not train (``requires_grad`` is False) have no place in it: every process builds the same ones,
+    and they do not travel.
+    """
+    tensors: list[tuple[str, tuple[int, ...], Kind]] = [
+        (name, tuple(parameter.shape), "learnable")
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
     persistent = module.state_dict().keys()
     for name, buffer in module.named_buffers():
         if name in persistent:
@@ -69,11 +78,10 @@ class FlatModel:
                 self.parameters.append(parameter)
                 self.gradient_parts.append(view(self.gradient, entry))
             else:
-                tensor = buffers[entry.name] if entry.name in buffers else named[entry.name]
+                tensor = buffers[entry.name]
                 place.copy_(tensor.data)
-                if entry.name in buffers:
-                    owner, _, name = entry.name.rpartition(".")
-                    self._buffers.append((module.get_submodule(owner)._buffers, name, tensor))
+                owner, _, name = entry.name.rpartition(".")
+                self._buffers.append((module.get_submodule(owner)._buffers, name, tensor))
                 if entry.kind == "buffer":
                     tensor.data = place
                 else:
@@ -115,6 +123,16 @@ class FlatModel:
         """Put buffers that are not part of the model's state back to what they were: no trip leaves a trace there."""
         for buffers, name, initial in self._hidden:
             buffers[name] = None if initial is None else initial.clone()
+
+    def hidden(self) -> list[NDArray[Any] | None]:
+        """Those buffers as they are now."""
+        now = (buffers[name] for buffers, name, _ in self._hidden)
+        return [None if buffer is None else buffer.cpu().numpy().copy() for buffer in now]
+
+    def set_hidden(self, values: Sequence[NDArray[Any] | None]) -> None:
+        """The inverse of ``hidden``."""
+        for (buffers, name, _), value in zip(self._hidden, values, strict=True):
+            buffers[name] = None if value is None else torch.from_numpy(np.array(value)).to(self.weights.device)
 
     def dump(self) -> Vector:
         """A copy of the weights as they are now."""

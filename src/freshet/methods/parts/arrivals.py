@@ -5,10 +5,11 @@ Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with ou
 
 from typing import Any
 
+from freshet.core.events import Contribution
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate
 from freshet.core.server import Flight, Server
-from freshet.core.vectors import distance, mix
+from freshet.core.vectors import mix
 
 
 def polynomial(tau: int, a: float) -> float:
@@ -23,9 +24,8 @@ def hinge(tau: int, a: float, b: float) -> float:
 
 def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate:
     """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
-    w, n = server.weights, server.world.layout.learnable
+    w = server.weights
     new = mix(w, upload.weights, alpha)
     server.world.layout.max_counters(new, w, upload.weights)
-    record = {"base": flight.base, "staleness": server.staleness(flight), "alpha": alpha, **numbers}
-    record["update_norm"] = distance(new[:n], w[:n])
-    return Aggregate(new, record)
+    part = Contribution(upload.device, flight.base, server.staleness(flight), alpha)
+    return Aggregate(new, (part,), {"alpha": alpha, **numbers})

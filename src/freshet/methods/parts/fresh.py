@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from freshet.core.messages import Assignment, Fresh
+from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.core.method import Local, LocalRule, Memory, Options
-from freshet.core.trip import DeviceTrip, Slot
 from freshet.core.vectors import dot_difference, mix
 from freshet.methods.parts import slots
 from freshet.methods.parts.staleness import Equations, freshness_weight, merge_gradients, moved, saturate
@@ -111,10 +110,10 @@ class FreshModelRule(LocalRule):
         local.memory.setdefault("gamma", self.options.gamma0)
         local.memory.setdefault("upsilon", self.options.upsilon0)
 
-    def merge(self, local: Local, trip: DeviceTrip, fresh: Fresh) -> None:
+    def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
         o, memory, n = self.options, local.memory, local.learnable
         gamma, upsilon = memory["gamma"], memory["upsilon"]
-        age, s = fresh.age, fresh.version - trip.base + 1
+        age, s = fresh.age, fresh.version - local.assignment.version + 1
         phi = freshness_weight(gamma, upsilon, age, s)
         beta = saturate(o.mu_beta, phi)
         x, y = local.next_batch()
@@ -130,33 +129,34 @@ class FreshModelRule(LocalRule):
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations)
         memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
         memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
-        reward = loss_before - loss_after
-        local.report |= {
+        return {
             "n1": local.steps,
             "beta": beta,
-            "reward": reward,
+            "reward": loss_before - loss_after,
             "phi": phi,
             "gamma": gamma,
             "upsilon": upsilon,
             "q": q,
+            "gamma_after": memory["gamma"],
+            "upsilon_after": memory["upsilon"],
+            "loss_before": loss_before,
+            "loss_after": loss_after,
         }
-        local.report |= {"gamma_after": memory["gamma"], "upsilon_after": memory["upsilon"]}
-        local.report |= {"loss_before": loss_before, "loss_after": loss_after}
 
     def finish(self, local: Local) -> None:
-        if self.options.slot == "rl" and local.trip.slot is not None:
-            local.report.setdefault("reward", 0.0)  # nothing newer was there: the model stayed as it was
-            self._learn_slot(local, local.trip.slot, local.report["reward"])
+        if self.options.slot == "rl" and local.slot is not None:
+            # Where nothing newer was there, the model stayed as it was.
+            self._learn_slot(local, local.slot, local.merged.get("reward", 0.0))
 
     def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
         """The Q-table learns from this trip, unless it was the first, which teaches the server's meta model."""
         o, memory = self.options, local.memory
         first = "slot" not in memory
         rewards = slots.RunningReward(o.rho, memory.get("b", reward))
-        table = slots.empty_table(local.trip.epochs, o.advantage) if first else memory["table"].copy()
+        table = slots.empty_table(local.assignment.epochs, o.advantage) if first else memory["table"].copy()
         if not first:
             measured = reward - rewards.mean if o.advantage == "scaled" else reward
             slots.learn(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
         rewards.note(reward)
         memory |= {"table": table, "slot": slot.epoch, "b": rewards.mean}
-        local.report |= {"slot": slot.epoch, "first": int(first)}
+        local.report |= {"slot": slot.epoch, "first": int(first), "reward": reward}

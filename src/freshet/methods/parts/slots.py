@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
+from freshet.core.messages import Slot
 from freshet.core.streams import torch_seed
-from freshet.core.trip import Slot
 from freshet.errors import ConfigError
 
 Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]

@@ -69,7 +69,7 @@ def _finite(*gradients: float) -> tuple[float, ...]:
     return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
 
 
-def training_scale(lr: float, steps: int, before: int, beta: float) -> float:
+def training_scale(lr: float, steps: float, before: float, beta: float) -> float:
     """``eta ((1 - beta) n1 + n2)``: what a constant unit gradient would have moved the model by (erratum E6).
 
     n1 steps came before the merge, which shrinks what they did to ``1 - beta`` of it, and ``n2 = n - n1`` after it.

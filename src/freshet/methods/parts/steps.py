@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
-from freshet.core.vectors import Vector, dot, replace_step, write_step
+from freshet.core.vectors import Vector, dot
+from freshet.methods.parts.stepping import replace_step, write_step
 
 ControlMemory = Literal["exact", "sketch", "budget"]
 #: Buckets of a sketch: 4 KiB per device.

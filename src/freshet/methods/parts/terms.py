@@ -1,7 +1,6 @@
 """Terms that several methods add to the local gradient, each through ``LocalRule.adjust``; no loop of their own."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ def drift(local: Local) -> Tensor:
 class Proximal(LocalRule):
     """Minimises ``f_k(u) + rho / 2 |u - w^b|^2``: ``rho (u - w^b)`` joins the raw gradient."""
 
-    adjusts_gradient: ClassVar[bool] = True
     rho: float
 
     def adjust(self, local: Local) -> None:

@@ -1,13 +1,10 @@
 """What ends a run before its time: the last of its rounds, or a model that has diverged."""
 
-import concurrent.futures
 import math
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from freshet.compute.base import Future
 from freshet.core.server import Server
 from freshet.errors import RunError
-from freshet.training.local import Score
 
 #: A test loss so many times the first one has diverged.
 FACTOR = 1000.0
@@ -15,6 +12,28 @@ FACTOR = 1000.0
 LEAST = 0.01
 #: Trips in a row that end without use before a run that only counts rounds is given up.
 PATIENCE = 1000
+
+
+class Losing(Protocol):
+    """What a test gives, as far as it matters here."""
+
+    @property
+    def loss(self) -> float: ...
+
+
+class Test(Protocol):
+    """A test whose result may still be on its way."""
+
+    def result(self) -> Losing: ...
+
+
+class _Known(NamedTuple):
+    """A test whose loss is known."""
+
+    loss: float
+
+    def result(self) -> "_Known":
+        return self
 
 
 class Watch:
@@ -27,9 +46,9 @@ class Watch:
     def __init__(self) -> None:
         self.first: float | None = None
         self.diverged: float | None = None
-        self._last: tuple[float, Future[Score]] | None = None
+        self._last: tuple[float, Test] | None = None
 
-    def test(self, time: float, score: Future[Score]) -> None:
+    def test(self, time: float, score: Test) -> None:
         """A test has begun; the one before it is looked at now."""
         self.settle()
         self._last = (time, score)
@@ -50,17 +69,13 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """Plain values; the newest test stays to be looked at when the next one begins, as if nothing had happened."""
-        last = None if self._last is None else [self._last[0], list(self._last[1].result())]
+        last = None if self._last is None else [self._last[0], self._last[1].result().loss]
         return {"first": self.first, "diverged": self.diverged, "last": last}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``."""
         self.first, self.diverged, last = state["first"], state["diverged"], state["last"]
-        self._last = None
-        if last is not None:
-            known: concurrent.futures.Future[Score] = concurrent.futures.Future()
-            known.set_result(Score(*last[1]))
-            self._last = (last[0], known)
+        self._last = None if last is None else (last[0], _Known(last[1]))
 
 
 class Rounds:

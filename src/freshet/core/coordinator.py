@@ -1,0 +1,256 @@
+"""The rules of a run that do not depend on what a clock is: a driver brings what happens and carries out the answers.
+
+    tick       it is time to look for idle devices       -> assignments to send, and when to be woken again
+    request    a device in mid-training asks             -> the fresh model, or nothing newer
+    merged     a device has merged it (where a driver sees that happen; else the upload tells)
+    arrived    an upload is there                        -> what became of it, and who should hurry
+    lost       a device in flight will not upload
+
+Every answer holds the events for the log, in order. What is counted, is counted here.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from freshet.core import saving
+from freshet.core.ending import Rounds, Watch
+from freshet.core.events import (
+    Aggregated,
+    Discarded,
+    Evaluated,
+    Event,
+    Hurried,
+    Lost,
+    Merged,
+    Rejected,
+    Requested,
+    Triggered,
+    Uploaded,
+)
+from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
+from freshet.core.server import Flight, Refused, Server
+from freshet.core.trigger import Trigger
+
+#: Counts that are in every row of metrics.jsonl.
+METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Running totals for metrics and summary."""
+
+    trips: int = 0
+    requests: int = 0
+    merges: int = 0
+    uploads: int = 0
+    aggregations: int = 0
+    discards: int = 0
+    rejected: int = 0
+    lost: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    staleness_sum: int = 0
+    staleness_count: int = 0
+
+
+class Effects(NamedTuple):
+    """What a driver has to do: log, send, tell devices to hurry, call ``tick`` at some time."""
+
+    events: Iterable[Event] = ()
+    assignments: Iterable[Assignment] = ()
+    fresh: Fresh | None = None
+    hurry: Iterable[int] = ()
+    wake_at: float | None = None
+
+
+class Coordinator:
+    """Server and trigger, seen by a driver. ``rounds`` ends the run after so many (0: it does not)."""
+
+    def __init__(self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False) -> None:
+        self.server, self.trigger = server, trigger
+        self.counts, self.watch, self.rounds = Counts(), Watch(), Rounds(rounds)
+        #: Whether only the rounds end the run.
+        self.endless = endless
+        #: True when the last round is over.
+        self.over = False
+        self._wakes: set[float] = set()
+
+    # ---- starting trips
+
+    def wake(self, at: float) -> float | None:
+        """Remember that ``tick`` is wanted at this time; None when it was already."""
+        if at in self._wakes:
+            return None
+        self._wakes.add(at)
+        return at
+
+    def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
+        """Start trips of idle devices that are there, as many as the trigger wants."""
+        server, events = self.server, list[Event]()
+        self._wakes.discard(now)
+        wanted = self.trigger.wanted(server)
+        chosen = server.select(wanted, available) if wanted else []
+        assignments = server.trigger(chosen) if chosen else []
+        for assignment in assignments:
+            self.counts.trips += 1
+            self.counts.bytes_down += assignment.nbytes
+            events.append(self._triggered(assignment))
+        if wanted and not chosen and server.synchronous:
+            events += self._counted(server.empty_round())
+            self.over |= self.rounds.over(server)
+        nobody_there = len(chosen) < wanted and not self._wakes
+        again = not self.trigger.on_arrival or nobody_there
+        wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
+        return Effects(events, assignments, wake_at=wake_at)
+
+    def _triggered(self, assignment: Assignment) -> Triggered:
+        device, trip, version, _, _, epochs, lr, *_ = assignment
+        return Triggered(device, trip, version, epochs, lr, self.server.round if self.server.synchronous else None)
+
+    # ---- a trip under way
+
+    def request(self, request: Request) -> Effects:
+        """Answer with the model of this moment."""
+        self.counts.bytes_up += request.nbytes
+        try:
+            fresh = self.server.request(request)
+        except Refused as refusal:
+            return Effects(self._counted([Rejected(str(refusal))]))
+        flight, version = self.server.flights[request.device], None if fresh is None else fresh.version
+        self.counts.requests += 1
+        self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
+        place = (request.device, request.trip, flight.base, self.server.version)
+        return Effects([Requested(*place, request.slot.epoch, request.slot.by, version)], fresh=fresh)
+
+    def merged(self, device: int, trip: int) -> Merged | None:
+        """A device has merged the fresh model just now; the numbers follow when they are known."""
+        flight = self.server.flight(device, trip)
+        return None if flight is None or flight.fresh is None or flight.merged else self._merge(device, flight)
+
+    def _merge(self, device: int, flight: Flight) -> Merged:
+        assert flight.fresh is not None and flight.slot is not None
+        flight.merged = True
+        self.counts.merges += 1
+        place = (device, flight.trip, flight.base, flight.fresh, flight.slot)
+        return (
+            Merged(*place, flight.fresh_age, flight.fresh - flight.base) if self.server.synchronous else Merged(*place)
+        )
+
+    # ---- ends of trips
+
+    def arrived(self, now: float, device: int, trip: int, look: Callable[[], Upload]) -> Effects:
+        """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
+        flight, version = self.server.flight(device, trip), self.server.version
+        if flight is None:
+            return Effects(self._counted(self.server.arrival(device, trip, look)))
+        seen: list[Upload] = []
+
+        def look_once() -> Upload:
+            seen.append(look())
+            return seen[0]
+
+        decided = self._counted(self.server.arrival(device, trip, look_once))
+        size = seen[0].nbytes if seen and _is_message(seen[0]) else self.server.upload_bytes
+        self.counts.uploads += 1
+        self.counts.bytes_up += size
+        events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
+        if seen and flight.fresh is not None and not flight.merged and _was_accepted(seen[0], decided):
+            events.insert(0, self._merge(device, flight)._replace(numbers=dict(seen[0].merged)))
+        return self._after(now, events + decided)
+
+    def lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
+        """A device will not upload; ``sent`` bytes were on their way when they were lost."""
+        self.counts.bytes_up += sent
+        return self._after(now, self._counted(self.server.lost(device, trip, reason)))
+
+    def _after(self, now: float, events: list[Event]) -> Effects:
+        """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
+        server, wake_at = self.server, None
+        hurry = server.take_urgent() if server.urgent else []
+        for device in hurry:
+            self.counts.bytes_down += CONTROL_BYTES
+            events.append(Hurried(device, server.flights[device].trip))
+        if self.trigger.on_arrival and self.trigger.wanted(server):
+            wake_at = self.wake(now)
+        self.over |= self.rounds.ended(server, self.endless)
+        return Effects(events, hurry=hurry, wake_at=wake_at)
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        counts = self.counts
+        for event in events:
+            if isinstance(event, Aggregated):
+                counts.aggregations += 1
+                counts.staleness_sum += sum(part.staleness for part in event.contributions)
+                counts.staleness_count += len(event.contributions)
+            elif isinstance(event, Discarded):
+                counts.discards += 1
+            elif isinstance(event, Rejected):
+                counts.rejected += 1
+            elif isinstance(event, Lost):
+                counts.lost += 1
+        return events
+
+    # ---- tests, summary, checkpoint
+
+    def test(self) -> tuple[Evaluated, dict[str, Any]]:
+        """The event of a test of the newest model, and what its row of metrics holds beside the scores."""
+        row = {name: getattr(self.counts, name) for name in METRICS} | {"rounds": self.server.rounds}
+        return Evaluated(self.server.version), row
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """What the summary says of the course of the run."""
+        counts = self.counts
+        return {
+            "virtual_time": now,
+            "rounds": self.server.rounds,
+            "diverged": self.watch.diverged,
+            "versions": self.server.version,
+            "trips": counts.trips,
+            "requests": counts.requests,
+            "merges": counts.merges,
+            "aggregations": counts.aggregations,
+            "uploads": counts.uploads,
+            "discards": counts.discards,
+            "rejected": counts.rejected,
+            "lost": counts.lost,
+            "mean_staleness": counts.staleness_sum / counts.staleness_count if counts.staleness_count else None,
+            "bytes_up": counts.bytes_up,
+            "bytes_down": counts.bytes_down,
+        }
+
+    def state(self) -> saving.Tree:
+        """Everything that decides how it goes on."""
+        return {
+            "server": self.server.state(),
+            "counts": saving.dump(self.counts),
+            "watch": self.watch.state(),
+            "rounds": self.rounds.state(),
+            "wakes": sorted(self._wakes),
+        }
+
+    def restore(self, tree: saving.Tree) -> None:
+        """The inverse of ``state``."""
+        self.server.restore(tree["server"])
+        saving.restore(self.counts, tree["counts"])
+        self.watch.restore(tree["watch"])
+        self.rounds.restore(tree["rounds"])
+        self._wakes = set(tree["wakes"])
+
+
+def _is_message(upload: object) -> bool:
+    """Whether the size of an upload can be asked for: what comes from outside may be anything."""
+    try:
+        return isinstance(upload, Upload) and upload.nbytes >= 0
+    except (AttributeError, TypeError):
+        return False
+
+
+def _was_accepted(upload: Upload, decided: list[Event]) -> bool:
+    """Whether a device's word for its merge can be put on record: it told of one and was not turned away."""
+    return bool(upload.merged) and not any(isinstance(event, Rejected) for event in decided[:1])
+
+
+def next_multiple(time: float, period: float) -> float:
+    """The next multiple of a period (multiplied, not added up: no drift)."""
+    return (round(time / period) + 1) * period

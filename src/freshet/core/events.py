@@ -1,0 +1,239 @@
+"""What happens in a run, one class per kind of event: the only place where the keys of events.jsonl are spelled.
+
+``record`` turns an event into the dict that is logged, ``parse`` turns a logged dict into an event again and checks
+it, since a log may come from anybody. In a log, ``numbers`` (what a method or a test adds of its own) stand among the
+other keys; a key whose default is None is left out where it is None.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+Record = dict[str, Any]
+Numbers = Mapping[str, Any]
+NO_NUMBERS: Numbers = MappingProxyType({})
+
+
+class Malformed(ValueError):
+    """A logged event lacks a key or has something else in its place; the text says which."""
+
+
+class Contribution(NamedTuple):
+    """One device's part in an aggregation: the version it trained from, its staleness, its weight in the new model."""
+
+    device: int
+    base: int
+    staleness: int
+    weight: float
+
+
+class Triggered(NamedTuple):
+    """The server has sent its model to a device."""
+
+    device: int
+    trip: int
+    version: int
+    epochs: int
+    lr: float
+    round: int | None = None
+
+
+class Requested(NamedTuple):
+    """A device in mid-training has asked; ``fresh`` is the version it gets, None when there is nothing newer."""
+
+    device: int
+    trip: int
+    base: int
+    version: int
+    slot: int
+    slot_by: str
+    fresh: int | None
+
+
+class Merged(NamedTuple):
+    """A device has merged the fresh model; ``k`` is how many versions newer it is (synchronous methods)."""
+
+    device: int
+    trip: int
+    base: int
+    fresh: int
+    slot: int
+    round: int | None = None
+    k: int | None = None
+    numbers: Numbers = NO_NUMBERS
+
+
+class Hurried(NamedTuple):
+    """The server wants this device's model at the end of its epoch."""
+
+    device: int
+    trip: int
+
+
+class Uploaded(NamedTuple):
+    """A trained model has arrived."""
+
+    device: int
+    trip: int
+    base: int
+    version: int
+    bytes: int
+
+
+class Aggregated(NamedTuple):
+    """The global model has changed: ``version`` is the one before. Without a device, a round or buffer was due."""
+
+    version: int
+    update_norm: float
+    contributions: tuple[Contribution, ...]
+    device: int | None = None
+    trip: int | None = None
+    round: int | None = None
+    numbers: Numbers = NO_NUMBERS
+
+
+class Discarded(NamedTuple):
+    """An upload was dropped by the method's rule."""
+
+    device: int
+    trip: int
+    reason: str
+    version: int
+    base: int
+    staleness: int
+
+
+class Rejected(NamedTuple):
+    """Something did not pass the gates, or would have ruined the model."""
+
+    reason: str
+    device: int | None = None
+    trip: int | None = None
+
+
+class Lost(NamedTuple):
+    """A device in flight will not upload."""
+
+    device: int
+    trip: int
+    reason: str
+
+
+class Evaluated(NamedTuple):
+    """The global model was tested."""
+
+    version: int
+    numbers: Numbers = NO_NUMBERS
+
+
+class Noted(NamedTuple):
+    """Something of the method's own, worth a line."""
+
+    about: str
+    numbers: Numbers = NO_NUMBERS
+
+
+Event: TypeAlias = (
+    Triggered | Requested | Merged | Hurried | Uploaded | Aggregated | Discarded | Rejected | Lost | Evaluated | Noted
+)
+KINDS: dict[str, type[Event]] = {
+    "trigger": Triggered,
+    "request": Requested,
+    "merge": Merged,
+    "hurry": Hurried,
+    "upload": Uploaded,
+    "aggregate": Aggregated,
+    "discard": Discarded,
+    "rejected": Rejected,
+    "lost": Lost,
+    "evaluate": Evaluated,
+    "note": Noted,
+}
+KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
+
+
+def record(event: Event) -> Record:
+    """An event as it is logged."""
+    out: Record = {"kind": KIND_OF[type(event)]}
+    optional = event._field_defaults
+    value: Any
+    for name, value in zip(event._fields, event, strict=True):
+        if name == "numbers":
+            out.update(value)
+        elif name == "contributions":
+            out[name] = [part._asdict() for part in value]
+        elif value is not None or name not in optional:
+            out[name] = value
+    return out
+
+
+def parse(logged: Mapping[str, Any]) -> Event | None:
+    """The event behind a logged dict, None for a kind that is not known; raises ``Malformed``."""
+    kind = logged.get("kind")
+    if not isinstance(kind, str):
+        raise Malformed("it has no kind")
+    found = KINDS.get(kind)
+    if found is None:
+        return None
+    checks, optional = _CHECKS[found], found._field_defaults
+    values: Record = {}
+    for name, check in checks.items():
+        if name in logged:
+            values[name] = check(name, logged[name])
+        elif name not in optional:
+            raise Malformed(f"{name} is missing")
+    if "numbers" in found._fields:
+        values["numbers"] = {key: logged[key] for key in logged if key not in checks and key not in _STAMP}
+    return found(**values)
+
+
+#: What the log adds to every event.
+_STAMP = ("seq", "time", "kind")
+
+
+def _whole(name: str, value: Any) -> Any:
+    if type(value) is not int:
+        raise Malformed(f"{name} is {value!r:.80}, not a whole number")
+    return value
+
+
+def _number(name: str, value: Any) -> Any:
+    if type(value) not in (int, float):
+        raise Malformed(f"{name} is {value!r:.80}, not a number")
+    return value
+
+
+def _text(name: str, value: Any) -> Any:
+    if type(value) is not str:
+        raise Malformed(f"{name} is {value!r:.80}, not a text")
+    return value
+
+
+def _maybe(name: str, value: Any) -> Any:
+    return None if value is None else _whole(name, value)
+
+
+def _contributions(name: str, value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
+        raise Malformed(f"{name} is not a list of devices")
+    checks = _checks_of(Contribution)
+    try:
+        return tuple(Contribution(**{key: checks[key](key, part[key]) for key in checks}) for part in value)
+    except KeyError as missing:
+        raise Malformed(f"{name}: {missing.args[0]} is missing") from None
+
+
+_BY_TYPE: dict[Any, Callable[[str, Any], Any]] = {
+    int: _whole,
+    float: _number,
+    str: _text,
+    int | None: _maybe,
+    tuple[Contribution, ...]: _contributions,
+}
+
+
+def _checks_of(kind: Any) -> dict[str, Callable[[str, Any], Any]]:
+    return {name: _BY_TYPE[hint] for name, hint in kind.__annotations__.items() if name != "numbers"}
+
+
+_CHECKS = {kind: _checks_of(kind) for kind in KIND_OF}

@@ -1,0 +1,61 @@
+"""The gates: what an upload must be before anybody looks at what it says. A refusal is a reason, never an exception."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.vectors import Vector, is_finite
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends: tuple[str, ...]) -> str | None:
+    """Why an upload may not touch the model, or None: the versions it was given are known, its vectors must be whole,
+    and its numbers numbers."""
+    if upload.base != base:
+        return f"trained from version {upload.base!r:.40}, but was given {base}"
+    found = vector_problem("model", upload.weights, layout.size)
+    if found is None and not (isinstance(upload.vectors, Mapping) and set(upload.vectors) == set(sends)):
+        found = f"must send the vectors {sorted(sends)} with its model, and no others"
+    for name in sends:
+        found = found or vector_problem(name, upload.vectors[name], layout.learnable)
+    if found is not None:
+        return found
+    if type(upload.steps) is not int or upload.steps < 1:
+        return "no training step was taken"
+    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
+        return "report has something that is not a finite number"
+    return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
+
+
+def vector_problem(name: str, vector: object, size: int, finite: bool = True) -> str | None:
+    """Why something is not a whole vector of so many numbers, or None."""
+    if not isinstance(vector, np.ndarray):
+        return f"{name} is not an array"
+    if vector.dtype != FLOAT32 or vector.shape != (size,):
+        return f"{name} has shape {vector.shape}, expected ({size},) of float32"
+    flags = vector.flags
+    if not (flags.c_contiguous and flags.aligned):
+        return f"{name} is not contiguous in memory"
+    return f"{name} has entries that are not finite" if finite and not is_finite(vector) else None
+
+
+def are_numbers(report: object) -> bool:
+    """Whether something from outside is a mapping of finite numbers."""
+    if not isinstance(report, Mapping):
+        return False
+    try:
+        return all(isinstance(value, int | float) and math.isfinite(value) for value in report.values())
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
+def overflows(weights: Vector, update_norm: float) -> bool:
+    """Whether a step of this length has led to numbers that are not finite.
+
+    A finite float32 stays finite when less than 1e30 is added, so only longer steps have to be looked at.
+    """
+    return not update_norm < 1e30 and not (math.isfinite(update_norm) and is_finite(weights))

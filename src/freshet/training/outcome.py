@@ -1,0 +1,32 @@
+"""What one local training gives."""
+
+from typing import NamedTuple
+
+from freshet.core.messages import Assignment, Number, Upload
+from freshet.core.method import Memory
+from freshet.core.vectors import Vector
+
+
+class Outcome(NamedTuple):
+    """The trained model, the steps taken, the rule's report, its merge's numbers, vectors to send with the model, and
+    what the device now remembers."""
+
+    weights: Vector
+    steps: int
+    report: dict[str, Number]
+    merged: dict[str, Number]
+    vectors: dict[str, Vector]
+    memory: Memory
+    diverged: bool = False
+
+    def upload(self, assignment: Assignment) -> Upload:
+        """What goes up; the memory stays with the device."""
+        place = (assignment.device, assignment.trip, assignment.version)
+        return Upload(*place, self.weights, self.steps, self.report, self.merged, self.vectors)
+
+
+class Score(NamedTuple):
+    """A model on the test samples."""
+
+    accuracy: float
+    loss: float

@@ -1,0 +1,91 @@
+"""A model, the data and the settings in one process: trains trips and scores models."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from freshet.core.messages import Assignment, Fresh, Slot
+from freshet.core.method import LocalRule, Memory
+from freshet.core.streams import torch_seed
+from freshet.core.vectors import Vector
+from freshet.errors import ConfigError
+from freshet.training.batches import FederatedData
+from freshet.training.flat import Factory, FlatModel
+from freshet.training.optimisers import optimiser
+from freshet.training.options import TrainingOptions
+from freshet.training.outcome import Outcome, Score
+from freshet.training.rewrite import faster
+from freshet.training.trip import LocalTrip
+
+
+class Work(NamedTuple):
+    """All that one local training needs: same work, same bits, wherever it runs."""
+
+    assignment: Assignment
+    slot: Slot | None
+    fresh: Fresh | None
+    rule: LocalRule
+    memory: Memory
+    #: Mean duration of the device's completed trips, for rules that are timed.
+    seconds: float | None = None
+    #: Stop after the merge: only its numbers are wanted.
+    merge_only: bool = False
+
+
+class Trainer:
+    """Built once per process; one trip at a time."""
+
+    def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
+        device = chosen_device(options.device)
+        self.flat = FlatModel(faster(initial_module(factory, seed)), device)
+        self.data, self.options, self.seed = data.to(device), options, seed
+        self.optimiser = optimiser(options)
+        #: The trip that holds the module now.
+        self.trip: LocalTrip | None = None
+
+    def train(self, work: Work) -> Outcome:
+        """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
+        trip = LocalTrip(self, work.assignment, work.slot, work.rule, work.memory, work.seconds)
+        if trip.to_slot():
+            trip.merge(work.fresh)
+        return trip.outcome() if work.merge_only else trip.finish()
+
+    def evaluate(self, weights: Vector) -> Score:
+        """Accuracy and mean loss on the test samples."""
+        self.trip = None
+        self.flat.load(weights)
+        self.flat.reset_hidden()
+        self.flat.module.eval()
+        right, total = 0, 0.0
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
+            for x, y in self.data.test.chunks(500):
+                logits = self.flat.module(x)
+                right += int((logits.argmax(1) == y).sum())
+                total += float(cross_entropy(logits, y, reduction="sum"))
+        count = len(self.data.test.y)
+        return Score(right / count, total / count)
+
+
+def chosen_device(wish: str) -> str:
+    """The torch device to train on; ``auto`` takes an accelerator if there is one."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wish == "auto":
+        return next(name for name, there in found.items() if there)
+    if not found[wish]:
+        raise ConfigError("training.device", f"there is no {wish} device here; use auto or cpu")
+    return wish
+
+
+def initial_weights(factory: Factory, seed: int) -> Vector:
+    """The first global model: the factory's own initialisation under a keyed seed."""
+    return FlatModel(initial_module(factory, seed)).dump()
+
+
+def initial_module(factory: Factory, seed: int) -> nn.Module:
+    """A module with the same numbers in every process, those that do not travel included."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        return factory()

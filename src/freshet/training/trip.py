@@ -1,0 +1,302 @@
+"""One local training that can pause: train to the slot, merge the fresh model, train on.
+
+    TO_SLOT --to_slot--> ASKED --merge--> FINISHING --finish--> DONE
+       \\_______________to_slot (no request)___/
+
+A simulator calls it in one go, a real device step by step. It is a function of (weights, shard, rule, optimiser, random
+streams): same input, same bits, however often it was paused in between.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from freshet.core.messages import Assignment, Fresh, Number, Slot
+from freshet.core.method import LocalRule, Memory
+from freshet.core.streams import stream, torch_seed
+from freshet.core.vectors import Vector, is_finite
+from freshet.training.flat import view
+from freshet.training.outcome import Outcome
+
+if TYPE_CHECKING:
+    from freshet.training.trainer import Trainer
+
+
+class Phase(StrEnum):
+    """Where a trip is."""
+
+    TO_SLOT = "to_slot"
+    ASKED = "asked"
+    FINISHING = "finishing"
+    DONE = "done"
+
+
+class LocalTrip:
+    """One trip under way; also what a ``LocalRule`` sees of it (see ``freshet.core.method.Local``).
+
+    It trains on its trainer's one module, so that another trip may only begin there when this one is done or saved.
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        assignment: Assignment,
+        slot: Slot | None,
+        rule: LocalRule,
+        memory: Memory,
+        seconds: float | None = None,
+    ) -> None:
+        self._trainer, self.rule, self.options = trainer, rule, trainer.options
+        self.flat = flat = trainer.flat
+        self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
+        self.weights, self.gradient = flat.weights, flat.gradient
+        self.assignment, self.slot, self._seconds = assignment, slot, seconds
+        self.memory: Memory = dict(memory)
+        self._before = memory
+        self.report: dict[str, Number] = {}
+        self.merged: dict[str, Number] = {}
+        self.vectors: dict[str, Vector] = {}
+        self.scratch: dict[str, Any] = {}
+        self.phase, self.epochs, self.epoch, self.steps = Phase.TO_SLOT, assignment.epochs, 0, 0
+        device, trip, seed = assignment.device, assignment.trip, trainer.seed
+        self._shard = torch.from_numpy(trainer.data.shards[device])
+        self._rng = stream(seed, "batches", device, trip)
+        self._augment = stream(seed, "augment", device, trip) if self.options.augment else None
+        self._torch = _seeded(torch_seed(seed, "torch", device, trip), self.weights.device.type)
+        self._order: Tensor | None = None
+        trainer.trip = self
+        flat.load(assignment.weights)
+        flat.reset_hidden()
+        self.base = self.tensor(assignment.weights[: self.learnable])
+        self._optimiser = trainer.optimiser.init(flat.learnable)
+        with self._at_work(Phase.TO_SLOT):
+            rule.begin(self)
+
+    # ---- the trip
+
+    def to_slot(self) -> bool:
+        """Train up to the slot; True when the device now asks for the fresh model, False when it never does."""
+        if self.slot is None:
+            self._move(Phase.TO_SLOT, Phase.FINISHING)
+            return False
+        with self._at_work(Phase.TO_SLOT):
+            while self.epoch < min(self.slot.epoch - 1, self.epochs):
+                self._train_epoch()
+        self._move(Phase.TO_SLOT, Phase.ASKED)
+        return True
+
+    def merge(self, fresh: Fresh | None) -> None:
+        """The server has answered: with a newer model, or with nothing newer (None)."""
+        if fresh is not None and fresh.version <= self.assignment.version:
+            raise ValueError(f"fresh version {fresh.version} is not newer than base {self.assignment.version}")
+        with self._at_work(Phase.ASKED):
+            if fresh is not None:
+                self.merged = self.rule.merge(self, fresh)
+        self._move(Phase.ASKED, Phase.FINISHING)
+
+    def finish(self) -> Outcome:
+        """Train the epochs that are left; what goes up and what the device remembers."""
+        with self._at_work(Phase.FINISHING):
+            while self.epoch < self.epochs:
+                self._train_epoch()
+            self.rule.finish(self)
+        self._move(Phase.FINISHING, Phase.DONE)
+        return self.outcome()
+
+    def hurry(self) -> None:
+        """The server wants the model soon: the epoch under way (the first, before it begins) is the last."""
+        self.epochs = min(self.epochs, max(1, self.epoch))
+
+    def outcome(self) -> Outcome:
+        """The trip as it stands. One that has diverged teaches the device nothing."""
+        weights = self.flat.dump()
+        numbers = (*self.report.values(), *self.merged.values())
+        whole = is_finite(weights) and all(math.isfinite(value) for value in numbers)
+        memory = self.memory if whole else self._before
+        return Outcome(weights, self.steps, self.report, self.merged, self.vectors, memory, diverged=not whole)
+
+    def _move(self, expected: Phase, to: Phase) -> None:
+        if self.phase is not expected:
+            trip = self.assignment
+            raise ValueError(f"trip {trip.trip} of device {trip.device} is {self.phase}, not {expected}")
+        self.phase = to
+
+    @contextmanager
+    def _at_work(self, phase: Phase) -> Iterator[None]:
+        """With the trip's own random numbers, the module in training mode, and nobody else on it."""
+        self._move(phase, phase)
+        if self._trainer.trip is not self:
+            raise ValueError("another trip has begun on this trainer; save a trip before that and go on from there")
+        outside = _random_state(self.weights.device.type)
+        _set_random_state(self._torch)
+        self.model.train()
+        try:
+            yield
+        finally:
+            self._torch = _random_state(self.weights.device.type)
+            _set_random_state(outside)
+
+    # ---- the loop
+
+    def _train_epoch(self) -> None:
+        """One pass over the device's samples in a new random order."""
+        self.epoch += 1
+        order, self._order = self._next_order(), None
+        data, rule, size = self._trainer.data.train, self.rule, self.options.batch_size
+        for index in torch.split(order, size):
+            x, y = data.take(index, self._augment)
+            self._step(rule.loss(self, x, y))
+        self.steps += math.ceil(len(order) / size)
+
+    def _step(self, loss: Tensor) -> None:
+        """The rule's terms, weight decay, then the optimiser's step, on flat vectors; plain SGD in one call."""
+        optimiser, decay, lr = self._trainer.optimiser, self.options.weight_decay, self.assignment.lr
+        if optimiser.plain and not (self.rule.adjusts_gradient or decay):
+            gradients = self.flat.gradients_of(loss)
+            with torch.no_grad():
+                torch._foreach_add_(self.flat.parameters, gradients, alpha=-lr)
+            return
+        self.flat.collect(loss)
+        with torch.no_grad():
+            w, g, coupled = self.flat.learnable, self.gradient, decay and optimiser.couples_decay
+            if coupled and self.rule.decay_first:
+                g.add_(w, alpha=decay)
+            if self.rule.adjusts_gradient:
+                self.rule.adjust(self)
+            if coupled and not self.rule.decay_first:
+                g.add_(w, alpha=decay)
+            optimiser.update(w, g, self._optimiser, lr)
+
+    def _next_order(self) -> Tensor:
+        if self._order is None:
+            order = self._shard[torch.from_numpy(self._rng.permutation(len(self._shard)))]
+            self._order = order.to(self.weights.device)
+        return self._order
+
+    # ---- for rules
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean duration of the device's completed trips; None before the first."""
+        if not self.rule.timed:
+            raise AttributeError("durations are only kept for rules that say timed = True")
+        return self._seconds
+
+    def tensor(self, array: Vector) -> Tensor:
+        """A copy of an array where the model is."""
+        return torch.from_numpy(array).to(self.weights.device, copy=True)
+
+    def snapshot(self) -> Vector:
+        """The local model as it is now (a copy, counters included)."""
+        return self.flat.dump()
+
+    def become(self, weights: Vector) -> None:
+        """Go on from these weights."""
+        self.flat.load(weights)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """The first mini-batch of the coming epoch (it will be trained on as well)."""
+        return self._trainer.data.train.take(self._next_order()[: self.options.batch_size])
+
+    def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
+        """Plain loss and its gradient at the model as it is, without touching its statistics."""
+        self.model.eval()
+        loss = cross_entropy(self.model(x), y)
+        self.flat.collect(loss)
+        self.model.train()
+        gradient: Vector = self.gradient.cpu().numpy().copy()
+        return loss.item(), gradient
+
+    def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
+        """``features`` of another model of the same shape, in evaluation mode and without gradient."""
+        tensor, network = self.tensor(weights), _Features(self.model)
+        entries = (entry for entry in self.layout.entries if entry.kind != "counter")
+        state = {f"network.{entry.name}": view(tensor, entry) for entry in entries}
+
+        def features(x: Tensor) -> Tensor:
+            self.model.eval()
+            with torch.no_grad():
+                z: Tensor = functional_call(network, state, (x,))
+            self.model.train()
+            return z
+
+        return features
+
+    # ---- a pause that outlives the process
+
+    def save(self) -> dict[str, Any]:
+        """What a paused trip needs to go on, beside its arguments: plain values and arrays."""
+        return {
+            "phase": str(self.phase),
+            "epoch": self.epoch,
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "weights": self.flat.dump(),
+            "hidden": self.flat.hidden(),
+            "memory": self.memory,
+            "report": self.report,
+            "merged": self.merged,
+            "scratch": _arrays({key: value for key, value in self.scratch.items() if not callable(value)}),
+            "optimiser": _arrays(self._optimiser),
+            "order": None if self._order is None else self._order.cpu().numpy(),
+            "batches": self._rng.bit_generator.state,
+            "augment": None if self._augment is None else self._augment.bit_generator.state,
+            "torch": {kind: state.numpy() for kind, state in self._torch.items()},
+        }
+
+    def go_on(self, saved: dict[str, Any]) -> None:
+        """Put a trip that was just begun with the same arguments where another was saved."""
+        self.phase, self.epoch, self.steps = Phase(saved["phase"]), saved["epoch"], saved["steps"]
+        self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
+        self.report, self.merged = dict(saved["report"]), dict(saved["merged"])
+        self.flat.load(np.array(saved["weights"]))
+        self.flat.set_hidden(saved["hidden"])
+        self.scratch |= self._tensors(saved["scratch"])
+        self._optimiser = self._tensors(saved["optimiser"])
+        self._order = None if saved["order"] is None else self.tensor(saved["order"])
+        self._rng.bit_generator.state = saved["batches"]
+        if self._augment is not None:
+            self._augment.bit_generator.state = saved["augment"]
+        self._torch = {kind: torch.from_numpy(np.array(state)) for kind, state in saved["torch"].items()}
+
+    def _tensors(self, saved: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.tensor(value) if isinstance(value, np.ndarray) else value for key, value in saved.items()}
+
+
+class _Features(nn.Module):
+    """Calls a network's ``features`` where ``functional_call`` would call its ``forward``."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.network.features(x)  # type: ignore[operator]
+        return z
+
+
+def _arrays(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu().numpy().copy() if isinstance(value, Tensor) else value for key, value in values.items()}
+
+
+def _seeded(seed: int, kind: str) -> dict[str, Tensor]:
+    """The states of torch's generators after ``torch.manual_seed``: the processor's, and the accelerator's if any."""
+    return {where: torch.Generator(where).manual_seed(seed).get_state() for where in {"cpu", kind}}
+
+
+def _random_state(kind: str) -> dict[str, Tensor]:
+    here = {"cpu": torch.get_rng_state()}
+    return here if kind == "cpu" else here | {kind: torch.get_device_module(kind).get_rng_state()}
+
+
+def _set_random_state(states: dict[str, Tensor]) -> None:
+    for kind, state in states.items():
+        torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
