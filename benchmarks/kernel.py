@@ -12,14 +12,14 @@ import sys
 import numpy as np
 import torch
 from common import BATCH, LR, Child, factory_of, normalised, race, serve, synthetic, textbook
+from freshet.core.trip import DeviceTrip
 
 from freshet.compute.memory import keep_freed_memory
 from freshet.core.method import LocalRule
-from freshet.core.trip import DeviceTrip
 from freshet.training.batches import FederatedData
 from freshet.training.flat import FlatModel
-from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Trainer, Work
 
 CELLS = {
     "LeNet5 / Fashion-MNIST": ("lenet5", (1, 28, 28), 600, 2),

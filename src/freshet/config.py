@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
-from freshet.core.method import Method, Options
+from freshet.core.method import Facts, Method, Options
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, options_for
@@ -201,7 +201,7 @@ def resolve(tables: Mapping[str, Any]) -> Config:
             parts[section] = model(**_adapted(section, tables))
         except ValidationError as error:
             raise first_problem(section, error, model) from None
-    kind = find(name)[0].kind
+    kind = find(name)[0].about.kind
     parts["run"] = _with_trigger(parts["run"], kind)
     config = Config(name, method, **parts)
     _check_together(config)
@@ -248,12 +248,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
-    waits_for = getattr(config.method, "K", 0) if config.method_class.replaces == "aggregation" else 0
-    if waits_for > run.in_flight:
-        raise ConfigError("method.K", f"must be at most run.in_flight = {run.in_flight}, but {waits_for} was given")
-    slot = getattr(config.method, "slot", "rl")
-    if isinstance(slot, int) and not 1 <= slot <= epochs:
-        raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
+    config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
 
 
 def load_tables(path: Path) -> dict[str, Any]:
@@ -285,7 +280,7 @@ def with_method(tables: dict[str, Any], name: str) -> None:
         return
     tables["method"] = {"name": name}
     trigger = tables.get("run", {}).get("trigger", "auto")
-    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].kind == "sync"):
+    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].about.kind == "sync"):
         del tables["run"]["trigger"]
 
 

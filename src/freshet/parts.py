@@ -88,6 +88,7 @@ class Parts:
             off_seconds=fleet.off_seconds,
             loss=fleet.loss,
             aside=config.aside(),
+            curves=list(config.method_class.about.curves),
         )
 
     def settled(self, config: Config) -> Config:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from freshet.core.trip import DeviceTrip
 from torch import nn
 
 from freshet.compute.base import Setup
 from freshet.core.method import LocalRule
-from freshet.core.trip import DeviceTrip
 from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
-from freshet.training.trainer import Outcome, Work, initial_weights
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Outcome, Work, initial_weights
 
 #: Seconds of virtual time.
 UNTIL = 60.0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.core.about import About
 from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
@@ -342,8 +343,7 @@ def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrive
 class Scripted(Method):
     """Answers uploads from a list."""
 
-    name, kind, title, citation = "scripted", "async", "Scripted", "-"
-    replaces = "aggregation"
+    about = About("scripted", "async", "Scripted", "-", replaces="aggregation")
 
     def __init__(self, *answers):
         super().__init__(Options(), world())

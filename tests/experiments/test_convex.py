@@ -5,17 +5,17 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from freshet.core.trip import DeviceTrip
 from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 
 from freshet.core.method import LocalRule
-from freshet.core.trip import DeviceTrip
 from freshet.data.sources import load
 from freshet.experiments.convex import Logistic, digits
 from freshet.experiments.theory import zero_model
 from freshet.training.batches import FederatedData
-from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Trainer, Work
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import tomli_w
@@ -273,10 +274,11 @@ def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
 
 
 def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
-    from freshet.core.method import Remark
+    from freshet.core.about import Remark
     from freshet.methods import find
 
-    monkeypatch.setattr(find("fedavg")[0], "remark", Remark("*", "weighs by samples"))
+    method = find("fedavg")[0]
+    monkeypatch.setattr(method, "about", replace(method.about, remark=Remark("*", "weighs by samples")))
     grid, store = jobs("fedasmu,fedavg", (0,), GRID), Store(tmp_path)
     for job in grid:
         finish(store, job, CURVES["fedavg", 0])

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from freshet.core.trip import DeviceTrip
 from torch import nn
 
 from freshet.core.layout import Layout
@@ -10,13 +11,12 @@ from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Memory, World
 from freshet.core.server import Event, Server
 from freshet.core.streams import stream
-from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector
 from freshet.data.dataset import from_arrays
 from freshet.methods import find, options_for
 from freshet.training.batches import FederatedData
-from freshet.training.trainer import Outcome, Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Outcome, Trainer, Work
 
 ASYNCHRONOUS = ("asofed", "fedasync", "fedbuff", "fedsa", "port")
 SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fedprox", "moon")

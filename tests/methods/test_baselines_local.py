@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from freshet.core.trip import DeviceTrip
 from torch import nn
 
 from freshet.core.layout import Layout
 from freshet.core.method import LocalRule
-from freshet.core.trip import DeviceTrip
 from freshet.core.vectors import Vector, distance
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
@@ -20,8 +20,8 @@ from freshet.methods.moon import Contrast, contrastive
 from freshet.methods.parts.terms import Proximal, proximal
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
-from freshet.training.trainer import LocalTraining, Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import LocalTraining, Trainer, Work
 from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins
 from tests.twins.asynchronous import aso_feature_step

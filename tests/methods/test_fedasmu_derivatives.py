@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from freshet.core.trip import DeviceTrip, Slot
 
 from freshet.core.messages import Fresh
-from freshet.core.trip import DeviceTrip, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
-from freshet.training.trainer import Outcome, Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Outcome, Trainer, Work
 from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, samples, send, server_of
 
 CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from freshet.core.trip import DeviceTrip, Slot
 
 from freshet.core.messages import Fresh
 from freshet.core.streams import stream
-from freshet.core.trip import DeviceTrip, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.training.batches import FederatedData
-from freshet.training.trainer import Trainer, Work
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Trainer, Work
 from tests.methods.asmu import plain_layout, send, server_of
 from tests.twins.fedasmu import FedASMUServerTwin, FedSSMUServerTwin
 from tests.twins.local import fedasmu_trip

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import tomli_w
 
+from freshet.methods import known
+
 from .helpers import lines
 
 Write = Callable[..., Path]
@@ -32,6 +34,7 @@ def world_of(devices: int) -> dict[str, Any]:
         "off_seconds": 0.0,
         "loss": 0.0,
         "aside": ["run.executor", "run.workers", "run.target"],
+        "curves": [],
     }
 
 
@@ -63,7 +66,9 @@ def write_run(
     for section, values in config.items():
         tables[section] = tables.get(section, {}) | values
     (folder / "config.toml").write_text(tomli_w.dumps(tables))
-    (folder / "world.json").write_text(json.dumps(world_of(tables["fleet"]["devices"]) | (world or {})))
+    about = known(method)
+    drawn = {"curves": [list(curve) for curve in about.curves] if about else []}
+    (folder / "world.json").write_text(json.dumps(world_of(tables["fleet"]["devices"]) | drawn | (world or {})))
     rows = [
         {
             "time": 10.0 * i,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -
     assert (fleet.times, fleet.middle) == ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.5, 2.5])
     assert (fleet.low, fleet.high) == ([1.0, 1.0, 2.0, 2.0], [1.0, 3.0, 3.0, 3.0])
     assert set(controls(read(finished("fedasmu").directory))) == {"lambda", "sigma", "iota", "gamma", "upsilon"}
+
+
+HEAT = ["warmth", "upload", "heat", "h", "of the device"]
+
+
+def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7, "lambda": 1.0}]
+    assert controls(read(written("a", method="mine:Mine", events=events))) == {}  # nothing is imported to find out
+    world = {"curves": [HEAT, ["none", "merge", *HEAT[2:]]]}
+    run = read(written("b", method="mine:Mine", events=events, world=world))
+    assert controls(run) == {"warmth": {3: [(1.0, 7.0)]}}
+    (figure,) = closeup(run)["controls"]
+    assert (figure["name"], figure["symbol"], figure["meaning"]) == ("warmth", "h", "of the device")
+
+
+@pytest.mark.parametrize("damaged", ["x", [1], {}, [["warmth"]], None, [[["x"], *HEAT[1:]]]])
+def test_a_damaged_description_of_curves_draws_nothing(written: Write, damaged: Any) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7}]
+    run = read(written("a", method="mine:Mine", events=events, world={"curves": damaged}))
+    assert controls(run) == {}
+    assert any("curves must be" in note for note in run.notes)
 
 
 def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:

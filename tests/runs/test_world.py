@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from freshet import Federation, Result
+from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.runs.world import RunWorld, read_world, write_world
 from freshet.runs.writer import Observer
@@ -33,6 +34,7 @@ WORLD = RunWorld(
     off_seconds=10.0,
     loss=1.0,
     aside=["run.workers"],
+    curves=[Curve("gamma", "merge", "gamma_after", "γ", "scale of the fresh model")],
 )
 
 

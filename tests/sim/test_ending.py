@@ -212,6 +212,7 @@ def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate:
     assert (summary["virtual_time"], result.rows[-1]["time"]) == (first + 4.0, first + 4.0)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.toml",
+        "world.json",
         "events.jsonl",
         "metrics.jsonl",
         "summary.json",

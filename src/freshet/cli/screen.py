@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from freshet.methods import find, names
+from freshet.methods import known
 from freshet.report.columns import COLUMNS, Column
 from freshet.runs.writer import Observer
 
@@ -87,7 +87,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def marked(name: str) -> str:
     """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
-    marks = {} if ":" in name or name not in names() else find(name)[0].marks()
+    about = known(name)
+    marks = about.marks() if about else {}
     return " ".join([name, *(f"[{mark}]" for mark in marks)])
 
 

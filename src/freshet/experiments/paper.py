@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from freshet.config import SECTIONS, override, undecided
+from freshet.core.about import Uploads
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
@@ -128,15 +129,19 @@ def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str
 
 
 def _buffers(share: float) -> dict[str, dict[str, Any]]:
-    """Methods that wait for K uploads wait for fewer when fewer devices train at once."""
+    """Methods that wait for so many uploads wait for fewer when fewer devices train at once."""
     if share == 1.0:
         return {}
     usual = {
-        name: method.Options.model_fields["K"].default
+        name: {key: method.Options.model_fields[key].default for key in space if isinstance(space[key], Uploads)}
         for name, method in registry().items()
-        if "K" in method.Options.model_fields
+        if (space := method.about.space)
     }
-    return {name: {"K": max(1, round(count * share))} for name, count in usual.items()}
+    return {
+        name: {key: max(1, round(count * share)) for key, count in counts.items()}
+        for name, counts in usual.items()
+        if counts
+    }
 
 
 def changed(settings: Sequence[str]) -> list[str]:

@@ -84,7 +84,7 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
         if name not in labels:
             raise ConfigError("--reference", f"{name!r} is not in this comparison; choose from {', '.join(labels)}")
     places = [labels.index(name) for name in wanted]
-    kinds = [find(entries[place].method)[0].kind for place in places]
+    kinds = [find(entries[place].method)[0].about.kind for place in places]
     if len(set(kinds)) < len(kinds):
         raise ConfigError("--reference", f"takes one method, or one of each kind; {named!r} names two of one kind")
     return places
@@ -100,7 +100,7 @@ def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> 
         Group(entry.title, [o.run for o in found if o.run is not None], style)
         for entry, found, style in zip(entries, mine, styles([entry.label for entry in entries]), strict=True)
     ]
-    kinds = [find(entry.method)[0].kind for entry in entries]
+    kinds = [find(entry.method)[0].about.kind for entry in entries]
     held = references([entry.label for entry in entries], kinds, named_places(entries, named))
     tables = config.tables()
     return {
@@ -125,7 +125,7 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
     return {
         "method": entry.method,
         "name": entry.label,
-        "kind": method.kind,
+        "kind": method.about.kind,
         "marks": method.marks(),
         "options": config.tables()["method"],
         "lr": config.training.lr,

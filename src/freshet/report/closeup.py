@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 
 from freshet.report.extract import (
-    DEVICE_CONTROLS,
-    SERVER_CONTROLS,
     Shares,
     bands,
     chooser_shares,
@@ -22,14 +20,6 @@ from freshet.report.trips import Trip, timeline, trips_of
 MOST_POINTS = 2_500
 _TRACK = 150
 _MOST_CELLS = 200_000
-SYMBOLS = {"lambda": "λ", "sigma": "σ", "iota": "ι", "gamma": "γ", "upsilon": "υ"}
-MEANING = {
-    "lambda": "server, scale of α",
-    "sigma": "server, power of staleness",
-    "iota": "server, offset of α",
-    "gamma": "device, scale of β",
-    "upsilon": "device, offset of β",
-}
 CHOOSERS = {"meta": "meta model", "q": "Q-table", "explore": "exploration", "fixed": "fixed rule"}
 
 
@@ -89,9 +79,9 @@ def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
     """One small figure per control: the fleet's median and range, and three devices."""
     tracks = controls(run)
     return [
-        {"name": name, "symbol": SYMBOLS[name], "meaning": MEANING[name], **_control(run, trips, tracks[name])}
-        for name in (*SERVER_CONTROLS, *DEVICE_CONTROLS)
-        if name in tracks
+        {"name": each.name, "symbol": each.symbol, "meaning": each.meaning, **_control(run, trips, tracks[each.name])}
+        for each in run.curves
+        if each.name in tracks
     ]
 
 

@@ -8,9 +8,6 @@ from freshet.report.reading import RunData
 from freshet.report.trips import Trip
 from freshet.runs.facts import contributors, number, whole
 
-#: Controls of the server (logged by aggregations) and of the devices (logged by merges).
-SERVER_CONTROLS = ("lambda", "sigma", "iota")
-DEVICE_CONTROLS = ("gamma", "upsilon")
 WHO = ("meta", "q", "explore", "fixed")
 _MOST_SLOTS = 50
 
@@ -47,16 +44,14 @@ Track = list[tuple[float, float]]
 
 
 def controls(run: RunData) -> dict[str, dict[int, Track]]:
-    """For each control that the log has: by device, its value over time."""
+    """For each of the run's curves that the log has numbers of: by device, its value over time."""
     found: dict[str, dict[int, Track]] = {}
-    kinds = {"aggregate": SERVER_CONTROLS, "merge": DEVICE_CONTROLS}
-    for event in run.events:
-        device = whole(event.get("device"))
-        for name in kinds.get(str(event.get("kind")), ()):
-            value = number(event.get(f"{name}_after"))
-            value = number(event.get(name)) if value is None else value
+    for event in run.events if run.curves else ():
+        device, kind = whole(event.get("device")), event.get("kind")
+        for curve in run.curves:
+            value = number(event.get(curve.key)) if kind == curve.event else None
             if device is not None and value is not None:
-                found.setdefault(name, {}).setdefault(device, []).append((float(event["time"]), value))
+                found.setdefault(curve.name, {}).setdefault(device, []).append((float(event["time"]), value))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.methods import registry
+from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import best, chosen
@@ -145,9 +145,8 @@ def _diverged(run: RunData) -> str:
 
 def _remarks(runs: Sequence[RunData]) -> list[str]:
     """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
-    variants = {name: method for method in registry().values() for name in (method.name, *method.variants)}
-    known = {method.name: method for run in runs if (method := variants.get(run.method)) is not None}
-    return [f"{name} [{mark}]: {text}." for name, method in known.items() for mark, text in method.marks().items()]
+    found = {about.name: about for run in runs if (about := known(run.method)) is not None}
+    return [f"{name} [{mark}]: {text}." for name, about in found.items() for mark, text in about.marks().items()]
 
 
 def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:

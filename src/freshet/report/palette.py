@@ -37,7 +37,7 @@ THEMES: dict[str, Theme] = {
 LIGHT, RAMP = tuple(THEMES["light"]["c"]), tuple(THEMES["light"]["ramp"])
 INK, MUTED, GRID = (str(THEMES["light"][name]) for name in ("ink", "muted", "grid"))
 COLOURS = len(LIGHT)
-#: Whose colour is whose; any other method takes one that is free.
+#: Whose colour is whose, in the order of the paper's table; any other method takes one that is free.
 ORDER = (
     "fedasmu",
     "fedasync",

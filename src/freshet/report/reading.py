@@ -5,12 +5,14 @@ counts as missing. Nothing here raises for a bad value inside a run.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from freshet.core.about import Curve
 from freshet.errors import RunError
+from freshet.methods import known
 from freshet.runs.facts import number, whole
 from freshet.runs.reader import ENDED, Run
 from freshet.runs.world import RunWorld, read_world
@@ -32,6 +34,12 @@ class RunData:
     notes: list[str] = field(default_factory=list)
     #: Fleet and data, where the run directory has them.
     world: RunWorld | None = None
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """Numbers of the events that the method wants drawn; of a built-in one it is known without world.json."""
+        about = known(self.method) if self.world is None else None
+        return self.world.curves if self.world else about.curves if about else ()
 
     @property
     def finished(self) -> bool:

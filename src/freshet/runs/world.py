@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
 from freshet.runs.facts import number, whole
 from freshet.runs.writer import plain, write_atomically
@@ -44,6 +45,8 @@ class RunWorld:
     loss: float
     #: Settings (``section.key``) that decide none of the run's bits.
     aside: list[str]
+    #: Numbers of the events that the method wants drawn over time.
+    curves: list[Curve]
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -112,7 +115,14 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         off_seconds=_amount(found["off_seconds"], "off_seconds"),
         loss=_share(found["loss"], "loss"),
         aside=_list(found, "aside", _text),
+        curves=_list(found, "curves", _curve),
     )
+
+
+def _curve(value: Any, key: str) -> Curve:
+    if not isinstance(value, list) or len(value) != len(Curve._fields):
+        _refuse(key, f"a list of {', '.join(Curve._fields)}")
+    return Curve(*(_text(each, key) for each in value))
 
 
 def _refuse(key: str, wanted: str) -> NoReturn:
