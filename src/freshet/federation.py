@@ -20,10 +20,11 @@ from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
-from freshet.data.dataset import DataSet, from_arrays
+from freshet.data.dataset import DataSet, own_data
 from freshet.data.partition import partition
+from freshet.data.shards import as_shards, as_tests, devices_of
 from freshet.data.sources import load
-from freshet.errors import ConfigError, DataError, RunError
+from freshet.errors import ConfigError, RunError
 from freshet.models.registry import build
 from freshet.result import Result, remarks, summarise
 from freshet.runs import checkpoint
@@ -59,7 +60,9 @@ class Federation:
         data: str | Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        shards: Sequence[NDArray[np.int64]] | None = None,
+        shards: Any = None,
+        groups: Any = None,
+        test_shards: Any = None,
     ) -> None:
         tables: dict[str, dict[str, Any]] = {
             "method": {"name": method} if isinstance(method, str) else dict(method),
@@ -73,6 +76,8 @@ class Federation:
             tables["fleet"]["devices"] = devices
         elif isinstance(fleet, Fleet):
             tables["fleet"]["devices"] = len(fleet)
+        elif shards is not None and devices_of(shards):
+            tables["fleet"].setdefault("devices", devices_of(shards))
         if seed is not None:
             tables["run"]["seed"] = seed
         if train is not None:
@@ -86,20 +91,18 @@ class Federation:
             tables["fleet"]["custom"] = True
         if shards is not None:
             tables["data"]["partition"] = CUSTOM
-        dataset = None
-        if test is not None and train is None:
-            raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
-        if train is not None:
-            if test is None:
-                raise DataError("test data are missing: give test=(x, y) or a Dataset beside train")
-            dataset = from_arrays(CUSTOM, train, test)
-        self._prepare(resolve(tables), dataset, factory, fleet, shards)
+        dataset = own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data)
+        if dataset is not None and dataset.groups is not None:
+            tables["data"].setdefault("partition", "natural")
+            if tables["data"]["partition"] == "natural":
+                tables["fleet"].setdefault("devices", len(set(dataset.groups.tolist())))
+        self._prepare(resolve(tables), dataset, factory, fleet, shards, test_shards)
 
     @classmethod
     def from_config(cls, config: Config) -> "Federation":
         """A federation of built-in parts, as the command line makes it."""
         federation = cls.__new__(cls)
-        federation._prepare(config, None, None, None, None)
+        federation._prepare(config, None, None, None, None, None)
         return federation
 
     def _prepare(
@@ -108,7 +111,8 @@ class Federation:
         dataset: DataSet | None,
         factory: Factory | None,
         fleet: Fleet | Mapping[str, Any] | None,
-        shards: Sequence[NDArray[np.int64]] | None,
+        shards: Any,
+        test_shards: Any,
     ) -> None:
         seed = config.run.seed
         self.config = config
@@ -123,13 +127,16 @@ class Federation:
         _check_model(config, self.factory, self.dataset)
         if config.fleet.custom and not isinstance(fleet, Fleet):
             raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
-        self.fleet = fleet if isinstance(fleet, Fleet) else config.fleet.draw(seed)
-        if len(self.fleet) != config.fleet.devices:
-            raise ConfigError(
-                "fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(self.fleet)} devices"
-            )
-        self.shards = _deal(config, self.dataset) if shards is None else list(shards)
-        _check_shards(self.shards, config.fleet.devices, len(self.dataset.y_train))
+        devices, samples, columns = config.fleet.devices, len(self.dataset.y_train), config.data
+        self.shards = _deal(config, self.dataset) if shards is None else as_shards(shards, devices, samples)
+        self.test_shards = None
+        if test_shards is not None:
+            named = (columns.input_column, columns.label_column)
+            self.test_shards = as_tests(test_shards, devices, self.dataset, named)
+        work = np.array([len(shard) for shard in self.shards]) * float(config.training.epochs)
+        self.fleet = fleet if isinstance(fleet, Fleet) else config.fleet.draw(seed, work)
+        if len(self.fleet) != devices:
+            raise ConfigError("fleet.devices", f"is {devices}, but the fleet has {len(self.fleet)} devices")
 
     def run(
         self,
@@ -178,7 +185,7 @@ class Federation:
         return self._drive(config, open_log, found.tree, pool)
 
     def _setup(self, config: Config) -> Setup:
-        data = FederatedData.of(self.dataset, self.shards)
+        data = FederatedData.of(self.dataset, self.shards, self.test_shards)
         return Setup(self.factory, data, config.training, config.run.seed)
 
     def _world(self, config: Config) -> World:
@@ -209,7 +216,7 @@ class Federation:
             load_kernels()  # while the workers start, and before several of them compile the same
             writer = open_log()
             writer.elapsed = clock.seconds
-            for sentence in server.method.opening():
+            for sentence in [*filter(None, [self.dataset.part()]), *server.method.opening()]:
                 writer.say(sentence)
             keeper = Checkpoints(writer.directory, clock, config.run.checkpoint_every, config.run.checkpoint_minutes)
             simulation = Simulation(
@@ -245,6 +252,7 @@ class Federation:
                     writer.abandon()
                 final = server.method.evaluated(server)
                 summary = summarise(config, simulation, writer.metrics, final, status, clock.seconds())
+                summary["data"] = self.dataset.facts()
                 for remark in remarks(summary, writer.metrics):
                     writer.say(remark)
                 writer.close(summary, server.world.layout, final)
@@ -347,16 +355,6 @@ def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
         shards_per_device=options.shards_per_device,
         groups=dataset.groups,
     )
-
-
-def _check_shards(shards: Sequence[NDArray[np.int64]], devices: int, samples: int) -> None:
-    if len(shards) != devices:
-        raise ConfigError("shards", f"there must be one per device ({devices}), but {len(shards)} were given")
-    for device, shard in enumerate(shards):
-        if len(shard) == 0:
-            raise ConfigError("shards", f"device {device} has no samples; every device needs at least one")
-        if shard.min() < 0 or shard.max() >= samples:
-            raise ConfigError("shards", f"device {device} names a sample outside 0..{samples - 1}")
 
 
 def default_directory(config: Config) -> Path:

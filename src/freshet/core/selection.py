@@ -1,7 +1,7 @@
 """Which idle devices are triggered next: uniformly, in proportion to their samples, or as a user's function says.
 
-A selector's only state is ``draws``, its place in one long random sequence: save that number and selection goes on as if
-it had never stopped.
+A selector's only state is ``draws``, its place in one long random sequence: with that number saved, selection goes on
+as if it had never stopped.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -178,24 +178,25 @@ class Simulation:
         self.writer.event(now, record)
         self.counts.trips += 1
         self.counts.bytes_down += self.model_bytes
-        start = journey.started = now + self.fleet.down(device, self.model_bytes)
+        start = journey.started = now + self.fleet.down(device, self.model_bytes, now)
         if slot is None:
             self._finish(start, journey, trip.epochs)
         else:
-            asked = start + trip.epochs_to_slot * self._epoch(device)
-            self.heap.push(Entry(asked + self.fleet.up(device, CONTROL_BYTES), Rank.REQUEST, device, number))
+            asked = start + trip.epochs_to_slot * self._epoch(device, start)
+            self.heap.push(Entry(asked + self.fleet.up(device, CONTROL_BYTES, asked), Rank.REQUEST, device, number))
         leaves = self.fleet.leaves(device, now)
         if leaves < math.inf:
             self.heap.push(Entry(leaves, Rank.LOST, device, number))
 
-    def _epoch(self, device: int) -> float:
-        return self.fleet.epoch(device, self.server.world.epochs)
+    def _epoch(self, device: int, time: float) -> float:
+        return self.fleet.epoch(device, self.server.world.epochs, time)
 
     def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
         trip = journey.trip
         device, number = trip.device, trip.trip
-        arrival = resume + epochs * self._epoch(device) + self.fleet.up(device, self.model_bytes)
+        done = resume + epochs * self._epoch(device, resume)
+        arrival = done + self.fleet.up(device, self.model_bytes, done)
         self.hand_out(journey, arrival)
         rank = Rank.LOST if self.fleet.is_lost(device, number) else Rank.UPLOAD
         self.heap.push(Entry(arrival, rank, device, number))
@@ -237,7 +238,7 @@ class Simulation:
         self.counts.requests += 1
         self.counts.bytes_up += CONTROL_BYTES
         self.counts.bytes_down += size
-        resume = entry.time + self.fleet.down(trip.device, size)
+        resume = entry.time + self.fleet.down(trip.device, size, entry.time)
         if fresh:
             self.heap.push(Entry(resume, Rank.MERGE, trip.device, trip.trip))
         self._finish(resume, journey, trip.epochs_after_slot)
@@ -259,8 +260,8 @@ class Simulation:
     def _hurry(self, now: float, device: int) -> None:
         """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""
         journey = self.journeys[device]
-        trip, heard = journey.trip, now + self.fleet.down(device, CONTROL_BYTES)
-        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device))
+        trip, heard = journey.trip, now + self.fleet.down(device, CONTROL_BYTES, now)
+        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device, journey.started))
         self.counts.bytes_down += CONTROL_BYTES
         record = {"kind": "urgent", "device": device, "trip": trip.trip, "epochs": min(epochs, trip.epochs)}
         self.writer.event(now, record)
@@ -278,7 +279,7 @@ class Simulation:
         trip.finish()
         del self.journeys[trip.device]
         if self.rule.timed:
-            download = self.fleet.down(trip.device, self.model_bytes)
+            download = self.fleet.down(trip.device, self.model_bytes, journey.started)
             self.devices.completed(trip.device, download + (entry.time - journey.started))
         self.counts.uploads += 1
         self.counts.bytes_up += self.model_bytes
