@@ -157,7 +157,8 @@ class Federation:
         config = self._settled(config)
         directory = Path(out) if out else default_directory(config)
         RunWriter.check(directory)
-        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers), None, pool)
+        note = self.dataset.part()
+        return self._drive(config, lambda: RunWriter.create(directory, config.tables(), observers, note), None, pool)
 
     def resume(
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None

@@ -1,7 +1,7 @@
 """A fleet from a file: how fast each device trains, what its links carry and when it is there, as it was measured.
 
 A trace has one row per device and change: what it says holds from its time until the device's next row. The columns
-are in docs/data.md. The file comes from outside, so everything in it is checked and every size is bounded.
+are in docs/fleets.md. The file comes from outside, so everything in it is checked and every size is bounded.
 """
 
 import csv
