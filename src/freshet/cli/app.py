@@ -9,6 +9,7 @@ from rich.console import Console
 from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
 from freshet.cli.data import data_app
+from freshet.cli.fleet import fleet_app
 from freshet.errors import FreshetError
 
 app = typer.Typer(
@@ -51,6 +52,7 @@ app.command("cells")(inspect.cells)
 app.command("show")(inspect.show)
 app.command("audit")(inspect.audit)
 app.add_typer(data_app, name="data")
+app.add_typer(fleet_app, name="fleet")
 
 
 def main() -> None:

@@ -175,12 +175,15 @@ class RunWriter:
             observer.on_message(message)
 
     @staticmethod
-    def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
-        """Begin a new run directory."""
+    def create(
+        directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = (), note: str | None = None
+    ) -> "RunWriter":
+        """Begin a new run directory; a note becomes the first line of its config.toml."""
         RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
+            heading = f"# {' '.join(note.split())}\n" if note else ""
+            write_atomically(directory / "config.toml", (heading + tomli_w.dumps(config)).encode())
             return RunWriter(directory, observers)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
