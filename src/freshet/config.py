@@ -126,8 +126,7 @@ class RunOptions(Options):
         0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=ASIDE
     )
     selection: Literal["uniform", "by_samples", "custom"] = Field(
-        "uniform",
-        description="which idle devices are triggered: any, or in proportion to their samples (custom: a function)",
+        "uniform", description="which idle devices are triggered: any, or the more samples the likelier (or a function)"
     )
     in_flight: int = Field(
         30,

@@ -42,7 +42,7 @@ class Given:
     selection: Choice | None = None
 
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """What follows from it where nothing else is said: the natural partition of groups, as many devices as shards."""
+        """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
         groups = None if self.dataset is None else self.dataset.groups
         if self.shards is not None:
             devices = devices_of(self.shards)
@@ -138,9 +138,8 @@ def _selection(config: Config, given: Choice | None) -> Selection:
     if given is not None:
         return given
     if config.run.selection == CUSTOM:
-        raise ConfigError(
-            "run.selection", "'custom' stands for a function given from Python; choose uniform or by_samples"
-        )
+        problem = "'custom' stands for a function given from Python; choose uniform or by_samples"
+        raise ConfigError("run.selection", problem)
     return config.run.selection
 
 

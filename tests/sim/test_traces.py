@@ -13,6 +13,7 @@ from freshet import ConfigError, Federation
 from freshet.options import FleetOptions
 from freshet.runs.reader import Run
 from freshet.sim import traces
+from freshet.sim.fleet import Fleet
 from freshet.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
 
 CSV = """device,from,seconds_per_sample,up_mbps,down_mbps,available,cycle
