@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from freshet.core.events import NO_NUMBERS, Record
+from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.runs import checkpoint
@@ -56,7 +56,7 @@ class Plan:
     checkpoint_minutes: float
     stop_diverged: bool
     #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
-    data: Mapping[str, Any] = NO_NUMBERS
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ready(NamedTuple):
