@@ -1,10 +1,13 @@
-"""The command's entry point: sub-commands put together, and every known error turned into one sentence."""
+"""The command's entry point: sub-commands put together, and every known error turned into one sentence.
+
+The modules with commands are loaded by every command. So they import what is slow to load (torch, numpy, pydantic and
+whatever needs them) inside the functions that use it.
+"""
 
 import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
@@ -15,6 +18,7 @@ app = typer.Typer(
     name="freshet",
     help="Federated learning over unequal devices: twelve methods in virtual time, with every decision on record.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -58,6 +62,8 @@ def main() -> None:
     try:
         app()
     except FreshetError as error:
+        from rich.console import Console
+
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"freshet: {error}", markup=False)
         sys.exit(2)
     except BrokenPipeError:

@@ -18,9 +18,6 @@ from freshet.experiments import theory as checks
 from freshet.experiments import theory_results as results
 from freshet.experiments.grid import parse_seeds
 
-#: What `freshet paper` says about this suite: name, title, cells, methods, settings.
-ROW = ("theory", "convergence theorem against measured gradients", "digits, convex", "2", "tau_max, local steps")
-
 
 def theory(
     context: typer.Context,

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -47,7 +48,9 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
             return method, {}
         if name in method.variants:
             return method, dict(method.variants[name])
-    raise ConfigError("method.name", f"{name!r} is not known; choose one of {', '.join(names())}, or module:Class")
+    close = get_close_matches(name.lower(), names(), n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, or module:Class"
+    raise ConfigError("method.name", f"{name!r} is not known; {hint}")
 
 
 def _from_path(path: str) -> type[Method]:

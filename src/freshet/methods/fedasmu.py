@@ -32,7 +32,7 @@ from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, Kind, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server, overflows
 from freshet.core.vectors import mix, move_along, write_step
-from freshet.methods.parts import audits, slots
+from freshet.methods.parts import audits
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
     Control,
@@ -72,13 +72,15 @@ class FedASMU(Method):
     options: ASMUOptions
 
     def __init__(self, options: ASMUOptions, world: World) -> None:
+        from freshet.methods.parts.meta import MetaSelector
+
         super().__init__(options, world)
         self.devices: dict[int, DeviceControl] = {}
         self.adaptations = self.skipped = 0
         budget = options.control_budget_mb * 2**20
         self.steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
-        self.meta = slots.MetaSelector(world.epochs, *learning)
+        self.meta = MetaSelector(world.epochs, *learning)
         if options.meta_from:
             self.meta.load(Path(options.meta_from))
 
