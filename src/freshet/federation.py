@@ -133,20 +133,21 @@ class Federation:
 
     def run(
         self,
-        until: float | None = None,
+        until: float | str | None = None,
         *,
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` seconds (or ``run.rounds`` rounds) and write a run directory.
+        """Run in virtual time up to ``until`` (600 or "10m"; or ``run.rounds`` rounds) and write a run directory.
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
         config = self.config
         if until is not None:
             tables = config.tables()
-            config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
+            end = until if isinstance(until, str) else float(until)
+            config = resolve(tables | {"run": tables["run"] | {"until": end}})
         config = self._settled(config)
         directory = Path(out) if out else default_directory(config)
         RunWriter.check(directory)
@@ -205,9 +206,10 @@ class Federation:
         """Put server, fleet, executor and log together and run, from the start or from a checkpoint."""
         clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
         server = self._server(config)
-        with interruptible() as stop, closing(open_executor(config.run, self._setup(config), pool)) as executor:
-            load_kernels()  # while the workers start, and before several of them compile the same
+        setup, uploads = self._setup(config), server.world.uploads
+        with interruptible() as stop, closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
+            load_kernels(writer.say)  # while the workers start, and before several of them compile the same
             writer.elapsed = clock.seconds
             for sentence in server.method.opening():
                 writer.say(sentence)
@@ -368,5 +370,8 @@ def default_directory(config: Config) -> Path:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            problem = f"the folder runs/ cannot be written ({error.strerror}); give another with --out or out="
+            raise ConfigError("run.out", problem) from None
         return path
     raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")

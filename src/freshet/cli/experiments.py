@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from freshet.cli.folders import writable
 from freshet.errors import ConfigError
 from freshet.experiments.suites import SUITES
 
@@ -168,7 +169,7 @@ def tune(
             *_run_settings(until, executor, workers),
         ],
     )
-    folder = out or Path("runs/tune") / entry.method.replace(":", ".")
+    folder = writable(out or Path("runs/tune") / entry.method.replace(":", "."))
     tuner = Tuner(entry.method, tables_for(entry, world, request), folder, Budget(trials, seeds), seed)
     with TuneScreen(Console(stderr=True), trials) as screen:
         done = tuner.run(screen, screen.on_trial)

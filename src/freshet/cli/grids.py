@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import number
+from freshet.cli.folders import writable
+from freshet.cli.screen import clock, number
 from freshet.cli.tables import print_results, wide_console
 from freshet.experiments import files, results
 from freshet.experiments.compare import Watch, run_grid, to_do
@@ -105,8 +106,8 @@ class GridScreen(Watch):
         over = sum(state in (State.FINISHED, State.FAILED) for state in self._states.values())
         left = self.left()
         parts = [world] if world else []
-        parts += [f"{over} of {len(self._states)} runs", f"{_clock(time.monotonic() - self._start)} so far"]
-        return " · ".join([*parts, *([] if left is None else [f"about {_clock(left)} left"])])
+        parts += [f"{over} of {len(self._states)} runs", f"{clock(time.monotonic() - self._start)} so far"]
+        return " · ".join([*parts, *([] if left is None else [f"about {clock(left)} left"])])
 
     def left(self) -> float | None:
         """Real seconds until everything is done, by the pace so far."""
@@ -185,6 +186,7 @@ def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     if listing:
         _list(console, jobs, store, grid.title, grid.notes)
         return
+    writable(store.folder)
     with GridScreen(Console(stderr=True), jobs, store) as screen:
         done = run_grid(jobs, store, watch=screen, retry=retry)
     told = {"title": grid.title, "notes": grid.notes, "scale": grid.scale, "look": grid.look, "named": grid.reference}
@@ -215,9 +217,3 @@ def _list(console: Console, jobs: Sequence[Job], store: Store, title: str, notes
     for note in notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
     typer.echo(f"{len(jobs)} runs, {len(to_do(jobs, store))} to do, in {store.folder}")
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from freshet.cli.folders import fresh, writable
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import Run
 
@@ -170,7 +171,7 @@ def demo(
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
 
-    out = _fresh(out)
+    out = writable(fresh(out))
     results: list[Result] = []
     pool = WorkerPool()
     with LiveProgress(Console(stderr=True)) as progress, closing(pool):
@@ -191,9 +192,4 @@ def demo(
     screen.print(f"{picture}  [dim]accuracy over virtual time[/dim]", soft_wrap=True, highlight=False)
     if any(result.summary["status"] == "interrupted" for result in results):
         raise typer.Exit(130)
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, or one beside it with a number when it is taken."""
-    names = (folder if n == 0 else folder.with_name(f"{folder.name}-{n + 1}") for n in range(10_000))
-    return next(name for name in names if not name.exists())
+    screen.print(f"see all of it in a browser: freshet report {out} --open", soft_wrap=True, highlight=False)

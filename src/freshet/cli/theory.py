@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from freshet.cli.folders import writable
 from freshet.cli.tables import wide_console
 from freshet.compute.processes import available_cores
 from freshet.errors import ConfigError
@@ -41,6 +42,7 @@ def theory(
             typer.echo(f"{job.name} {'missing' if job in todo else 'finished'}")
         typer.echo(f"{len({job.computed() for job in jobs})} runs, {len(todo)} to do, in {folder}")
         return
+    writable(folder)
     with TheoryScreen(Console(stderr=True), len(todo)) as screen:
         done = checks.run_all(todo, folder, at_once, screen.on_done)
     if not done:
