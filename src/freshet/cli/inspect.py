@@ -164,6 +164,7 @@ def _ended(console: Console, run: Run) -> None:
 
 def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
+    from freshet.cli.screen import number
     from freshet.report.reading import read
 
     found, folder = read(run.directory), run.directory
@@ -174,7 +175,7 @@ def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     facts = {
         "status": "not ended: the run is still going, or was killed",
         "virtual time": f"{found.end:g} s of {end}",
-        "newest test": f"accuracy {_value(last.get('accuracy'))} at {last['time']:g} s" if last else "none yet",
+        "newest test": f"accuracy {number(last.get('accuracy'))} at {last['time']:g} s" if last else "none yet",
         "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
         "log": "; ".join(found.notes) or "whole lines up to here",
     }
