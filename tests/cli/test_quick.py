@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -23,9 +23,10 @@ print("LOADED", *sys.modules)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["--version"], ["methods"], ["cells"], ["run", "-h"], ["data"]]
-)
+QUICK = [["--help"], ["-h"], ["--version"], ["methods"], ["methods", "moon"], ["cells"], ["run", "-h"], ["data", "-h"]]
+
+
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
 def test_what_is_slow_to_load_is_not_loaded_for_help_and_lists(arguments):
     done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, timeout=120)
     said, _, loaded = done.stdout.rpartition("LOADED ")
@@ -42,7 +43,7 @@ def test_every_name_of_the_package_is_there_although_it_is_loaded_late():
         freshet.Federaton  # noqa: B018
 
 
-def commands() -> dict[str, click.Command]:
+def commands() -> dict[str, Any]:
     """All commands with those of their groups, by what is typed."""
     root = typer.main.get_command(app)
     found = dict(root.commands)
