@@ -4,6 +4,7 @@ The modules with commands are loaded by every command. So they import what is sl
 whatever needs them) inside the functions that use it.
 """
 
+import gc
 import sys
 from typing import Annotated
 
@@ -59,6 +60,7 @@ app.add_typer(data_app, name="data")
 
 def main() -> None:
     """Run the command; a user's mistake ends in one sentence and exit code 2."""
+    gc.set_threshold(50_000)  # loading modules makes many objects and no garbage
     try:
         app()
     except FreshetError as error:

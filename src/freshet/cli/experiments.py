@@ -11,7 +11,6 @@ from rich.table import Table
 
 from freshet.cli.folders import writable
 from freshet.errors import ConfigError
-from freshet.experiments.suites import SUITES
 
 #: What `freshet paper` says about the suite theory: name, title, cells, methods, settings.
 THEORY = ("theory", "convergence theorem against measured gradients", "digits, convex", "2", "tau_max, local steps")
@@ -85,7 +84,7 @@ def compare(
 
 def paper(
     context: typer.Context,
-    suite: Annotated[str | None, typer.Argument(metavar="SUITE", help=f"{', '.join(SUITES)} or theory.")] = None,
+    suite: Annotated[str | None, typer.Argument(metavar="SUITE", help="Which; without it they are listed.")] = None,
     scale: Annotated[float, typer.Option("--scale", help="Devices, samples and rounds times this, in (0, 1].")] = 1.0,
     seeds: Seeds = "3",
     methods: Annotated[str | None, typer.Option("--methods", "-m", help="Only these methods.")] = None,
@@ -183,6 +182,8 @@ def tune(
 
 
 def _suites() -> Table:
+    from freshet.experiments.suites import SUITES
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("suite", "what it varies", "cells", "methods", "settings"):
         table.add_column(heading)

@@ -7,7 +7,7 @@ import torch
 from freshet.compute.base import Setup
 from freshet.training.flat import build_quietly
 
-#: One SGD step costs so many seconds whatever the model, and so many operations of it take a second (one core of 2024).
+#: Roughly, on one core: seconds of an SGD step whatever the model, and operations of a model per second.
 STEP_SECONDS, OPERATIONS_PER_SECOND = 5e-4, 3e10
 
 
