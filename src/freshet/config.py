@@ -91,7 +91,9 @@ class RunOptions(Options):
 
     seed: int = Field(0, ge=0, description="root of all random streams")
     until: float = Field(
-        300.0, ge=0, description="end of the run in seconds of virtual time (0: none; default with run.rounds)"
+        300.0,
+        ge=0,
+        description="end of the run in seconds of virtual time, or `10m`, `2h` (0: none; default with run.rounds)",
     )
     rounds: int = Field(
         0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
@@ -106,7 +108,10 @@ class RunOptions(Options):
     per_round: int = Field(10, ge=1, description="devices triggered at a time, all or none (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
     executor: Literal["auto", "serial", "processes", "ray"] = Field(
-        "auto", description="where training runs; the results are the same bits everywhere", json_schema_extra=ASIDE
+        "auto",
+        description="where training runs, with the same bits everywhere; auto: worker processes if they save more time "
+        "than they take to start, by an estimate from model, samples, epochs and uploads, else this process",
+        json_schema_extra=ASIDE,
     )
     checkpoint_every: float = Field(
         0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=ASIDE
@@ -226,6 +231,8 @@ def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as given, with defaults that follow from other settings where nothing was given."""
     given = dict(tables.get(section, {}))
     if section == "run":
+        if isinstance(given.get("until"), str):
+            given["until"] = seconds(given["until"])
         if given.get("rounds"):
             given.setdefault("until", 0.0)
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)

@@ -106,20 +106,21 @@ class Federation:
 
     def run(
         self,
-        until: float | None = None,
+        until: float | str | None = None,
         *,
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` seconds (or ``run.rounds`` rounds) and write a run directory.
+        """Run in virtual time up to ``until`` (600 or "10m"; or ``run.rounds`` rounds) and write a run directory.
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
         config = self.config
         if until is not None:
             tables = config.tables()
-            config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
+            end = until if isinstance(until, str) else float(until)
+            config = resolve(tables | {"run": tables["run"] | {"until": end}})
         config = self.parts.settled(config)
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
         RunWriter.check(directory)
@@ -179,9 +180,10 @@ class Federation:
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
         """Put server, fleet, executor and log together, for a run in virtual time."""
         server = self.parts.server(config)
-        with closing(open_executor(config.run, self.parts.setup(config), pool)) as executor:
-            load_kernels()  # while the workers start, and before several of them compile the same
+        setup, uploads = self.parts.setup(config), server.world.uploads
+        with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
+            load_kernels(writer.say)  # while the workers start, and before several of them compile the same
             coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
             simulation = Simulation(
                 coordinator,

@@ -66,6 +66,9 @@ def default_directory(method: str, seed: int) -> Path:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            problem = f"the folder runs/ cannot be written ({error.strerror}); give another with --out or out="
+            raise ConfigError("run.out", problem) from None
         return path
     raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")
 
