@@ -13,11 +13,12 @@ from freshet.report.trips import contributions, timeline, trips_of
 
 from .conftest import Write
 
-TRIGGER = {"time": 0.0, "kind": "trigger", "device": 1, "trip": 1, "version": 3, "epochs": 5, "slot": 3, "slot_by": "q"}
-REQUEST = {"time": 5.500064, "kind": "request", "device": 1, "trip": 1, "fresh": 4}
+TRIGGER = {"time": 0.0, "kind": "trigger", "device": 1, "trip": 1, "version": 3, "epochs": 5}
+REQUEST = {"time": 5.500064, "kind": "request", "device": 1, "trip": 1, "fresh": 4, "slot": 3, "slot_by": "q"}
 MERGE = {"time": 6.500064, "kind": "merge", "device": 1, "trip": 1, "fresh": 4, "beta": 0.25}
 UPLOAD = {"time": 14.000064, "kind": "upload", "device": 1, "trip": 1, "base": 3, "bytes": 1_000_000}
-AGGREGATE = {"time": 14.000064, "kind": "aggregate", "device": 1, "trip": 1, "staleness": 2, "alpha": 0.125}
+PART = {"device": 1, "base": 3, "staleness": 2, "weight": 0.125}
+AGGREGATE = {"time": 14.000064, "kind": "aggregate", "device": 1, "trip": 1, "contributions": [PART], "alpha": 0.125}
 TRIP = [TRIGGER, REQUEST, MERGE, UPLOAD, AGGREGATE]
 
 
@@ -63,21 +64,25 @@ def test_lost_and_unfinished_trips(written: Write) -> None:
 
 
 def test_contributions_of_one_and_of_many() -> None:
-    assert contributions({"device": 4, "staleness": 3, "alpha": 0.5}) == [(4, 3, 0.5)]
-    rounds = {"devices": [2, 5], "staleness": 1, "alpha": 1.0, "weights": [0.25, 0.75]}
+    def parts(*figures: tuple[Any, Any, Any]) -> list[dict[str, Any]]:
+        return [{"device": d, "base": 1, "staleness": s, "weight": w} for d, s, w in figures]
+
+    assert contributions({"device": 4, "contributions": parts((4, 3, 0.5)), "alpha": 0.5}) == [(4, 3, 0.5)]
+    rounds = {"contributions": parts((2, 1, 0.25), (5, 1, 0.75)), "alpha": 1.0}
     assert contributions(rounds) == [(2, 1, 0.25), (5, 1, 0.75)]
-    buffer = {"devices": [2, 5], "stalenesses": [1, 4], "alpha": 1.5, "weights": [0.5, 0.25], "device": 5, "trip": 1}
+    buffer = {"contributions": parts((2, 1, 0.5), (5, 4, 0.25)), "alpha": 1.5, "device": 5, "trip": 1}
     assert contributions(buffer) == [(2, 1, 1.0), (5, 4, 0.5)], "alpha = eta_g * sum of the weights"
-    assert contributions({"devices": [], "alpha": 0.0, "weights": []}) == []
-    assert contributions({"devices": [1, "x"], "weights": ["no"]}) == [(1, None, None)]
-    assert contributions({}) == []
+    assert contributions({"contributions": parts((2, 1, 0.25))}) == [(2, 1, 0.25)], "a method that logs no alpha"
+    assert contributions({"contributions": [], "alpha": 0.0}) == []
+    assert contributions({"contributions": parts((1, None, "no"), ("x", 1, 1.0)) + ["y"]}) == [(1, None, None)]
+    assert contributions({"contributions": {}}) == contributions({}) == []
 
 
 def test_buffered_uploads_wait_for_their_aggregation(written: Write) -> None:
     events = [
-        *(TRIGGER | {"device": d, "slot": None} for d in (0, 1)),
+        *(TRIGGER | {"device": d} for d in (0, 1)),
         *(UPLOAD | {"device": d, "time": 12.5} for d in (0, 1)),
-        {"time": 12.5, "kind": "aggregate", "devices": [0], "stalenesses": [1], "weights": [1.0], "alpha": 1.0},
+        {"time": 12.5, "kind": "aggregate", "contributions": [PART | {"device": 0, "weight": 1.0}], "alpha": 1.0},
     ]
     assert [trip.outcome for trip in trips_of(read(written("a", events=events)))] == ["aggregated", "waiting"]
 
@@ -110,6 +115,6 @@ def test_only_the_newest_trips_are_shown(written: Write) -> None:
     "broken", [{}, {"device": None}, {"device": "<b>"}, {"device": -1}, {"device": [1]}, {"device": 1e300}]
 )
 def test_nonsense_in_the_log_is_passed_over(written: Write, broken: dict[str, Any]) -> None:
-    kinds = ("trigger", "request", "merge", "urgent", "upload", "lost", "discard", "rejected", "aggregate")
+    kinds = ("trigger", "request", "merge", "hurry", "upload", "lost", "discard", "rejected", "aggregate")
     run = read(written("a", events=[{"time": 1.0, "kind": kind, **broken} for kind in kinds]))
     assert trips_of(run) == []

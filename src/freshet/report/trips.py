@@ -86,8 +86,6 @@ def _trigger(log: _Log, event: Record) -> None:
             float(event["time"]),
             whole(event.get("version")),
             whole(event.get("epochs")),
-            whole(event.get("slot")),
-            _text(event.get("slot_by")),
         )
     )
     log.open[device] = log.trips[-1]
@@ -97,6 +95,7 @@ def _request(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
         trip.answered, trip.fresh = float(event["time"]), whole(event.get("fresh"))
+        trip.slot, trip.slot_by = whole(event.get("slot")), _text(event.get("slot_by"))
 
 
 def _merge(log: _Log, event: Record) -> None:
@@ -106,11 +105,10 @@ def _merge(log: _Log, event: Record) -> None:
         trip.beta, trip.fresh = number(event.get("beta")), whole(event.get("fresh"))
 
 
-def _urgent(log: _Log, event: Record) -> None:
+def _hurry(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
         trip.urgent = float(event["time"])
-        trip.epochs = whole(event.get("epochs")) or trip.epochs
 
 
 def _upload(log: _Log, event: Record) -> None:
@@ -150,7 +148,7 @@ _HANDLERS = {
     "trigger": _trigger,
     "request": _request,
     "merge": _merge,
-    "urgent": _urgent,
+    "hurry": _hurry,
     "upload": _upload,
     "lost": _lost,
     "discard": _refused,
@@ -161,28 +159,17 @@ _HANDLERS = {
 
 def contributions(event: Record) -> list[tuple[int, int | None, float | None]]:
     """(device, staleness, weight in the new model) of each upload in an aggregation, be it one or many."""
-    alpha, staleness = number(event.get("alpha")), whole(event.get("staleness"))
-    devices = event.get("devices")
-    if not isinstance(devices, list):
-        device = whole(event.get("device"))
-        return [] if device is None else [(device, staleness, alpha)]
-    shares = [number(value) for value in _list(event, "weights", len(devices))]
+    logged, alpha = event.get("contributions"), number(event.get("alpha"))
+    parts = [part for part in logged if isinstance(part, dict)] if isinstance(logged, list) else []
+    shares = [number(part.get("weight")) for part in parts]
     total = sum(share for share in shares if share is not None)
-    stalenesses = _list(event, "stalenesses", len(devices)) or [staleness] * len(devices)
     found = []
-    for place, item in enumerate(devices):
-        device = whole(item)
-        share = shares[place] if shares else None
+    for part, share in zip(parts, shares, strict=True):
         if share is not None and alpha is not None and total > 0:
-            share = alpha * share / total
-        if device is not None:
-            found.append((device, whole(stalenesses[place]), share))
+            share = alpha * (share / total)
+        if (device := whole(part.get("device"))) is not None:
+            found.append((device, whole(part.get("staleness")), share))
     return found
-
-
-def _list(event: Record, key: str, length: int) -> list[Any]:
-    value = event.get(key)
-    return value if isinstance(value, list) and len(value) == length else []
 
 
 def _open(log: _Log, event: Record) -> Trip | None:
