@@ -20,9 +20,10 @@ from freshet.core.server import Server
 from freshet.core.trigger import Trigger
 from freshet.core.vectors import Vector
 from freshet.methods import find, options_for
+from freshet.options import FleetOptions
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
-from freshet.sim.fleet import FleetOptions
+from freshet.sim.fleet import Fleet
 from freshet.training.outcome import Outcome, Score
 from freshet.training.trainer import Work
 
@@ -66,7 +67,7 @@ class NoLog(RunWriter):
 def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int = 2000) -> tuple[float, int]:
     """Seconds and trips of a run with this many devices."""
     layout = Layout.build([("w", (8,), "learnable")])
-    fleet = FleetOptions(devices=devices).draw(0)
+    fleet = Fleet.draw(FleetOptions(devices=devices), 0)
     world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
     rule = find(method)[0](options_for(method, {}), world)
     server = Server(rule, world, np.zeros(8, np.float32), 0.1, 1.0)
@@ -85,7 +86,7 @@ def bytes_per_idle_device() -> float:
     """Memory that a million devices take which have never been triggered."""
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    kept = (FleetOptions(devices=1_000_000).draw(0), np.ones(1_000_000, np.int64))
+    kept = (Fleet.draw(FleetOptions(devices=1_000_000), 0), np.ones(1_000_000, np.int64))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return (after - before) * unit / len(kept[1])
 

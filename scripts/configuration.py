@@ -34,11 +34,12 @@ def page() -> str:
         parts.append(f"## [{name}]\n\n{(model.__doc__ or '').strip()}\n\n{table(model)}\n")
     parts.append("## [method]\n\n`name` and the method's own options.\n")
     for method in registry().values():
-        mark = ", reconstructed" if method.reconstructed else ""
-        remark = f" [{method.remark.mark}] {method.remark.text}." if method.remark else ""
-        variants = f" Variants: {', '.join(f'`{v}`' for v in method.variants)}." if method.variants else ""
+        about = method.about
+        mark = ", reconstructed" if about.reconstructed else ""
+        remark = f" [{about.remark.mark}] {about.remark.text}." if about.remark else ""
+        variants = f" Variants: {', '.join(f'`{v}`' for v in about.variants)}." if about.variants else ""
         own = f"\n\n{table(method.Options)}" if method.Options.model_fields else "\n\nNo options."
-        parts.append(f"### {method.name}\n\n{method.citation} ({method.kind}{mark}).{remark}{variants}{own}\n")
+        parts.append(f"### {about.name}\n\n{about.citation} ({about.kind}{mark}).{remark}{variants}{own}\n")
     return "\n".join(parts)
 
 

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
-from freshet.core.method import Method, Options
+from freshet.core.method import Facts, Method, Options
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, options_for
-from freshet.sim.fleet import FleetOptions
+from freshet.options import FleetOptions
 from freshet.training.options import TrainingOptions
 
 #: The name that stands for data or a model brought from Python.
 CUSTOM = "custom"
+#: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
+#: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
+ASIDE: JsonDict = {"decides": False}
 DEFAULT_MODELS = {
     "digits": "digits",
     "fashion-mnist": "lenet5",
@@ -33,7 +37,11 @@ class DataOptions(Options):
     """Which data, and how they are dealt to the devices."""
 
     name: str = Field("digits", description="data set: see `freshet data list`")
-    dir: str = Field("", description="folder with the data sets (default: FRESHET_DATA, the cache, a download)")
+    dir: str = Field(
+        "",
+        description="folder with the data sets (default: FRESHET_DATA, the cache, a download)",
+        json_schema_extra=ASIDE,
+    )
     partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural", "custom"] = Field(
         "dirichlet", description="how samples are dealt to devices (custom: shards given from Python)"
     )
@@ -79,20 +87,34 @@ class RunOptions(Options):
         0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
     )
     eval_every: float = Field(10.0, gt=0, description="test the global model every so many seconds of virtual time")
-    target: float = Field(0.8, ge=0, le=1, description="accuracy whose first crossing is reported")
+    target: float = Field(
+        0.8, ge=0, le=1, description="accuracy whose first crossing is reported", json_schema_extra=ASIDE
+    )
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
     per_round: int = Field(10, ge=1, description="devices triggered at a time, all or none (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
     executor: Literal["auto", "serial", "processes", "ray"] = Field(
-        "auto", description="where training runs; the results are the same bits everywhere"
+        "auto", description="where training runs; the results are the same bits everywhere", json_schema_extra=ASIDE
     )
-    checkpoint_every: float = Field(0.0, ge=0, description="save every so many virtual seconds (0: not)")
-    checkpoint_minutes: float = Field(5.0, ge=0, description="save every so many minutes of real time (0: not)")
-    device_memory_mb: int = Field(512, ge=1, description="device memories beyond this many MiB go to disk")
-    address: str = Field("", description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)")
-    workers: int = Field(0, ge=0, description="worker processes (0: as many as there are cores)")
+    checkpoint_every: float = Field(
+        0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=ASIDE
+    )
+    checkpoint_minutes: float = Field(
+        5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=ASIDE
+    )
+    device_memory_mb: int = Field(
+        512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
+    )
+    address: str = Field(
+        "",
+        description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)",
+        json_schema_extra=ASIDE,
+    )
+    workers: int = Field(
+        0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=ASIDE
+    )
     in_flight: int = Field(
         30,
         ge=1,
@@ -138,9 +160,31 @@ class Config:
         tables = {"method": {"name": self.method_name} | self.method.model_dump(exclude_none=True)}
         return tables | {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
 
+    def essence(self) -> dict[str, dict[str, Any]]:
+        """Of the tables everything that decides the run's bits: equal essence, equal run."""
+        aside = set(self.aside())
+        return {
+            section: {key: value for key, value in table.items() if f"{section}.{key}" not in aside}
+            for section, table in self.tables().items()
+        }
+
+    def aside(self) -> list[str]:
+        """``section.key`` of every setting that decides nothing, as said at its field."""
+        return undecided({"method": type(self.method)} | SECTIONS)
+
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
         return Trigger(kind, self.run.per_round, self.run.period, self.run.in_flight)
+
+
+def undecided(sections: Mapping[str, type[BaseModel]]) -> list[str]:
+    """``section.key`` of the fields that say of themselves that they decide none of a run's bits."""
+    return [
+        f"{section}.{key}"
+        for section, model in sections.items()
+        for key, field in model.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("decides") is False
+    ]
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
@@ -157,7 +201,7 @@ def resolve(tables: Mapping[str, Any]) -> Config:
             parts[section] = model(**_adapted(section, tables))
         except ValidationError as error:
             raise first_problem(section, error, model) from None
-    kind = find(name)[0].kind
+    kind = find(name)[0].about.kind
     parts["run"] = _with_trigger(parts["run"], kind)
     config = Config(name, method, **parts)
     _check_together(config)
@@ -204,12 +248,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
-    waits_for = getattr(config.method, "K", 0) if config.method_class.replaces == "aggregation" else 0
-    if waits_for > run.in_flight:
-        raise ConfigError("method.K", f"must be at most run.in_flight = {run.in_flight}, but {waits_for} was given")
-    slot = getattr(config.method, "slot", "rl")
-    if isinstance(slot, int) and not 1 <= slot <= epochs:
-        raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
+    config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
 
 
 def load_tables(path: Path) -> dict[str, Any]:
@@ -241,7 +280,7 @@ def with_method(tables: dict[str, Any], name: str) -> None:
         return
     tables["method"] = {"name": name}
     trigger = tables.get("run", {}).get("trigger", "auto")
-    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].kind == "sync"):
+    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].about.kind == "sync"):
         del tables["run"]["trigger"]
 
 

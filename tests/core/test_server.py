@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.core.about import About
+from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Wait, World
+from freshet.core.messages import Request, Slot, Upload
+from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Reject, Wait, World
 from freshet.core.server import Refused, Server
 from freshet.core.trigger import Trigger
+from freshet.errors import RunError
 from freshet.methods import find, options_for
 
 SIZE = 4
@@ -35,6 +38,14 @@ def upload(device: int = 0, trip: int = 1, base: int = 1, **changes: Any) -> Upl
     return Upload(device, trip, base, **(values | changes))
 
 
+def ask(s: Server, device: int, trip: int = 1, epoch: int = 2) -> Any:
+    return s.request(Request(device, trip, Slot(epoch, "fixed")))
+
+
+def kinds(events: list[Event]) -> list[type]:
+    return [type(event) for event in events]
+
+
 def bad_weights(value: float) -> np.ndarray:
     weights = np.ones(SIZE, np.float32)
     weights[2] = value
@@ -54,7 +65,16 @@ BAD = {
     "a device outside the fleet": upload(device=77),
     "a trip to come": upload(trip=2),
     "no step taken": upload(steps=0),
+    "steps that are not a number": upload(steps=None),
     "NaN in the report": upload(report={"beta": float("nan")}),
+    "a report beyond all floats": upload(report={"beta": 10**400}),
+    "a report that is a list": upload(report=[1.0]),
+    "a text in the report": upload(report={"slot": "1"}),
+    "a merge that cannot be": upload(merged={"beta": 0.5, "n1": 1}),
+    "a merge that is no mapping": upload(merged=0.5),
+    "a vector that nobody asked for": upload(vectors={"c": np.ones(SIZE, np.float32)}),
+    "vectors that are no mapping": upload(vectors=3),
+    "a list for a model": upload(weights=[1.0] * SIZE),
 }
 
 
@@ -65,9 +85,9 @@ def test_a_bad_upload_is_an_event_with_a_reason_and_leaves_the_model_bit_for_bit
     s.trigger([0, 1])
     before = s.weights.tobytes()
     events = s.upload(BAD[case])
-    assert [event["kind"] for event in events] == ["rejected"]
-    assert events[0]["device"] == BAD[case].device
-    assert isinstance(events[0]["reason"], str) and len(events[0]["reason"]) > 5
+    assert kinds(events) == [Rejected]
+    assert events[0].device == BAD[case].device
+    assert len(events[0].reason) > 5
     assert (s.version, s.weights.tobytes(), s.consumed) == (1, before, 0)
 
 
@@ -75,16 +95,16 @@ def test_a_bad_upload_is_an_event_with_a_reason_and_leaves_the_model_bit_for_bit
 def test_a_report_that_makes_no_sense_is_rejected_and_never_an_exception(report):
     s = server()
     s.trigger([0])
-    assert [event["kind"] for event in s.upload(upload(report=report))] == ["rejected"]
+    assert kinds(s.upload(upload(report=report))) == [Rejected]
     assert s.version == 1
 
 
 def test_a_second_upload_of_the_same_trip_is_rejected_and_changes_nothing():
     s = server()
     s.trigger([0])
-    assert s.upload(upload())[0]["kind"] == "aggregate"
+    assert kinds(s.upload(upload())) == [Aggregated]
     after = s.weights.tobytes()
-    assert s.upload(upload(weights=np.full(SIZE, 9, np.float32)))[0]["kind"] == "rejected"
+    assert kinds(s.upload(upload(weights=np.full(SIZE, 9, np.float32)))) == [Rejected]
     assert (s.version, s.weights.tobytes()) == (2, after)
 
 
@@ -93,9 +113,9 @@ def test_an_upload_of_an_earlier_trip_is_rejected_and_the_new_trip_goes_on():
     s.trigger([0])
     s.upload(upload())
     s.trigger([0])
-    assert s.upload(upload(trip=1))[0]["kind"] == "rejected"
+    assert kinds(s.upload(upload(trip=1))) == [Rejected]
     assert 0 in s.flights
-    assert s.upload(upload(trip=2, base=2))[0]["kind"] == "aggregate"
+    assert kinds(s.upload(upload(trip=2, base=2))) == [Aggregated]
 
 
 def test_a_stored_version_is_never_changed():
@@ -111,13 +131,13 @@ def test_a_stored_version_is_never_changed():
 def test_a_repeated_request_gets_the_same_fresh_version_although_the_model_moved_on(method):
     s = server(method)
     s.trigger([0, 1, 2])
-    assert s.request(0, 1) is None
+    assert ask(s, 0) is None
     s.upload(upload(1))
-    fresh = s.request(0, 1)
+    fresh = ask(s, 0)
     assert fresh is not None and fresh.version == 2
     weights = fresh.weights.copy()
     s.upload(upload(2, weights=np.full(SIZE, 5, np.float32)))
-    again = s.request(0, 1)
+    again = ask(s, 0)
     assert again is not None and (again.version, again.age) == (2, fresh.age)
     np.testing.assert_array_equal(again.weights, weights)
     assert s.version == 3
@@ -128,7 +148,7 @@ def test_a_request_without_such_a_trip_is_refused(device, trip):
     s = server()
     s.trigger([0])
     with pytest.raises(Refused, match="no such trip"):
-        s.request(device, trip)
+        ask(s, device, trip)
 
 
 @pytest.mark.parametrize("end", ["upload", "rejected", "lost", "discard"])
@@ -136,7 +156,7 @@ def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
     s = server(options={"tau_max": 3})
     s.trigger([0, 1, 2])
     s.upload(upload(1))
-    s.request(0, 1)
+    ask(s, 0)
     s.upload(upload(2))
     if end == "discard":
         s.trigger([1, 2])
@@ -147,7 +167,8 @@ def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
         events = s.lost(0, 1, "device left")
     else:
         events = s.upload(upload(weights=bad_weights(np.nan)) if end == "rejected" else upload())
-    assert events[0]["kind"] == {"upload": "aggregate"}.get(end, end)
+    ends = {"upload": Aggregated, "rejected": Rejected, "lost": Lost, "discard": Discarded}
+    assert type(events[0]) is ends[end]
     assert len(s.store) == 1
     assert not s.flights
 
@@ -158,7 +179,7 @@ def test_a_discard_names_its_reason_and_changes_nothing():
     s.upload(upload(0))
     before = s.weights.tobytes()
     (event,) = s.upload(upload(1))
-    assert (event["kind"], event["staleness"], bool(event["reason"])) == ("discard", 2, True)
+    assert event == Discarded(1, 1, "too stale", version=2, base=1, staleness=2)
     assert (s.version, s.weights.tobytes(), s.consumed) == (2, before, 1)
 
 
@@ -175,7 +196,8 @@ def test_fedavg_weighs_by_samples_in_one_aggregation_when_the_last_has_arrived()
     s.trigger([0, 2])
     assert s.upload(upload(2, weights=np.full(SIZE, 8, np.float32))) == []
     (event,) = s.upload(upload(0, weights=np.full(SIZE, 4, np.float32)))
-    assert (event["devices"], event["weights"], event["samples"]) == ([0, 2], [0.25, 0.75], [1, 3])
+    assert event.contributions == (Contribution(0, 1, 1, 0.25), Contribution(2, 1, 1, 0.75))
+    assert event.numbers["samples"] == [1, 3]
     np.testing.assert_array_equal(s.weights, np.full(SIZE, 0.25 * 4 + 0.75 * 8, np.float32))
     assert s.version == 2
 
@@ -184,8 +206,8 @@ def test_an_empty_round_counts_and_keeps_the_model():
     s = server("fedavg")
     before = s.weights.tobytes()
     s.trigger([0, 1])
-    assert [e["kind"] for e in s.lost(0, 1, "device left")] == ["lost"]
-    assert [e["kind"] for e in s.lost(1, 1, "device left")] == ["lost", "aggregate"]
+    assert kinds(s.lost(0, 1, "device left")) == [Lost]
+    assert kinds(s.lost(1, 1, "device left")) == [Lost, Aggregated]
     assert (s.version, s.weights.tobytes(), s.round) == (2, before, 1)
 
 
@@ -321,8 +343,7 @@ def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrive
 class Scripted(Method):
     """Answers uploads from a list."""
 
-    name, kind, title, citation = "scripted", "async", "Scripted", "-"
-    replaces = "aggregation"
+    about = About("scripted", "async", "Scripted", "-", replaces="aggregation")
 
     def __init__(self, *answers):
         super().__init__(Options(), world())
@@ -338,7 +359,7 @@ def scripted(*answers) -> Server:
 
 
 def test_devices_waiting_for_an_aggregation_are_busy_until_it_comes():
-    s = scripted(Wait(), Aggregate(np.ones(SIZE, np.float32), {"base": 1, "staleness": 1, "update_norm": 1.0}))
+    s = scripted(Wait(), Aggregate(np.ones(SIZE, np.float32), [Contribution(1, 1, 1, 1.0)]))
     s.trigger([0, 1])
     assert s.upload(upload(0)) == []
     assert (s.busy, 0 in s.select(6, lambda device: True)) == (2, False)
@@ -360,7 +381,124 @@ def test_a_plain_rule_never_asks_for_a_fresh_model():
 
 
 def test_the_empty_default_of_a_message_cannot_be_filled():
-    for default in (Upload(0, 1, 1, np.ones(1, np.float32), 1).report, Discard("too stale").record):
+    empty = Upload(0, 1, 1, np.ones(1, np.float32), 1)
+    for default in (empty.report, empty.merged, empty.vectors):
         assert not default
         with pytest.raises(TypeError):
             default["x"] = 1.0
+
+
+def test_the_server_measures_how_far_the_learnable_weights_moved_unless_the_method_knows():
+    step = np.array([3, 0, 4, 0], np.float32)
+    for length, logged in ((None, 5.0), (5.5, 5.5)):
+        s = scripted(Aggregate(step, [Contribution(0, 1, 1, 1.0)], {"x": 2}, length))
+        s.trigger([0])
+        (event,) = s.upload(upload(0))
+        assert (event.update_norm, event.version, event.numbers) == (logged, 1, {"x": 2})
+
+
+def test_a_verdict_of_reject_is_an_event_and_the_upload_is_not_consumed():
+    s = scripted(Reject("too long a step"))
+    s.trigger([0])
+    assert s.upload(upload(0)) == [Rejected("too long a step", 0, 1)]
+    assert (s.version, s.consumed, len(s.store)) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (None, "Scripted decided None; expected Aggregate"),
+        ({"update_norm": 1.0}, "expected Aggregate"),
+        (Aggregate(np.ones(SIZE), []), r"weights has shape \(4,\), expected \(4,\) of float32"),
+        (Aggregate(np.ones(SIZE + 1, np.float32), []), "weights has shape"),
+        (Aggregate([0.0] * SIZE, []), "weights is not an array"),
+        (Aggregate(np.ones(SIZE, np.float32), [(0, 1, 1, 1.0)]), "contributions are not all"),
+    ],
+)
+def test_a_method_that_breaks_its_contract_is_told_so_in_one_sentence(verdict, sentence):
+    s = scripted(verdict)
+    s.trigger([0])
+    with pytest.raises(RunError, match=sentence) as told:
+        s.upload(upload(0))
+    assert "\n" not in str(told.value)
+
+
+# ---- named vectors
+
+
+class Sending(LocalRule):
+    """Sends one more vector up."""
+
+    sends = ("c",)
+
+
+class Variates(Scripted):
+    """A vector goes down with every model and one comes up with every upload."""
+
+    name = "variates"
+
+    @classmethod
+    def rule(cls, options):
+        return Sending()
+
+    def vectors(self, server, device):
+        return {"c": np.full(SIZE, device, np.float32)}
+
+
+def variates() -> Server:
+    method = Variates(Wait())
+    return Server(method, method.world, np.zeros(SIZE, np.float32), 0.1, 1.0)
+
+
+def test_vectors_travel_with_the_model_and_are_weighed():
+    s = variates()
+    one, two = s.trigger([0, 1])
+    np.testing.assert_array_equal(two.vectors["c"], np.ones(SIZE))
+    assert one.nbytes == 2 * 4 * SIZE == s.upload_bytes
+    sent = upload(0, vectors={"c": np.ones(SIZE, np.float32)})
+    assert sent.nbytes == s.upload_bytes
+    assert s.upload(sent) == []
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        {},
+        {"d": np.ones(SIZE, np.float32)},
+        {"c": np.ones(SIZE)},
+        {"c": np.ones(SIZE - 1, np.float32)},
+        {"c": bad_weights(np.inf)},
+        {"c": [1.0] * SIZE},
+        {"c": np.ones(SIZE, np.float32), "d": np.ones(SIZE, np.float32)},
+    ],
+    ids=["missing", "another name", "float64", "short", "infinite", "a list", "one too many"],
+)
+def test_vectors_pass_the_same_gates_as_the_model(vectors):
+    s = variates()
+    s.trigger([0])
+    assert kinds(s.upload(upload(0, vectors=vectors))) == [Rejected]
+
+
+# ---- checkpoint
+
+
+def test_a_server_goes_on_from_its_state_as_if_nothing_had_happened():
+    one = server()
+    one.trigger([0, 1, 2])
+    one.upload(upload(1))
+    ask(one, 0)
+    two = server()
+    two.restore(one.state())
+    assert two.state() | {"store": None, "method": None} == one.state() | {"store": None, "method": None}
+    for s in (one, two):
+        s.upload(upload(0, weights=np.full(SIZE, 3, np.float32)))
+        s.trigger([1])
+    assert one.weights.tobytes() == two.weights.tobytes()
+    assert [one.select(3, lambda device: True)] == [two.select(3, lambda device: True)]
+
+
+def test_a_state_of_another_model_is_refused():
+    tree = server().state()
+    tree["store"][0][1] = np.zeros(SIZE + 1, np.float32)
+    with pytest.raises(ValueError, match="not of 4 numbers"):
+        server().restore(tree)

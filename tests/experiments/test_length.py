@@ -22,6 +22,7 @@ from freshet.federation import Federation
 from freshet.runs.reader import Run
 from freshet.sim.budget import round_seconds as round_of
 from freshet.sim.budget import trip_seconds
+from freshet.sim.fleet import Fleet
 
 
 def test_the_expected_slowest_by_hand():
@@ -47,7 +48,7 @@ def test_a_round_against_monte_carlo_over_fleets_and_draws():
     rng, size = np.random.default_rng(3), model_bytes(config)
     slowest = []
     for seed in range(1000, 1400):
-        seconds = trip_seconds(config.fleet.draw(seed), size)
+        seconds = trip_seconds(Fleet.draw(config.fleet, seed), size)
         slowest.append(np.mean([seconds[rng.permutation(20)[:4]].max() for _ in range(20)]))
     error = np.sqrt(2) * np.std(slowest) / np.sqrt(len(slowest))  # of two independent samples of fleets
     assert round_seconds(config) == pytest.approx(np.mean(slowest), abs=3 * error)
@@ -79,7 +80,7 @@ def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is
     }
     config = resolve(tables)
     run = Run(Federation.from_config(config).run(out=tmp_path / "run").directory)
-    seconds = trip_seconds(config.fleet.draw(0), model_bytes(config))
+    seconds = trip_seconds(Fleet.draw(config.fleet, 0), model_bytes(config))
     started, members, lengths = {}, {}, []
     for event in run.events():
         if event["kind"] == "trigger":
@@ -102,7 +103,7 @@ def test_a_networks_own_options_count():
 def test_the_bytes_of_a_network_are_those_that_travel():
     for name in ("digits", "mlp"):
         config = resolve({"model": {"name": name}})
-        assert model_bytes(config) == 4 * Federation.from_config(config)._server(config).world.layout.size
+        assert model_bytes(config) == 4 * Federation.from_config(config).parts.server(config).world.layout.size
     assert load("digits").sample_shape == SHAPES["digits"]
 
 

@@ -3,12 +3,13 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import tomli_w
 from rich.console import Console
 
-from freshet.cli.tables import overhead, print_results
+from freshet.cli.tables import print_results
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
 from freshet.experiments.compare import run_grid, to_do
@@ -17,6 +18,7 @@ from freshet.experiments.grid import World, expand, parse_entries
 from freshet.experiments.length import model_bytes
 from freshet.experiments.results import document
 from freshet.experiments.store import Store
+from freshet.report.columns import overhead
 from freshet.runs.reader import Run
 
 from .helpers import jobs
@@ -272,10 +274,11 @@ def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
 
 
 def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
-    from freshet.core.method import Remark
+    from freshet.core.about import Remark
     from freshet.methods import find
 
-    monkeypatch.setattr(find("fedavg")[0], "remark", Remark("*", "weighs by samples"))
+    method = find("fedavg")[0]
+    monkeypatch.setattr(method, "about", replace(method.about, remark=Remark("*", "weighs by samples")))
     grid, store = jobs("fedasmu,fedavg", (0,), GRID), Store(tmp_path)
     for job in grid:
         finish(store, job, CURVES["fedavg", 0])

@@ -13,8 +13,7 @@ from freshet.errors import FreshetError, RunError
 from freshet.experiments import compare, tune
 from freshet.experiments.compare import Watch
 from freshet.experiments.grid import Request, World, parse_entries, tables_for
-from freshet.experiments.spaces import SPACES, space_for
-from freshet.experiments.tune import Budget, Tuner, best_config, defaults, score, step_of, trial_config
+from freshet.experiments.tune import Budget, Tuner, best_config, defaults, score, space_for, step_of, trial_config
 from freshet.federation import Federation
 from freshet.methods import options_for, registry
 
@@ -29,7 +28,7 @@ def tables(method="fedprox", settings=()):
 
 
 def test_every_method_has_a_space_that_contains_its_defaults():
-    assert set(SPACES) == set(registry())
+    assert [name for name, method in registry().items() if not method.about.space] == ["fedavg"]  # it has no option
     for method in registry():
         options = options_for(method, {}).model_dump()
         for name, each in space_for(method).items():
@@ -40,7 +39,7 @@ def test_every_method_has_a_space_that_contains_its_defaults():
             assert not each.log or each.low > 0, name
 
 
-@pytest.mark.parametrize("method", sorted(SPACES))
+@pytest.mark.parametrize("method", registry())
 @pytest.mark.parametrize("end", ["low", "high"])
 def test_both_ends_of_every_range_are_allowed_values(method, end):
     world = tables(method, ["fleet.devices=8", "run.in_flight=8"])
@@ -51,7 +50,16 @@ def test_both_ends_of_every_range_are_allowed_values(method, end):
 
 def test_a_variant_has_the_space_of_its_method():
     assert space_for("fedasmu-da") == space_for("fedasmu")
-    assert "training.lr" in space_for("fedavg")
+    assert list(space_for("fedavg")) == ["training.lr"]
+
+
+@pytest.mark.parametrize("method", ["port", "fedbuff"])
+def test_nobody_waits_for_more_uploads_than_devices_train_at_once(method):
+    ends = {in_flight: space_for(method, in_flight)["method.K"] for in_flight in (1, 8, 30)}
+    assert {n: (each.low, each.high, each.whole) for n, each in ends.items()} == {
+        1: (1, 1, True), 8: (2, 8, True), 30: (2, 20, True),
+    }  # fmt: skip
+    assert {**space_for(method, 8), "method.K": None} == {**space_for(method), "method.K": None}
 
 
 # ---- what is scored

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from freshet.core.layout import Layout
 from freshet.core import events
 from freshet.core.events import Event, Record
+from freshet.core.layout import Layout
 from freshet.core.messages import NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
 from freshet.core.server import Server

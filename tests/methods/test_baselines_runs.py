@@ -4,14 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from torch import nn
 from typer.testing import CliRunner
 
 from freshet.cli.app import app
-from freshet.core.method import Kind, Method, Verdict
+from freshet.core.about import About
+from freshet.core.method import Method, Verdict
 from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.methods import registry
@@ -141,7 +142,7 @@ def test_device_memories_on_disk_change_no_bit(simulate: Simulate, monkeypatch: 
 
 
 def test_fedsa_is_marked_and_its_stages_show_in_the_log(simulate: Simulate) -> None:
-    assert registry()["fedsa"].reconstructed
+    assert registry()["fedsa"].about.reconstructed
     run = simulate("fedsa", SHORT["fedsa"]).directory
     epochs = {e["version"]: e["epochs"] for e in events(run, "trigger")}
     assert all((count == 6) == (version - 1 < 4) for version, count in epochs.items())
@@ -256,10 +257,7 @@ def test_a_forged_number_is_found_and_its_line_named(
 class Half(Method):
     """A toy: every arrival is mixed in with weight one half."""
 
-    name: ClassVar[str] = "half"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "Half"
-    citation: ClassVar[str] = "nobody, nowhere"
+    about = About("half", "async", "Half", "nobody, nowhere")
 
     def receive(self, server: Any, upload: Any, flight: Any) -> Verdict:
         return mixed(server, upload, flight, 0.5)
@@ -283,8 +281,8 @@ def test_all_twelve_methods_are_listed_with_their_kind_and_citation() -> None:
     listing = CLI.invoke(app, ["methods"], env={"COLUMNS": "240"})
     assert listing.exit_code == 0
     for method in registry().values():
-        assert method.name in listing.output
-        assert method.citation in listing.output
+        assert method.about.name in listing.output
+        assert method.about.citation in listing.output
     assert "fedsa [R]" in listing.output
     for name in BASELINES:
         described = CLI.invoke(app, ["methods", name], env={"COLUMNS": "240"}).output

@@ -7,7 +7,19 @@ from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods import options_for
 from freshet.methods.fedlws import shrink
-from tests.methods.lab import LEARNABLE, MODELS, UNEQUAL, close, column, fedavg, hold_round, same, send, server_of, vector
+from tests.methods.lab import (
+    LEARNABLE,
+    MODELS,
+    UNEQUAL,
+    close,
+    column,
+    fedavg,
+    hold_round,
+    same,
+    send,
+    server_of,
+    vector,
+)
 
 # ---- FedProx
 

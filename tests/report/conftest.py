@@ -8,15 +8,34 @@ from typing import Any
 import pytest
 import tomli_w
 
+from freshet.methods import known
+
+from .helpers import lines
+
 Write = Callable[..., Path]
 
-#: Two devices that train 10 s (5 epochs of 2 s); 1 MB takes 1 s down and 1.5 s up, a short message 0.5 s each way.
-FLEET = {"devices": 2, "fastest": 10.0, "ratio": 1.0, "up_mbps": 8.0, "down_mbps": 16.0}
-FLEET |= {"up_latency": 0.5, "down_latency": 0.5}
 
-
-def lines(rows: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def world_of(devices: int) -> dict[str, Any]:
+    """Devices that train 10 s (5 epochs of 2 s); 1 MB takes 1 s down and 1.5 s up, a short message 0.5 s each way."""
+    return {
+        "data": "custom",
+        "classes": ["cat", "dog"],
+        "train_samples": 5 * devices,
+        "test_samples": 7,
+        "model_bytes": 1_000_000,
+        "train_seconds": [10.0] * devices,
+        "up_rate": [1e6] * devices,
+        "down_rate": [2e6] * devices,
+        "samples": [5] * devices,
+        "label_counts": [[3, 2]] * devices,
+        "up_latency": 0.5,
+        "down_latency": 0.5,
+        "on_seconds": 0.0,
+        "off_seconds": 0.0,
+        "loss": 0.0,
+        "aside": ["run.executor", "run.workers", "run.target"],
+        "curves": [],
+    }
 
 
 def write_run(
@@ -28,14 +47,18 @@ def write_run(
     accuracy: Iterable[float | None] = (0.1, 0.5, 0.9),
     events: Iterable[dict[str, Any]] = (),
     summary: dict[str, Any] | None = None,
+    world: dict[str, Any] | None = None,
     **config: dict[str, Any],
 ) -> Path:
-    """A run directory tested every 10 s; without status it has no summary, like one that was killed."""
+    """A run directory tested every 10 s; without status it has no summary, like one that was killed.
+
+    ``world`` changes some of ``world_of`` its devices.
+    """
     folder.mkdir(parents=True)
     tables: dict[str, Any] = {
         "method": {"name": method},
         "training": {"epochs": 5},
-        "fleet": FLEET,
+        "fleet": {"devices": 2},
         "data": {"name": "custom"},
         "model": {"name": "custom"},
         "run": {"seed": seed, "until": 100.0, "eval_every": 10.0, "target": 0.8},
@@ -43,6 +66,9 @@ def write_run(
     for section, values in config.items():
         tables[section] = tables.get(section, {}) | values
     (folder / "config.toml").write_text(tomli_w.dumps(tables))
+    about = known(method)
+    drawn = {"curves": [list(curve) for curve in about.curves] if about else []}
+    (folder / "world.json").write_text(json.dumps(world_of(tables["fleet"]["devices"]) | drawn | (world or {})))
     rows = [
         {
             "time": 10.0 * i,

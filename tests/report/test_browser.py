@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from freshet import Federation
+from freshet.report.live import Server
 from freshet.report.page import report
 from freshet.report.reading import read
 
-from .conftest import Write, lines, write_run
-from .test_panels import line, results, world
+from .conftest import Write, write_run
+from .helpers import EVIL, line, lines, results, serving, world
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -30,7 +31,6 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--window-size=1300,1000",
 )  # fmt: skip
-EVIL = "<script>alert(1)</script>"
 SHOT = '<img src="http://127.0.0.1:9/x" onerror="alert(2)">'
 Driver = Any
 
@@ -302,31 +302,21 @@ def test_two_thousand_uploads_of_a_hundred_devices(opened: Callable[..., Driver]
 
 
 def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
-    import threading
-
-    from freshet.report.live import Server
-
     place = written("a", accuracy=[0.1], status=None)
     look(browser, 1300, dark=False)
     browser.get("about:blank")
     browser.get_log("browser")
-    with Server(place) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            browser.get(server.url)
-            cards = lambda: browser.find_element("id", "cards").text  # noqa: E731
-            wait(lambda: "10.0" in cards())
-            assert "live" in browser.find_element("id", "live").text
-            with (place / "metrics.jsonl").open("a") as file:
-                file.write(lines([{"time": 10.0, "accuracy": 0.777, "bytes_up": 1, "bytes_down": 1}]))
-            wait(lambda: "77.7" in cards())
-            (place / "summary.json").write_text(json.dumps({"status": "finished"}))
-            wait(lambda: "finished" in browser.find_element("id", "live").text)
-            assert errors(browser) == []
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Server(place)) as server:
+        browser.get(server.url)
+        cards = lambda: browser.find_element("id", "cards").text  # noqa: E731
+        wait(lambda: "10.0" in cards())
+        assert "live" in browser.find_element("id", "live").text
+        with (place / "metrics.jsonl").open("a") as file:
+            file.write(lines([{"time": 10.0, "accuracy": 0.777, "bytes_up": 1, "bytes_down": 1}]))
+        wait(lambda: "77.7" in cards())
+        (place / "summary.json").write_text(json.dumps({"status": "finished"}))
+        wait(lambda: "finished" in browser.find_element("id", "live").text)
+        assert errors(browser) == []
     browser.get("about:blank")
 
 

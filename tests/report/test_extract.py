@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
-import numpy as np
 import pytest
 
 from freshet import Result
 from freshet.report.closeup import closeup
-from freshet.report.extract import bands, chooser_shares, controls, partition_of, slot_shares, stalenesses, weighted
+from freshet.report.extract import bands, chooser_shares, controls, slot_shares, stalenesses, weighted
 from freshet.report.reading import read
 from freshet.report.trips import trips_of
 
@@ -44,6 +44,27 @@ def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -
     assert set(controls(read(finished("fedasmu").directory))) == {"lambda", "sigma", "iota", "gamma", "upsilon"}
 
 
+HEAT = ["warmth", "upload", "heat", "h", "of the device"]
+
+
+def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7, "lambda": 1.0}]
+    assert controls(read(written("a", method="mine:Mine", events=events))) == {}  # nothing is imported to find out
+    world = {"curves": [HEAT, ["none", "merge", *HEAT[2:]]]}
+    run = read(written("b", method="mine:Mine", events=events, world=world))
+    assert controls(run) == {"warmth": {3: [(1.0, 7.0)]}}
+    (figure,) = closeup(run)["controls"]
+    assert (figure["name"], figure["symbol"], figure["meaning"]) == ("warmth", "h", "of the device")
+
+
+@pytest.mark.parametrize("damaged", ["x", [1], {}, [["warmth"]], None, [[["x"], *HEAT[1:]]]])
+def test_a_damaged_description_of_curves_draws_nothing(written: Write, damaged: Any) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7}]
+    run = read(written("a", method="mine:Mine", events=events, world={"curves": damaged}))
+    assert controls(run) == {}
+    assert any("curves must be" in note for note in run.notes)
+
+
 def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:
     trigger = {"kind": "trigger", "version": 1, "epochs": 5}
     chosen = [(0.0, 1, "q"), (1.0, 2, "meta"), (9.0, 2, "meta"), (10.0, 2, "<b>")]
@@ -62,19 +83,8 @@ def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> N
     assert slot_shares(plain, trips_of(plain)) is None
 
 
-def test_the_partition_is_dealt_again(finished: Callable[[str], Result], written: Write) -> None:
-    part = partition_of(read(finished("fedavg").directory))
-    assert part is not None
-    counts = np.array(part.counts)
-    assert counts.shape == (8, 10)
-    run = read(finished("fedavg").directory)
-    logged = next(e for e in run.events if e["kind"] == "aggregate" and e["contributions"])
-    devices = [part["device"] for part in logged["contributions"]]
-    assert counts.sum(axis=1)[devices].tolist() == logged["samples"]
-    assert partition_of(read(written("custom"))) is None
-    assert partition_of(read(written("odd", data={"name": "digits", "concentration": -1.0}))) is None
-
-
 def test_a_closeup_of_an_empty_run_has_nothing_and_fails_nowhere(written: Write) -> None:
-    found = closeup(read(written("a", accuracy=[], status=None)))
+    place = written("a", accuracy=[], status=None)
+    (place / "world.json").unlink()
+    found = closeup(read(place))
     assert found == {key: [] if key == "controls" else None for key in found}

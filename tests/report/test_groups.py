@@ -17,6 +17,22 @@ def test_runs_that_differ_only_in_their_seed_are_one_group(written: Write) -> No
     assert (group.label, len(group.counted)) == ("fedasmu", 3)
 
 
+def test_what_decides_nothing_splits_no_group_and_the_run_itself_says_what_that_is(written: Write) -> None:
+    runs = [written("a", run={"target": 0.5, "new": 1}), written("b", seed=2, run={"target": 0.6, "new": 2})]
+    assert [group.label for group in grouped(read_all(runs))] == ["fedasmu (new=1)", "fedasmu (new=2)"]
+    later = [
+        written(f"c{n}", seed=n, run={"new": n}, world={"aside": ["run.new"]}) for n in (1, 2)
+    ]  # a setting that only a later version knows
+    assert len(grouped(read_all(later))) == 1
+
+
+def test_without_a_world_only_the_seed_is_set_aside(written: Write) -> None:
+    places = [written(f"old{n}", seed=n, run={"workers": n}) for n in (1, 2)]
+    for place in places:
+        (place / "world.json").unlink()
+    assert len(grouped(read_all(places))) == 2
+
+
 def test_labels_name_what_differs(written: Write) -> None:
     plain, lossy, other = written("a"), written("b", fleet={"loss": 0.05}), written("c", method="fedavg")
     more = written("d", fleet={"loss": 0.5})

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -17,18 +16,15 @@ import pytest
 from freshet.errors import ConfigError
 from freshet.report import live
 
-from .conftest import Write, lines
+from .conftest import Write
+from .helpers import lines, serving
 
 
 @pytest.fixture
 def server(written: Write, monkeypatch: pytest.MonkeyPatch) -> Iterator[live.Server]:
     monkeypatch.setattr(live, "EVERY_SECONDS", 0.0)
-    with live.Server(written("a", accuracy=[0.1], status=None)) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving(live.Server(written("a", accuracy=[0.1], status=None))) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def get(server: live.Server, path: str, host: str | None = None) -> tuple[int, bytes]:

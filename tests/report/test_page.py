@@ -15,8 +15,7 @@ from freshet.report.page import document, embedded, render, report
 from freshet.report.reading import read, read_all
 
 from .conftest import Write
-
-EVIL = "<script>alert(1)</script>"
+from .helpers import EVIL
 
 
 def data_of(page: str) -> Any:

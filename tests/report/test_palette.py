@@ -1,10 +1,13 @@
 """One palette for paper and page; a method keeps its colour."""
 
+import json
 import re
 from importlib.resources import files
+from pathlib import Path
 
 from freshet.experiments.cells import METHODS
-from freshet.report.palette import COLOURS, LIGHT, ORDER, dash, paint, styles
+from freshet.report.page import SCRIPTS, render
+from freshet.report.palette import COLOURS, LIGHT, ORDER, THEMES, dash, paint, styles, variables
 
 
 def test_the_papers_methods_have_colours_of_their_own():
@@ -22,8 +25,44 @@ def test_namesakes_and_many_lines_are_told_apart():
     assert dash(0) == "solid" and dash(COLOURS) == "dash" and paint(COLOURS) == paint(0)
 
 
-def test_the_page_has_the_same_colours():
-    script = (files("freshet.report") / "assets" / "theme.js").read_text()
-    light, dark = re.findall(r"c: \[(.*?)\]", script)
-    assert tuple(re.findall(r"#[0-9a-f]{6}", light)) == LIGHT
-    assert len(set(re.findall(r"#[0-9a-f]{6}", dark))) == COLOURS
+def test_the_page_has_no_colours_of_its_own():
+    """Scripts and styles name colours; the page is given both themes of the palette."""
+    assets = files("freshet.report") / "assets"
+    for name in (*SCRIPTS, "page.css", "page.html"):
+        assert re.findall(r"#[0-9a-f]{3,8}\b", (assets / name).read_text()) == [], name
+    page = render(None)
+    found = re.search(r'<script type="application/json" id="palette">(.*?)</script>', page, re.S)
+    assert found is not None and json.loads(found[1]) == THEMES
+    assert variables() in page
+
+
+def test_both_themes_have_the_same_names_and_twelve_colours():
+    light, dark = THEMES["light"], THEMES["dark"]
+    assert light.keys() == dark.keys()
+    assert [len(set(theme["c"])) for theme in (light, dark)] == [COLOURS, COLOURS]
+    colours = [
+        colour
+        for theme in (light, dark)
+        for item in theme.values()
+        for colour in ([item] if isinstance(item, str) else item)
+    ]
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
+
+
+def test_every_name_that_styles_and_scripts_use_is_in_the_palette():
+    assets = files("freshet.report") / "assets"
+    names = set(re.findall(r"var\(--([a-z-]+)\)", (assets / "page.css").read_text())) - {"shadow"}
+    for script in SCRIPTS:
+        names |= set(re.findall(r"\btheme\.([a-z]+)\b", (assets / script).read_text()))
+    assert names <= THEMES["light"].keys()
+
+
+def test_no_figure_brings_colours_of_its_own():
+    """Neither reports nor experiments nor the terminal's pictures: one palette for all."""
+    sources = [path for path in Path(str(files("freshet"))).rglob("*.py") if path.name != "palette.py"]
+    assert [path.name for path in sources if re.search(r"[\"']#[0-9a-f]{6}[\"']", path.read_text())] == []
+
+
+def test_lines_of_the_page_can_be_read():
+    for asset in (files("freshet.report") / "assets").iterdir():
+        assert max(map(len, asset.read_text().splitlines())) < 120, asset.name

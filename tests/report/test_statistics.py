@@ -10,7 +10,6 @@ from freshet.report.statistics import (
     Paired,
     Spread,
     band,
-    first_crossing,
     histogram,
     mean_crossing,
     on_grid,
@@ -21,6 +20,7 @@ from freshet.report.statistics import (
     sign_flip,
     trailing_mean,
 )
+from freshet.runs.facts import first_crossing
 
 
 def test_median_and_extremes_over_seeds() -> None:
@@ -35,12 +35,6 @@ def test_a_seed_that_never_arrives_counts_as_later_than_all_others() -> None:
     assert over_seeds_reached([30.0, None]) == Spread(None, 30.0, 30.0, 1, 2)
     assert over_seeds_reached([None, None, 5.0]).median is None
     assert over_seeds_reached([None]) == Spread(None, None, None, 0, 1)
-
-
-def test_first_crossing_is_the_first_value_at_or_above_the_target() -> None:
-    assert first_crossing([0, 10, 20, 30], [0.1, 0.8, 0.7, 0.9], 0.8) == 10
-    assert first_crossing([0, 10], [0.1, None], 0.8) is None
-    assert first_crossing([], [], 0.8) is None
 
 
 def test_the_trailing_mean_needs_a_full_window() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from freshet import Result
 from freshet.report.reading import read
-from freshet.report.trips import contributions, timeline, trips_of
+from freshet.report.trips import timeline, trips_of
 
 from .conftest import Write
 
@@ -63,21 +63,6 @@ def test_lost_and_unfinished_trips(written: Write) -> None:
     assert (second.outcome, second.end) == ("flying", None)
 
 
-def test_contributions_of_one_and_of_many() -> None:
-    def parts(*figures: tuple[Any, Any, Any]) -> list[dict[str, Any]]:
-        return [{"device": d, "base": 1, "staleness": s, "weight": w} for d, s, w in figures]
-
-    assert contributions({"device": 4, "contributions": parts((4, 3, 0.5)), "alpha": 0.5}) == [(4, 3, 0.5)]
-    rounds = {"contributions": parts((2, 1, 0.25), (5, 1, 0.75)), "alpha": 1.0}
-    assert contributions(rounds) == [(2, 1, 0.25), (5, 1, 0.75)]
-    buffer = {"contributions": parts((2, 1, 0.5), (5, 4, 0.25)), "alpha": 1.5, "device": 5, "trip": 1}
-    assert contributions(buffer) == [(2, 1, 1.0), (5, 4, 0.5)], "alpha = eta_g * sum of the weights"
-    assert contributions({"contributions": parts((2, 1, 0.25))}) == [(2, 1, 0.25)], "a method that logs no alpha"
-    assert contributions({"contributions": [], "alpha": 0.0}) == []
-    assert contributions({"contributions": parts((1, None, "no"), ("x", 1, 1.0)) + ["y"]}) == [(1, None, None)]
-    assert contributions({"contributions": {}}) == contributions({}) == []
-
-
 def test_buffered_uploads_wait_for_their_aggregation(written: Write) -> None:
     events = [
         *(TRIGGER | {"device": d} for d in (0, 1)),
@@ -100,7 +85,7 @@ def test_every_trip_of_a_real_run_in_order(finished: Callable[[str], Result], me
         times = [trip.start, trip.train, trip.asked, trip.answered, trip.resume, trip.sent, trip.end]
         there = [time for time in times if time is not None]
         assert there == sorted(there)
-        assert trip.train is not None, "the fleet of the config explains the log"
+        assert trip.train is not None, "the fleet of world.json explains the log"
     text = json.dumps(timeline(run, trips), allow_nan=False)
     assert json.loads(text)["devices"] == 8
 

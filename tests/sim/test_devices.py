@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from freshet.core.method import Memory
 from freshet.runs.arrays import Elsewhere
 from freshet.runs.checkpoint import owned
 from freshet.sim.devices import PENDING, DeviceStore, size_of
-from freshet.training.trainer import Outcome
+from freshet.training.outcome import Outcome
 
 
 def memory(seed: int, size: int = 100) -> Memory:
@@ -38,11 +39,11 @@ def _bits(value: Any) -> Any:
 
 
 def test_a_memory_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path, limit_bytes=3 * size_of(memory(0)))
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=3 * size_of(memory(0)))
     for device in range(10):
         store.put(device, memory(device))
     assert store.spilled == 7
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 7
+    assert sorted(path.suffix for path in (tmp_path / "spilled").iterdir()) == [".safetensors"] * 7
     for device in range(10):
         assert equal(store.get(device), memory(device))
         assert store.bytes_in_memory <= store.limit_bytes
@@ -50,33 +51,33 @@ def test_a_memory_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_longest_unused_go_first(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path, limit_bytes=2 * size_of(memory(0)))
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=2 * size_of(memory(0)))
     for device in (0, 1):
         store.put(device, memory(device))
     store.get(0)
     store.put(2, memory(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["device-1.safetensors"]
+    assert [path.name for path in (tmp_path / "spilled").iterdir()] == ["device-1.safetensors"]
     store.put(1, memory(7))  # what is in the file is out of date
     assert equal(store.get(1), memory(7))
-    assert [path.name for path in tmp_path.iterdir()] == ["device-0.safetensors"]
+    assert [path.name for path in (tmp_path / "spilled").iterdir()] == ["device-0.safetensors"]
 
 
 def test_a_memory_larger_than_the_limit_lives_on_disk(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path, limit_bytes=10)
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=10)
     store.put(3, memory(3))
     assert (store.spilled, store.bytes_in_memory) == (1, 0)
     assert equal(store.get(3), memory(3))
 
 
 def test_numbers_alone_are_never_written(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path, limit_bytes=0)
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     for device in range(50):
         store.put(device, {"gamma": 0.1 * device})
-    assert (store.spilled, list(tmp_path.iterdir())) == (0, [])
+    assert (store.spilled, (tmp_path / "spilled").exists()) == (0, False)
 
 
 def test_arrays_of_any_shape_and_order(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path, limit_bytes=0)
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     kept: Memory = {"scalar": np.array(2.5), "empty": np.zeros((0, 3)), "turned": np.arange(6.0).reshape(2, 3).T}
     store.put(0, kept)
     found = store.get(0)
@@ -84,21 +85,23 @@ def test_arrays_of_any_shape_and_order(tmp_path: Path) -> None:
     assert all(np.array_equal(found[name], kept[name]) for name in kept)
 
 
-def test_a_temporary_folder_appears_at_need_and_goes_with_the_store() -> None:
-    store = DeviceStore(limit_bytes=0)
-    store.put(0, {"gamma": 1.0})
-    assert store._folder is None
-    store.put(1, memory(1))
-    folder = store._folder
-    assert folder is not None and folder.is_dir()
-    assert equal(store.get(1), memory(1))
+def test_the_folder_appears_at_need_without_what_a_killed_run_left_there_and_goes_with_the_store(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "spilled"
+    folder.mkdir()
+    (folder / "device-7.safetensors").write_bytes(b"left by a run that was killed")
+    store = DeviceStore(folder, limit_bytes=0)
+    store.put(0, memory(0))
+    assert [path.name for path in folder.iterdir()] == ["device-0.safetensors"]
+    assert equal(store.get(0), memory(0))
     del store
     gc.collect()
     assert not folder.exists()
 
 
-def test_what_is_still_under_way_is_waited_for() -> None:
-    store = DeviceStore(limit_bytes=0)
+def test_what_is_still_under_way_is_waited_for(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     store.put(0, memory(0))
     store.defer(0, Lazy(lambda: left(5)))
     assert equal(store.get(0), memory(5))
@@ -107,19 +110,19 @@ def test_what_is_still_under_way_is_waited_for() -> None:
 
 
 def left(seed: int) -> Outcome:
-    return Outcome(np.zeros(1, np.float32), 1, {}, memory(seed))
+    return Outcome(np.zeros(1, np.float32), 1, {}, {}, {}, memory(seed))
 
 
-def test_outcomes_that_nobody_needs_are_taken_in_as_soon_as_they_are_there() -> None:
-    store, outcome = DeviceStore(), Lazy(lambda: left(3))
+def test_outcomes_that_nobody_needs_are_taken_in_as_soon_as_they_are_there(tmp_path: Path) -> None:
+    store, outcome = DeviceStore(tmp_path), Lazy(lambda: left(3))
     outcome.result()
     store.defer(3, outcome)
     assert store.bytes_in_memory == size_of(memory(3))
     assert equal(store.get(3), memory(3))
 
 
-def test_only_a_few_outcomes_are_left_for_later() -> None:
-    store, computed = DeviceStore(), []
+def test_only_a_few_outcomes_are_left_for_later(tmp_path: Path) -> None:
+    store, computed = DeviceStore(tmp_path), []
 
     def outcome(device: int) -> Lazy[Outcome]:
         return Lazy(lambda: computed.append(device) or left(device))
@@ -157,8 +160,8 @@ def test_the_state_holds_everything_and_restores_it(tmp_path: Path) -> None:
     assert list(again.state()["memory"]) == ["0", "2", "4", "9"]
 
 
-def test_mean_seconds_of_completed_trips() -> None:
-    store = DeviceStore()
+def test_mean_seconds_of_completed_trips(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path)
     assert store.mean_seconds(0) is None
     for seconds in (2.0, 3.0, 7.0):
         store.completed(0, seconds)
@@ -168,12 +171,13 @@ def test_mean_seconds_of_completed_trips() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 99)), max_size=25), st.integers(0, 2000))
 def test_any_sequence_gives_what_an_unbounded_store_gives(steps: list[tuple[bool, int, int]], limit: int) -> None:
-    bounded, free = DeviceStore(limit_bytes=limit), DeviceStore()
-    for is_put, device, seed in steps:
-        if is_put:
-            for store in (bounded, free):
-                store.put(device, memory(seed, size=20 + 50 * (seed % 3)))
-        else:
-            assert equal(bounded.get(device), free.get(device))
-        assert bounded.bytes_in_memory <= limit
-    assert list(bounded.state()["memory"]) == list(free.state()["memory"])
+    with TemporaryDirectory() as folder:
+        bounded, free = DeviceStore(Path(folder) / "a", limit_bytes=limit), DeviceStore(Path(folder) / "b")
+        for is_put, device, seed in steps:
+            if is_put:
+                for store in (bounded, free):
+                    store.put(device, memory(seed, size=20 + 50 * (seed % 3)))
+            else:
+                assert equal(bounded.get(device), free.get(device))
+            assert bounded.bytes_in_memory <= limit
+        assert list(bounded.state()["memory"]) == list(free.state()["memory"])

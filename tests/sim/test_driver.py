@@ -228,7 +228,7 @@ def test_a_round_in_which_all_are_lost_counts_and_keeps_the_model(federate, tmp_
     aggregates = events(result, "aggregate")
     assert len(aggregates) > 2
     assert [row["version"] for row in aggregates] == list(range(1, len(aggregates) + 1))
-    assert {(row["alpha"], row["update_norm"], tuple(row["devices"])) for row in aggregates} == {(0.0, 0.0, ())}
+    assert {(row["alpha"], row["update_norm"], tuple(row["contributions"])) for row in aggregates} == {(0.0, 0.0, ())}
     untouched = federate("fedavg").run(0.001, out=tmp_path / "untouched")
     assert result.summary["weights_sha256"] == untouched.summary["weights_sha256"]
     passes_audit(result)
@@ -239,7 +239,7 @@ def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch)
 
     kept: list[Simulation] = []
     original = Simulation.run
-    monkeypatch.setattr(Simulation, "run", lambda self, until: kept.append(self) or original(self, until))
+    monkeypatch.setattr(Simulation, "run", lambda self, *given: kept.append(self) or original(self, *given))
     federate("fedasmu", fleet={"loss": 0.3}).run(80, out=tmp_path / "run")
     server = kept[0].server
     needed = {f.base for f in server.flights.values()} | {f.fresh for f in server.flights.values() if f.fresh}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer, RunError
-from freshet.result import remarks
+from freshet.core import ending
+from freshet.core.ending import Watch
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.sim import ending
-from freshet.sim.ending import Watch
-from freshet.training.trainer import Score
+from freshet.runs.summary import remarks
+from freshet.training.outcome import Score
 
 Federate = Callable[..., Federation]
 #: Steps so long that the model runs away but stays finite: losses of 1e5 and more within a few uploads.
@@ -212,6 +212,7 @@ def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate:
     assert (summary["virtual_time"], result.rows[-1]["time"]) == (first + 4.0, first + 4.0)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.toml",
+        "world.json",
         "events.jsonl",
         "metrics.jsonl",
         "summary.json",

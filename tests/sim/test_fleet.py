@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from freshet.sim.fleet import Fleet, FleetOptions
+from freshet.options import FleetOptions
+from freshet.sim.fleet import Fleet
 
 modest = settings(deadline=None, max_examples=60)
 
@@ -14,29 +15,29 @@ modest = settings(deadline=None, max_examples=60)
 @modest
 @given(st.integers(2, 60), st.floats(0.1, 100), st.floats(1, 500), st.integers(0, 10**6))
 def test_both_ends_of_the_speed_range_are_present_and_nobody_is_outside(devices, fastest, ratio, seed):
-    seconds = FleetOptions(devices=devices, fastest=fastest, ratio=ratio).draw(seed).train_seconds
+    seconds = Fleet.draw(FleetOptions(devices=devices, fastest=fastest, ratio=ratio), seed).train_seconds
     assert seconds.min() == fastest
     assert seconds.max() == fastest * ratio
     assert len(seconds) == devices
 
 
 def test_ratio_1_makes_all_equal():
-    assert (FleetOptions(devices=20, fastest=3.0, ratio=1.0).draw(0).train_seconds == 3.0).all()
+    assert (Fleet.draw(FleetOptions(devices=20, fastest=3.0, ratio=1.0), 0).train_seconds == 3.0).all()
 
 
 def test_a_single_device_is_the_fastest():
-    assert FleetOptions(devices=1, fastest=3.0, ratio=9.0).draw(0).train_seconds.tolist() == [3.0]
+    assert Fleet.draw(FleetOptions(devices=1, fastest=3.0, ratio=9.0), 0).train_seconds.tolist() == [3.0]
 
 
 def test_speeds_are_uniform_between_the_ends():
-    seconds = FleetOptions(devices=4000, fastest=10.0, ratio=5.0).draw(0).train_seconds
+    seconds = Fleet.draw(FleetOptions(devices=4000, fastest=10.0, ratio=5.0), 0).train_seconds
     counts, _ = np.histogram(seconds, bins=8, range=(10.0, 50.0))
     assert np.abs(counts - 500).max() < 100  # 4.8 standard deviations
 
 
 def test_the_same_seed_draws_the_same_fleet():
     options = FleetOptions(devices=20, link_ratio=4.0)
-    one, two, other = options.draw(1), options.draw(1), options.draw(2)
+    one, two, other = Fleet.draw(options, 1), Fleet.draw(options, 1), Fleet.draw(options, 2)
     np.testing.assert_array_equal(one.train_seconds, two.train_seconds)
     np.testing.assert_array_equal(one.up_rate, two.up_rate)
     assert (one.train_seconds != other.train_seconds).any()
@@ -44,19 +45,19 @@ def test_the_same_seed_draws_the_same_fleet():
 
 def test_a_leg_takes_latency_plus_bytes_over_bandwidth_each_way_for_itself():
     options = FleetOptions(devices=2, up_mbps=8.0, down_mbps=80.0, up_latency=0.25, down_latency=0.5)
-    fleet = options.draw(0)
+    fleet = Fleet.draw(options, 0)
     assert fleet.up(0, 2_000_000) == pytest.approx(0.25 + 2.0)
     assert fleet.down(0, 2_000_000) == pytest.approx(0.5 + 0.2)
 
 
 def test_link_ratio_bounds_the_worst_link():
-    fleet = FleetOptions(devices=500, up_mbps=8.0, link_ratio=10.0).draw(0)
+    fleet = Fleet.draw(FleetOptions(devices=500, up_mbps=8.0, link_ratio=10.0), 0)
     assert 1e5 <= fleet.up_rate.min() < fleet.up_rate.max() <= 1e6
     np.testing.assert_allclose(fleet.up_rate / 8, fleet.down_rate / 50)
 
 
 def test_by_default_a_device_is_always_there_and_loses_nothing():
-    fleet = FleetOptions(devices=3).draw(0)
+    fleet = Fleet.draw(FleetOptions(devices=3), 0)
     assert fleet.available(1, 1e9)
     assert fleet.leaves(1, 0.0) == float("inf")
     assert not any(fleet.is_lost(0, trip) for trip in range(100))
@@ -64,7 +65,7 @@ def test_by_default_a_device_is_always_there_and_loses_nothing():
 
 def on_off(**changes) -> Fleet:
     options = {"devices": 40, "on_seconds": 30.0, "off_seconds": 10.0}
-    return FleetOptions(**(options | changes)).draw(3)
+    return Fleet.draw(FleetOptions(**(options | changes)), 3)
 
 
 def test_devices_are_there_for_their_share_of_the_time():

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.sim.heap import Entry, EventHeap, Rank
+from freshet.sim.heap import EventHeap, Happening, Rank
 
 times = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e6))
-entries = st.builds(Entry, times, st.sampled_from(list(Rank)), st.integers(0, 4), st.integers(1, 3))
+entries = st.builds(Happening, times, st.sampled_from(list(Rank)), st.integers(0, 4), st.integers(1, 3))
 modest = settings(deadline=None, max_examples=80)
 
 
-def drained(heap: EventHeap) -> list[Entry]:
+def drained(heap: EventHeap) -> list[Happening]:
     return [heap.pop() for _ in range(len(heap))]
 
 
@@ -38,7 +38,7 @@ def test_pushing_while_popping_never_turns_the_clock_back(pushed, delays):
         seen.append(heap.pop().time)
         assert heap.now == seen[-1]
         if delays:
-            heap.push(Entry(heap.now + delays.pop(), Rank.UPLOAD))
+            heap.push(Happening(heap.now + delays.pop(), Rank.UPLOAD))
     assert seen == sorted(seen)
 
 
@@ -58,13 +58,13 @@ def test_a_heap_saved_in_the_middle_goes_on_in_the_same_way(pushed, popped):
 def test_the_past_is_refused(time):
     heap = EventHeap(now=10.0)
     with pytest.raises(ValueError, match="before the clock"):
-        heap.push(Entry(time, Rank.UPLOAD))
+        heap.push(Happening(time, Rank.UPLOAD))
     assert len(heap) == 0
 
 
 def test_now_is_not_the_past():
     heap = EventHeap(now=10.0)
-    heap.push(Entry(10.0, Rank.TRIGGER))
+    heap.push(Happening(10.0, Rank.TRIGGER))
     assert heap.pop().time == 10.0
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from freshet import data
 from freshet.errors import ConfigError, FreshetError
+from freshet.report.palette import GRID, INK, LIGHT, MUTED, RAMP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,19 +135,6 @@ def _print_skew(figures: data.Skew) -> None:
     Console().print(table)
 
 
-_INK, _MUTED, _GRID = "#1d2b3a", "#5d6b7a", "#e4e9ee"
-_COLOURS = (
-    "#1f6f8b",
-    "#f2a65a",
-    "#7a9e7e",
-    "#c8553d",
-    "#8d6a9f",
-    "#e3c567",
-    "#4a8fe7",
-    "#a0a8b0",
-    "#e58aa5",
-    "#3c4f76",
-)
 _WIDEST = 200  # devices drawn; of more, an even sample in order of size
 
 
@@ -169,14 +157,14 @@ def draw_partition(
         axis = f"{_WIDEST} of {devices:,} devices, evenly chosen from the largest to the smallest"
     names = class_names or tuple(str(k) for k in range(classes))
     figure = Figure(figsize=(12, 7.4), dpi=150, facecolor="white")
-    heights = (1.15, 1) if classes <= len(_COLOURS) else (0.45, 1)
+    heights = (1.15, 1) if classes <= len(LIGHT) else (0.45, 1)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     figure.subplots_adjust(left=0.105, right=0.865, top=0.86, bottom=0.085, hspace=0.12)
-    figure.text(0.02, 0.955, title, fontsize=18, fontweight="bold", color=_INK)
-    figure.text(0.02, 0.915, f"{subtitle}   ·   {_summary(figures)}", fontsize=10.5, color=_MUTED)
+    figure.text(0.02, 0.955, title, fontsize=18, fontweight="bold", color=INK)
+    figure.text(0.02, 0.915, f"{subtitle}   ·   {_summary(figures)}", fontsize=10.5, color=MUTED)
     _draw_sizes(top, counts, names)
     _draw_mix(bottom, counts, names)
-    bottom.set_xlabel(axis, color=_MUTED)
+    bottom.set_xlabel(axis, color=MUTED)
     if len(counts) < devices:  # positions are no device numbers
         bottom.set_xticks([])
     else:
@@ -197,28 +185,28 @@ def _summary(figures: data.Skew) -> str:
 def _plain_axes(axes: Axes) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.tick_params(length=0, colors=_MUTED, labelsize=9)
+    axes.tick_params(length=0, colors=MUTED, labelsize=9)
 
 
 def _draw_sizes(axes: Axes, counts: np.ndarray[Any, Any], names: tuple[str, ...]) -> None:
     _plain_axes(axes)
     place, width = np.arange(len(counts)), 0.86 if len(counts) <= 60 else 1.0
     edge: dict[str, Any] = {"linewidth": 0.3, "edgecolor": "white"}
-    if len(names) <= len(_COLOURS):
+    if len(names) <= len(LIGHT):
         floor = np.zeros(len(counts))
-        for k, (name, colour) in enumerate(zip(names, _COLOURS, strict=False)):
+        for k, (name, colour) in enumerate(zip(names, LIGHT, strict=False)):
             axes.bar(place, counts[:, k], width, bottom=floor, color=colour, label=name, **edge)
             floor += counts[:, k]
         handles, labels = axes.get_legend_handles_labels()
         axes.legend(
             handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False,
-            fontsize=9.5, labelcolor=_INK, handlelength=1.0, handleheight=1.0, labelspacing=0.55, borderaxespad=0,
+            fontsize=9.5, labelcolor=INK, handlelength=1.0, handleheight=1.0, labelspacing=0.55, borderaxespad=0,
         )  # fmt: skip
     else:
-        axes.bar(place, counts.sum(axis=1), width, color=_COLOURS[0], **edge)
+        axes.bar(place, counts.sum(axis=1), width, color=LIGHT[0], **edge)
     axes.set_axisbelow(True)
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
-    axes.set_ylabel("samples", color=_MUTED)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_ylabel("samples", color=MUTED)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.margins(x=0)
 
@@ -228,7 +216,7 @@ def _draw_mix(axes: Axes, counts: np.ndarray[Any, Any], names: tuple[str, ...]) 
 
     _plain_axes(axes)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    shades = LinearSegmentedColormap.from_list("water", ["#f6f9fb", "#b9dbe3", "#4aa3b8", "#15607a", "#0b2f45"])
+    shades = LinearSegmentedColormap.from_list("water", list(RAMP))
     top = max(2.5 / len(names), float(np.quantile(shares, 0.998)))  # one extreme device must not pale all others
     image = axes.imshow(shares.T, aspect="auto", cmap=shades, vmin=0, vmax=top, interpolation="nearest")
     step = max(1, -(-len(names) // 12))
@@ -244,8 +232,8 @@ def _draw_mix(axes: Axes, counts: np.ndarray[Any, Any], names: tuple[str, ...]) 
             extend="max" if shares.max() > top else "neither",
         )
         bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, colors=_MUTED, labelsize=9)
-        bar.set_label("share of the device's samples", color=_MUTED, fontsize=9)
+        bar.ax.tick_params(length=0, colors=MUTED, labelsize=9)
+        bar.set_label("share of the device's samples", color=MUTED, fontsize=9)
 
 
 def _short(name: str) -> str:

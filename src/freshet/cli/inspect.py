@@ -12,10 +12,10 @@ from freshet.cli.screen import number, results_table, size
 from freshet.cli.tables import wide_console
 from freshet.errors import RunError
 from freshet.methods import find, options_for, registry
-from freshet.result import remarks
 from freshet.runs.audit import Audit
 from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
+from freshet.runs.summary import remarks
 
 if TYPE_CHECKING:
     from freshet.experiments.cells import Cell
@@ -36,17 +36,17 @@ def methods(
     for method in registry().values():
         marks = method.marks()
         notes |= marks
-        title = " ".join([method.name, *(f"[{mark}]" for mark in marks)])
-        kind = "asynchronous" if method.kind == "async" else "synchronous"
-        table.add_row(escape(title), kind, ", ".join(method.variants) or "–", method.citation)
+        title = " ".join([method.about.name, *(f"[{mark}]" for mark in marks)])
+        kind = "asynchronous" if method.about.kind == "async" else "synchronous"
+        table.add_row(escape(title), kind, ", ".join(method.about.variants) or "–", method.about.citation)
     console.print(table)
     for mark, text in notes.items():
         console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
     console.print("\nOptions and defaults (what they mean: freshet methods NAME)", style="bold")
     for method in registry().values():
-        options = options_for(method.name, {})
+        options = options_for(method.about.name, {})
         values = ", ".join(f"{key} {_value(getattr(options, key))}" for key in type(options).model_fields) or "none"
-        console.print(f"[bold]{method.name}[/bold]: {escape(values)}", highlight=False)
+        console.print(f"[bold]{method.about.name}[/bold]: {escape(values)}", highlight=False)
 
 
 def _value(default: object) -> str:
@@ -57,7 +57,7 @@ def _value(default: object) -> str:
 def _options(console: Console, name: str) -> None:
     method, preset = find(name)
     options = options_for(name, {})
-    console.print(f"[bold]{name}[/bold]: {method.citation}", highlight=False)
+    console.print(f"[bold]{name}[/bold]: {method.about.citation}", highlight=False)
     for mark, text in method.marks().items():
         console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)

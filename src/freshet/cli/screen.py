@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from freshet.methods import find, names
+from freshet.methods import known
+from freshet.report.columns import COLUMNS, Column
 from freshet.runs.writer import Observer
 
 
@@ -86,8 +87,23 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def marked(name: str) -> str:
     """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
-    marks = {} if ":" in name or name not in names() else find(name)[0].marks()
+    about = known(name)
+    marks = about.marks() if about else {}
     return " ".join([name, *(f"[{mark}]" for mark in marks)])
+
+
+def cell(column: Column, value: float | None) -> str:
+    """A number of a table of results as the terminal shows it."""
+    if value is None:
+        return "–"
+    if column.kind == "bytes":
+        return size(value)
+    if column.kind == "seconds":
+        return f"{value:.1f} s" if column.key == "wall_seconds" else f"{value:.0f} s"
+    return number(value, {"share": 3, "mean": 1, "count": 0}[column.kind])
+
+
+_SHOWN = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness", "bytes_up", "bytes_down")
 
 
 def results_table(summaries: list[dict[str, Any]]) -> Table:
@@ -95,20 +111,11 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
     target = summaries[0]["target"]
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy", "best", f"to {target:g}", "uploads", "discards", "stale", "up", "down"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = [COLUMNS[key] for key in _SHOWN]
+    for column in columns:
+        table.add_column(column.short.format(target=f"{target:g}"), justify="right", no_wrap=True)
     for summary in summaries:
-        reached = summary["time_to_target"]
         diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
-        table.add_row(
-            escape(marked(str(summary["method"]))) + diverged,
-            number(summary["final_accuracy"]),
-            number(summary["best_accuracy"]),
-            "–" if reached is None else f"{reached:.0f} s",
-            str(summary["uploads"]),
-            str(summary["discards"]),
-            number(summary["mean_staleness"], 1),
-            size(summary["bytes_up"]),
-            size(summary["bytes_down"]),
-        )
+        method = escape(marked(str(summary["method"]))) + diverged
+        table.add_row(method, *(cell(column, summary[column.summary]) for column in columns))
     return table

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import number, size
+from freshet.cli.screen import cell, number, size
+from freshet.report.columns import COLUMNS, chosen, overhead
 from freshet.report.groups import said_diverged
 from freshet.report.references import Ratio
 
@@ -42,17 +43,10 @@ def accuracy_table(world: Record) -> Table:
     """What each method reached and how fast, held against its reference; the paper's numbers beside it."""
     lines, target = world["lines"], world["target"]
     paper = any(line["published"] for line in lines)
-    headings = [
-        "runs",
-        "accuracy",
-        "range",
-        "best",
-        f"to {target:g}",
-        "5-mean",
-        "time vs reference",
-        "accuracy vs",
-        "p",
-    ]
+    accuracy, best, raw, mean = (
+        COLUMNS[key].short.format(target=f"{target:g}") for key in ("accuracy", "best", "time_raw", "time_mean")
+    )
+    headings = ["runs", accuracy, "range", best, raw, mean, "time vs reference", "accuracy vs", "p"]
     table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
     for line in lines:
         against = line.get("against") or {}
@@ -84,14 +78,10 @@ def _reference(world: Record, line: Record) -> str:
 def cost_table(world: Record) -> Table:
     """What each method cost, as medians over seeds: staleness, discards, trips computed, real time."""
     lines = world["lines"]
-    rejected = any(line["rejected"]["high"] for line in lines)
-    table = _table(["staleness", "discarded", *(["rejected"] if rejected else []), "trips", "computed in"])
+    columns = chosen(("mean_staleness", "discards", "rejected", "trips", "wall_seconds"), lines)
+    table = _table([column.short for column in columns])
     for line in lines:
-        keys = ("mean_staleness", "discards", *(["rejected"] if rejected else []), "trips")
-        medians = [line[key]["median"] for key in keys]
-        wall = line["wall_seconds"]["median"]
-        cells = [number(value, 1 if key == "mean_staleness" else 0) for key, value in zip(keys, medians, strict=True)]
-        table.add_row(escape(line["label"]), *cells, "–" if wall is None else f"{wall:.1f} s")
+        table.add_row(escape(line["label"]), *(cell(column, line[column.key]["median"]) for column in columns))
     return table
 
 
@@ -107,13 +97,6 @@ def traffic_table(world: Record) -> Table:
             "–" if share is None else f"+{100 * share:.1f} %",
         )
     return table
-
-
-def overhead(up: float | None, down: float | None, fresh: float | None) -> float | None:
-    """Bytes of the fresh models over all other bytes."""
-    if up is None or down is None or fresh is None or up + down <= fresh:
-        return None
-    return fresh / (up + down - fresh)
 
 
 def _table(headings: Sequence[str]) -> Table:

@@ -3,14 +3,15 @@
 A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
 from freshet.core.layout import Layout
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from freshet.core.server import Flight, Server
 
-Kind = Literal["async", "sync"]
 #: What a device remembers between its trips: numbers and arrays by name.
 Memory = dict[str, Any]
 
@@ -50,18 +50,20 @@ class World:
     reach: Callable[[int], float] = float
 
 
-class Remark(NamedTuple):
-    """What a reader of results must know about a method: a short mark beside its name, and the sentence behind it."""
+class Facts(NamedTuple):
+    """What a method's options can be held against before a run is built."""
 
-    mark: str
-    text: str
+    devices: int
+    epochs: int
+    per_round: int
+    in_flight: int
 
 
 class Aggregate(NamedTuple):
     """The upload (or the collected uploads) changed the global model; ``numbers`` holds all else that decided it.
 
-    Without contributions the model must stay as it is (a round that lost everybody). ``length`` is how far the learnable
-    weights moved, where the method knows it; the server measures it otherwise.
+    Without contributions the model must stay as it is (a round that lost everybody). ``length`` is how far the
+    learnable weights moved, where the method knows it; the server measures it otherwise.
     """
 
     weights: Vector
@@ -185,18 +187,8 @@ class LocalRule:
 class Method:
     """The server's rule of a method, with its hyper-parameters and its state."""
 
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
-    title: ClassVar[str]
-    citation: ClassVar[str]
-    #: True when the original formulas are not accessible; shown in every table.
-    reconstructed: ClassVar[bool] = False
-    #: Shown with the method's results, for example when a part of the paper is left out.
-    remark: ClassVar[Remark | None] = None
-    #: When a finished device is replaced under the constant-concurrency trigger.
-    replaces: ClassVar[Literal["arrival", "aggregation"]] = "arrival"
-    #: Named presets: ``{"fedasmu-da": {"dynamic_server": False}}``.
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: The header. A class with one of its own is a method; one without is a part of others.
+    about: ClassVar[About]
     Options: ClassVar[type[Options]] = Options
 
     #: All that changes while the method runs, as one dataclass: it is saved and resumed by its annotations.
@@ -209,8 +201,11 @@ class Method:
     @classmethod
     def marks(cls) -> dict[str, str]:
         """What must be said of the method wherever its results stand: marks, and the sentence behind each."""
-        marks = {"R": "reconstructed: the original formulas are not accessible"} if cls.reconstructed else {}
-        return marks | ({cls.remark.mark: cls.remark.text} if cls.remark else {})
+        return cls.about.marks()
+
+    @classmethod
+    def check(cls, options: Any, facts: Facts) -> None:
+        """Raise a ``ConfigError`` for options that are fine by themselves but do not go with the rest of the run."""
 
     @classmethod
     def settled(cls, options: Any, world: World) -> Any:

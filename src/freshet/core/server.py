@@ -49,7 +49,7 @@ class Server:
 
     def __init__(self, method: Method, world: World, weights: Vector, lr: float, lr_decay: float) -> None:
         self.method = method
-        self.synchronous = method.kind == "sync"
+        self.synchronous = method.about.kind == "sync"
         self.world = world
         self.store = VersionStore(weights)
         self.lr, self.lr_decay = lr, lr_decay
@@ -198,7 +198,7 @@ class Server:
         if problem is None:
             verdict = self.method.receive(self, upload, flight)
             self.consumed += not isinstance(verdict, Discard | Reject)
-            if isinstance(verdict, Wait) and self.method.replaces == "aggregation":
+            if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
                 self.waiting.add(device)
             events = self._apply(verdict, device, flight)
             self._land(device)

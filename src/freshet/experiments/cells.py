@@ -7,20 +7,9 @@ concentration, first values of the control parameters, bandwidth) is not here.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-METHODS = (
-    "fedasmu",
-    "fedasync",
-    "port",
-    "asofed",
-    "fedbuff",
-    "fedsa",
-    "fedssmu",
-    "fedavg",
-    "fedprox",
-    "moon",
-    "feddyn",
-    "fedlws",
-)
+from freshet.report.palette import ORDER
+
+METHODS = ORDER
 """The twelve methods in the order of the paper's table: six asynchronous, six synchronous."""
 
 

@@ -11,8 +11,7 @@ from freshet.errors import RunError
 from freshet.experiments.grid import Job, run_key
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
-from freshet.report.reading import ENDED
-from freshet.runs.reader import Run
+from freshet.runs.reader import ENDED, Run
 from freshet.runs.writer import Observer
 
 

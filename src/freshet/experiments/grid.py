@@ -18,8 +18,6 @@ from freshet.experiments.presets import cell_settings
 from freshet.methods import find
 
 Tables = Mapping[str, Mapping[str, Any]]
-#: Settings of a run that decide none of its bits: where it trains, how often it is saved, what its log is held against.
-ASIDE = ("executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "device_memory_mb", "target")
 _DIGITS = 12
 
 
@@ -71,15 +69,9 @@ class Job:
         return run_key(self.config)
 
 
-def essence(config: Config) -> dict[str, dict[str, Any]]:
-    """Everything that decides a run's bits."""
-    tables = config.tables()
-    return tables | {"run": {key: value for key, value in tables["run"].items() if key not in ASIDE}}
-
-
 def run_key(config: Config) -> str:
     """A run's name in a grid: method and seed to be read by people, and the hash that decides."""
-    digest = hashlib.sha256(json.dumps(essence(config), sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    digest = hashlib.sha256(json.dumps(config.essence(), sort_keys=True).encode()).hexdigest()[:_DIGITS]
     method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name)
     return f"{method}-seed{config.run.seed}-{digest}"
 
@@ -156,7 +148,7 @@ def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[s
             if section != "method":
                 tables[section] = tables.get(section, {}) | dict(values)
         tables["method"] |= options_from(layer.get("method", {}), entry.method)
-    tables["method"] |= dict(world.options.get(find(entry.method)[0].name, {}))
+    tables["method"] |= dict(world.options.get(find(entry.method)[0].about.name, {}))
     for tuned in request.tuned:
         options = options_from(tuned.get("method", {}), entry.method)
         if options:
@@ -166,7 +158,7 @@ def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[s
     for setting in _in_order(request.settings, entry):
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
-    tables["run"] = _with_trigger(tables.get("run", {}), find(entry.method)[0].kind)
+    tables["run"] = _with_trigger(tables.get("run", {}), find(entry.method)[0].about.kind)
     return tables if world.cell is None else with_length(tables, world.cell.rounds)
 
 
@@ -183,7 +175,9 @@ def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
     name = str(table.get("name", "fedasmu")) if table else ""
     if not same_family(name, method):
         return {}
-    switches = {key for preset in find(method)[0].variants.values() for key in preset} if name != method else set()
+    switches = (
+        {key for preset in find(method)[0].about.variants.values() for key in preset} if name != method else set()
+    )
     return {key: value for key, value in table.items() if key != "name" and key not in switches}
 
 
@@ -196,14 +190,14 @@ def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:
             common.append(setting)
         elif section == entry.method:
             own.append(f"method.{rest}")
-        elif same_family(section, entry.method) and section == find(section)[0].name:
+        elif same_family(section, entry.method) and section == find(section)[0].about.name:
             family.append(f"method.{rest}")
     return common + family + own
 
 
 def check_settings(settings: Sequence[str], entries: Sequence[Entry]) -> None:
     """Every ``--set`` must concern somebody: a section that all share, or a method of the grid."""
-    families = {name for entry in entries for name in (entry.method, find(entry.method)[0].name)}
+    families = {name for entry in entries for name in (entry.method, find(entry.method)[0].about.name)}
     for setting in settings:
         section = setting.strip().partition(".")[0]
         if section == "method":
@@ -229,7 +223,7 @@ def _seeded(tables: Tables, seed: int) -> dict[str, Any]:
 
 def shared(config: Config) -> dict[str, Any]:
     """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
-    tables = essence(config)
+    tables = config.essence()
     del tables["method"]
     tables["training"] = {key: value for key, value in tables["training"].items() if key != "lr"}
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "trigger"}
@@ -250,7 +244,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
                         f"differs between {other.entry.label} ({theirs[section][key]}) and {job.entry.label} ({value})"
                     )
                     raise ConfigError(f"{section}.{key}", problem)
-        kind = find(job.entry.method)[0].kind
+        kind = find(job.entry.method)[0].about.kind
         peer = triggers.setdefault((job.world.name, kind), job)
         if job.config.run.trigger != peer.config.run.trigger:
             raise ConfigError("run.trigger", f"differs between {peer.entry.label} and {job.entry.label}")

@@ -12,8 +12,9 @@ from typing import Any
 
 from freshet.config import Config, DataOptions, ModelOptions, resolve
 from freshet.data.catalogue import CATALOGUE
+from freshet.options import FleetOptions
 from freshet.sim import budget
-from freshet.sim.fleet import FleetOptions
+from freshet.sim.fleet import Fleet
 
 #: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
 FEWEST_TESTS, MOST_TESTS = 100, 500
@@ -31,7 +32,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 @cache
 def _round(options: FleetOptions, per_round: int, size: int) -> float:
-    fleets = (options.draw(seed) for seed in range(FLEETS))
+    fleets = (Fleet.draw(options, seed) for seed in range(FLEETS))
     return fmean(budget.round_seconds(budget.trip_seconds(fleet, size), per_round) for fleet in fleets)
 
 

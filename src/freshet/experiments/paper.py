@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from freshet.config import override
+from freshet.config import SECTIONS, override, undecided
+from freshet.core.about import Uploads
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
-from freshet.experiments.grid import ASIDE, Entry, Job, Request, World, expand, parse_entries
+from freshet.experiments.grid import Entry, Job, Request, World, expand, parse_entries
 from freshet.experiments.length import length_note
 from freshet.experiments.presets import find_cell
 from freshet.experiments.published import published
 from freshet.experiments.suites import NAMES, SUITES, Setting, Suite, contradictions, find_suite
 from freshet.methods import registry
-from freshet.sim.fleet import FleetOptions
+from freshet.options import FleetOptions
 
 __all__ = ["SUITES", "Plan", "find_suite", "plan"]
 #: A round needs at least so many devices, a federation so many times more.
@@ -128,20 +129,24 @@ def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str
 
 
 def _buffers(share: float) -> dict[str, dict[str, Any]]:
-    """Methods that wait for K uploads wait for fewer when fewer devices train at once."""
+    """Methods that wait for so many uploads wait for fewer when fewer devices train at once."""
     if share == 1.0:
         return {}
     usual = {
-        name: method.Options.model_fields["K"].default
+        name: {key: method.Options.model_fields[key].default for key in space if isinstance(space[key], Uploads)}
         for name, method in registry().items()
-        if "K" in method.Options.model_fields
+        if (space := method.about.space)
     }
-    return {name: {"K": max(1, round(count * share))} for name, count in usual.items()}
+    return {
+        name: {key: max(1, round(count * share)) for key, count in counts.items()}
+        for name, counts in usual.items()
+        if counts
+    }
 
 
 def changed(settings: Sequence[str]) -> list[str]:
     """A sentence about settings that decide bits, if there are any."""
-    names = [s for s in settings if s.partition("=")[0].strip() not in {f"run.{key}" for key in ASIDE}]
+    names = [s for s in settings if s.partition("=")[0].strip() not in undecided(SECTIONS)]
     return [f"changed by --set: {', '.join(names)}"] if names else []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from freshet.config import Config, resolve
 from freshet.experiments.cells import CELLS, Cell
-from freshet.experiments.grid import Entry, Job, Request, World, essence, tables_for
+from freshet.experiments.grid import Entry, Job, Request, World, tables_for
 
 #: The same method of the paper in its printed formulas.
 _PRINTED = "-published"
@@ -34,7 +34,6 @@ def as_printed(job: Job, cell: Cell) -> bool:
 
 def _measured(config: Config) -> dict[str, Any]:
     """What a published number depends on."""
-    tables = essence(config)
-    tables["data"] = {key: value for key, value in tables["data"].items() if key != "dir"}
+    tables = config.essence()
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "seed"}
     return tables | {"target": config.run.target}

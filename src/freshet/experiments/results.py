@@ -17,9 +17,10 @@ from freshet.methods import find
 from freshet.report.curves import curve
 from freshet.report.groups import Group, headline, times_to
 from freshet.report.palette import styles
-from freshet.report.reading import RunData, number
+from freshet.report.reading import RunData
 from freshet.report.references import references
 from freshet.report.statistics import over_seeds
+from freshet.runs.facts import number
 from freshet.runs.reader import Run
 
 Record = dict[str, Any]
@@ -83,7 +84,7 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
         if name not in labels:
             raise ConfigError("--reference", f"{name!r} is not in this comparison; choose from {', '.join(labels)}")
     places = [labels.index(name) for name in wanted]
-    kinds = [find(entries[place].method)[0].kind for place in places]
+    kinds = [find(entries[place].method)[0].about.kind for place in places]
     if len(set(kinds)) < len(kinds):
         raise ConfigError("--reference", f"takes one method, or one of each kind; {named!r} names two of one kind")
     return places
@@ -99,7 +100,7 @@ def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> 
         Group(entry.title, [o.run for o in found if o.run is not None], style)
         for entry, found, style in zip(entries, mine, styles([entry.label for entry in entries]), strict=True)
     ]
-    kinds = [find(entry.method)[0].kind for entry in entries]
+    kinds = [find(entry.method)[0].about.kind for entry in entries]
     held = references([entry.label for entry in entries], kinds, named_places(entries, named))
     tables = config.tables()
     return {
@@ -124,7 +125,7 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
     return {
         "method": entry.method,
         "name": entry.label,
-        "kind": method.kind,
+        "kind": method.about.kind,
         "marks": method.marks(),
         "options": config.tables()["method"],
         "lr": config.training.lr,
@@ -134,7 +135,6 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "finished": len(runs),
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
-        "trips": asdict(over_seeds([number(run.summary.get("trips")) for run in runs])),
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),

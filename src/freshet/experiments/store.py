@@ -10,9 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from freshet.errors import FreshetError, RunError
-from freshet.report.reading import ENDED
 from freshet.runs import checkpoint
-from freshet.runs.reader import Run
+from freshet.runs.reader import ENDED, Run
 from freshet.runs.writer import write_atomically
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freshet.report.palette import LIGHT
+from freshet.report.palette import GRID, LIGHT, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 TITLES = {"fedasmu": "FedASMU", "fedssmu": "FedSSMU"}
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "^")
-GREY = "#6b7280"
 
 
 def draw(found: Record, folder: Path) -> list[Path]:
@@ -56,13 +55,13 @@ def _measured(axes: "Axes", lines: Sequence[Record]) -> None:
         axes.plot(*_curve(line, "mean"), color=colour, ls=dash, lw=1.5)
         axes.plot([line["versions"] * 1.3], [line["tail"]], MARKERS[place], color=colour, ms=4.5, mfc="white")
         if line["epochs"] == steps[-1]:
-            axes.axhline(line["participation_floor"], color="#9ca3af", ls=dash, lw=0.9, zorder=0)
+            axes.axhline(line["participation_floor"], color=MUTED, alpha=0.6, ls=dash, lw=0.9, zorder=0)
     for index, n in enumerate(steps):
         axes.plot([], [], color=LIGHT[index], lw=1.5, label=f"{n} local step{'s' * (n > 1)}")
     for index, tau in enumerate(taus):
         form = f"{MARKERS[index]}{DASHES[index]}"
-        axes.plot([], [], form, color=GREY, lw=1.5, ms=4.5, mfc="white", label=f"limit {tau}")
-    axes.plot([], [], color="#9ca3af", lw=0.9, label="floor")
+        axes.plot([], [], form, color=MUTED, lw=1.5, ms=4.5, mfc="white", label=f"limit {tau}")
+    axes.plot([], [], color=MUTED, alpha=0.6, lw=0.9, label="floor")
     axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=3, columnspacing=1.0)
     axes.set_ylim(1.2e-3, 0.6)
     axes.set_title(f"{TITLES[lines[0]['method']]}: measured (markers: last tenth)" if lines else "")
@@ -96,7 +95,7 @@ def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
         first = lines[0]
         ends = [min(line["versions"] for line in lines), max(line["versions"] for line in lines)]
         slope = [first["mean"] * (ends[0] / T) ** 0.5 for T in ends]
-        axes.plot(ends, slope, color=GREY, lw=1, ls="--", label=r"slope of $1/\sqrt{T}$")
+        axes.plot(ends, slope, color=MUTED, lw=1, ls="--", label=r"slope of $1/\sqrt{T}$")
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     axes.set_title(r"$\eta = 1/\sqrt{T}$, 1 local step: a run per T")
 
@@ -118,13 +117,13 @@ def _curve(line: Record, key: str) -> tuple[list[int], list[float]]:
 
 
 def _level(axes: "Axes", value: float, text: str) -> None:
-    axes.axhline(value, color=GREY, lw=0.8)
-    axes.annotate(text, (1, value), (3, 3), textcoords="offset points", color=GREY, fontsize=8)
+    axes.axhline(value, color=MUTED, lw=0.8)
+    axes.annotate(text, (1, value), (3, 3), textcoords="offset points", color=MUTED, fontsize=8)
 
 
 def _kinds(axes: "Axes") -> None:
     for dash, label in zip(DASHES, ("corrected bound", "printed bound", "measured"), strict=True):
-        axes.plot([], [], color=GREY, lw=1.5, ls=dash, label=label)
+        axes.plot([], [], color=MUTED, lw=1.5, ls=dash, label=label)
     axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
 
 
@@ -132,6 +131,6 @@ def _finish(axes: "Axes", letter: str) -> None:
     axes.set_xlabel("global updates T")
     axes.set_title(f"({letter}) {axes.get_title()}", fontsize=10, loc="left")
     axes.set_title("")
-    axes.grid(color="#e5e7eb", lw=0.6)
+    axes.grid(color=GRID, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(which="both", labelsize=8)

@@ -17,11 +17,12 @@ from typing import Any
 import tomli_w
 
 from freshet.config import Config, resolve
+from freshet.core.about import Range
 from freshet.errors import RunError
 from freshet.experiments.compare import Watch, Workers, execute
 from freshet.experiments.grid import Entry, Job, Tables, World, run_key
-from freshet.experiments.spaces import Range, space_for
 from freshet.experiments.store import State, Store
+from freshet.methods import find
 from freshet.report.statistics import WINDOW
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
@@ -30,6 +31,8 @@ from freshet.runs.writer import write_atomically
 VALIDATION = 0.2
 #: Seeds of tuning begin here, so that no method is tuned on the very partitions that it is compared on.
 FIRST_SEED = 1000
+#: What the learning rate may be; it is tuned for every method.
+LR = Range(1e-3, 0.5, log=True)
 Values = dict[str, Any]
 
 
@@ -60,6 +63,14 @@ def load_optuna() -> Any:
 
 
 # ---- pure parts
+
+
+def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
+    """What the tuner may change, ``section.key`` to range: the learning rate, and what the method declares in its
+    ``about.space``; ``in_flight`` bounds the number of uploads to wait for."""
+    declared = find(method)[0].about.space
+    space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items()}
+    return space if in_flight is None else {key: each.within(in_flight) for key, each in space.items()}
 
 
 def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

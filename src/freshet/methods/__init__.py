@@ -1,4 +1,6 @@
-"""The methods, one file each. Every ``Method`` subclass in this package is found by name; so is ``module:Class``."""
+"""The methods, one file each. Every class of this package with an ``about`` of its own is found by the name in it; so
+is ``module:Class``.
+"""
 
 import importlib
 import inspect
@@ -9,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from freshet.core.about import About
 from freshet.core.checks import first_problem
 from freshet.core.method import Method
 from freshet.errors import ConfigError
@@ -22,20 +25,20 @@ def registry() -> dict[str, type[Method]]:
         if not module.ispkg:
             _collect(importlib.import_module(f"{__name__}.{module.name}"), found)
     for entry in entry_points(group="freshet.methods"):
-        method = entry.load()
-        found[method.name] = method
+        method = _checked(entry.load(), f"{entry.value!r} (an entry point of freshet.methods)")
+        found[method.about.name] = method
     return dict(sorted(found.items()))
 
 
 def _collect(module: Any, found: dict[str, type[Method]]) -> None:
     for _, value in inspect.getmembers(module, inspect.isclass):
-        if issubclass(value, Method) and value.__module__ == module.__name__ and "name" in vars(value):
-            found[value.name] = value
+        if issubclass(value, Method) and value.__module__ == module.__name__ and "about" in vars(value):
+            found[value.about.name] = value
 
 
 def names() -> list[str]:
     """Every name that ``--method`` takes: methods and their variants."""
-    return sorted(name for method in registry().values() for name in (method.name, *method.variants))
+    return sorted(name for method in registry().values() for name in method.about.names)
 
 
 def find(name: str) -> tuple[type[Method], dict[str, Any]]:
@@ -43,11 +46,15 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     if ":" in name:
         return _from_path(name), {}
     for method in registry().values():
-        if name == method.name:
-            return method, {}
-        if name in method.variants:
-            return method, dict(method.variants[name])
+        if name in method.about.names:
+            return method, dict(method.about.variants.get(name, {}))
     raise ConfigError("method.name", f"{name!r} is not known; choose one of {', '.join(names())}, or module:Class")
+
+
+def known(name: str) -> About | None:
+    """What is said of a name that a run directory holds: of a built-in method or variant; foreign code is not imported
+    for it."""
+    return next((method.about for method in registry().values() if name in method.about.names), None)
 
 
 def _from_path(path: str) -> type[Method]:
@@ -56,8 +63,20 @@ def _from_path(path: str) -> type[Method]:
         method = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError("method.name", f"{path!r} cannot be imported ({error})") from None
+    return _checked(method, repr(path))
+
+
+def _checked(method: Any, who: str) -> type[Method]:
+    """A class from outside, if it is a method and says which."""
     if not (inspect.isclass(method) and issubclass(method, Method)):
-        raise ConfigError("method.name", f"{path!r} is not a subclass of freshet.Method")
+        raise ConfigError("method.name", f"{who} is not a subclass of freshet.Method")
+    about = getattr(method, "about", None)
+    if not isinstance(about, About):
+        needed = 'about = About(name, "async" or "sync", title, citation)'
+        raise ConfigError("method.name", f"{who} does not say what it is; give the class {needed}")
+    for key in about.space:
+        if key not in method.Options.model_fields:
+            raise ConfigError(f"method.{key}", f"{who} has it in about.space, but not among its options")
     return method
 
 
@@ -66,7 +85,8 @@ def options_for(name: str, given: dict[str, Any]) -> Any:
     method, preset = find(name)
     for key, value in preset.items():
         if given.get(key, value) != value:
-            raise ConfigError(f"method.{key}", f"{name} sets it to {value}; use {method.name} to choose it yourself")
+            own = method.about.name
+            raise ConfigError(f"method.{key}", f"{name} sets it to {value}; use {own} to choose it yourself")
     try:
         return method.Options(**(preset | given))
     except ValidationError as error:

@@ -36,11 +36,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from freshet.core.about import About, Range, Remark
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Contribution, Event, Triggered, Uploaded
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Kind, Local, LocalRule, Method, Options, Remark, Verdict, World
+from freshet.core.method import Aggregate, Local, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine, mix
 from freshet.methods.parts.terms import Proximal, drift
@@ -61,14 +62,17 @@ class ASOFedOptions(Options):
 class ASOFed(Method):
     """The server's part."""
 
-    name: ClassVar[str] = "asofed"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "ASO-Fed"
-    citation: ClassVar[str] = "Chen et al., Asynchronous Online Federated Learning, IEEE Big Data 2020"
-    remark: ClassVar[Remark] = Remark(
-        "-F",
-        "ASO-Fed without its feature step, the paper's ablation ASO-Fed(-F); its recursion at every mini-batch is our "
-        "reading",
+    about = About(
+        "asofed",
+        "async",
+        "ASO-Fed",
+        "Chen et al., Asynchronous Online Federated Learning, IEEE Big Data 2020",
+        remark=Remark(
+            "-F",
+            "ASO-Fed without its feature step, the paper's ablation ASO-Fed(-F); its recursion at every mini-batch is "
+            "our reading",
+        ),
+        space={"beta": Range(1e-4, 0.1, log=True), "lambda_": Range(0.05, 2.0, log=True)},
     )
     Options: ClassVar[type[Options]] = ASOFedOptions
     options: ASOFedOptions

@@ -28,12 +28,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from freshet.core.about import About, Curve, Range
 from freshet.core.events import Contribution, Event, Noted
 from freshet.core.gates import overflows
 from freshet.core.messages import Number, Upload
-from freshet.core.method import Aggregate, Discard, Kind, LocalRule, Method, Options, Reject, Verdict, World
+from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Options, Reject, Verdict, World
 from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import mix
+from freshet.errors import ConfigError
 from freshet.methods.parts import audits, slots
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
@@ -71,20 +73,43 @@ class ServerState:
 class FedASMU(Method):
     """The server's part."""
 
-    name: ClassVar[str] = "fedasmu"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "FedASMU"
-    citation: ClassVar[str] = "Liu et al., FedASMU, AAAI 2024"
+    about = About(
+        "fedasmu",
+        "async",
+        "FedASMU",
+        "Liu et al., FedASMU, AAAI 2024",
+        variants={
+            "fedasmu-da": {"dynamic_server": False},
+            "fedasmu-fa": {"adaptive_device": False},
+            "fedasmu-0": {"dynamic_server": False, "adaptive_device": False},
+            "fedasmu-published": {"equations": "published"},
+            "fedasmu-progress": {"apply": "progress"},
+        },
+        space={
+            "lambda0": Range(0.1, 20.0, log=True),
+            "sigma0": Range(0.0, 1.5),
+            "iota0": Range(0.0, 0.3),
+            "gamma0": Range(0.1, 5.0, log=True),
+            "upsilon0": Range(0.0, 1.0),
+        },
+        curves=(
+            Curve("lambda", "aggregate", "lambda", "λ", "server, scale of α"),
+            Curve("sigma", "aggregate", "sigma", "σ", "server, power of staleness"),
+            Curve("iota", "aggregate", "iota", "ι", "server, offset of α"),
+            Curve("gamma", "merge", "gamma_after", "γ", "device, scale of β"),
+            Curve("upsilon", "merge", "upsilon_after", "υ", "device, offset of β"),
+        ),
+    )
     Options: ClassVar[type[Options]] = ASMUOptions
-    variants: ClassVar = {
-        "fedasmu-da": {"dynamic_server": False},
-        "fedasmu-fa": {"adaptive_device": False},
-        "fedasmu-0": {"dynamic_server": False, "adaptive_device": False},
-        "fedasmu-published": {"equations": "published"},
-        "fedasmu-progress": {"apply": "progress"},
-    }
     options: ASMUOptions
     state: ServerState
+
+    @classmethod
+    def check(cls, options: ASMUOptions, facts: Facts) -> None:
+        """A slot given by number is one of the epochs."""
+        slot, epochs = options.slot, facts.epochs
+        if isinstance(slot, int) and not 1 <= slot <= epochs:
+            raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
     def __init__(self, options: ASMUOptions, world: World) -> None:
         super().__init__(options, world)
@@ -216,4 +241,4 @@ class FedASMU(Method):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        audits.asmu(options, event, memory, cls.kind)
+        audits.asmu(options, event, memory, cls.about.kind)

@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Kind, LocalRule, Method, Options, Verdict
+from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import Flight, Server
 from freshet.methods.parts.arrivals import hinge, mixed, polynomial
 from freshet.methods.parts.terms import proximal
@@ -58,10 +59,17 @@ class FedAsyncOptions(Options):
 class FedAsync(Method):
     """The server's part."""
 
-    name: ClassVar[str] = "fedasync"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "FedAsync"
-    citation: ClassVar[str] = "Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019"
+    about = About(
+        "fedasync",
+        "async",
+        "FedAsync",
+        "Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019",
+        space={
+            "alpha": Range(0.05, 1.0, log=True),
+            "poly_a": Range(0.0, 1.5),
+            "rho": Range(1e-4, 0.1, log=True),
+        },
+    )
     Options: ClassVar[type[Options]] = FedAsyncOptions
     options: FedAsyncOptions
 

@@ -7,10 +7,10 @@ from Decentralized Data", AISTATS 2017.
 devices only, evaluated in ascending order of device. An empty round leaves the model and still counts.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
+from freshet.core.about import About
 from freshet.core.events import Event
-from freshet.core.method import Kind
 from freshet.methods.parts import audits
 from freshet.methods.parts.rounds import RoundMethod
 
@@ -18,10 +18,7 @@ from freshet.methods.parts.rounds import RoundMethod
 class FedAvg(RoundMethod):
     """The plain reference."""
 
-    name: ClassVar[str] = "fedavg"
-    kind: ClassVar[Kind] = "sync"
-    title: ClassVar[str] = "FedAvg"
-    citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    about = About("fedavg", "sync", "FedAvg", "McMahan et al., AISTATS 2017")
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from freshet.core.about import About, Range, Uploads
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Discard, Kind, Method, Options, Verdict, Wait, World
+from freshet.core.method import Aggregate, Discard, Method, Options, Verdict, Wait, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector
 from freshet.methods.parts.arrivals import polynomial
@@ -62,10 +63,17 @@ class Buffer:
 class FedBuff(Method):
     """The server's part; devices do plain SGD."""
 
-    name: ClassVar[str] = "fedbuff"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "FedBuff"
-    citation: ClassVar[str] = "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022"
+    about = About(
+        "fedbuff",
+        "async",
+        "FedBuff",
+        "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022",
+        space={
+            "K": Uploads(2, 20, whole=True),
+            "eta_g": Range(0.1, 3.0, log=True),
+            "exponent": Range(0.0, 1.5),
+        },
+    )
     Options: ClassVar[type[Options]] = FedBuffOptions
     options: FedBuffOptions
     state: Buffer

@@ -29,10 +29,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number
-from freshet.core.method import Kind, Local, LocalRule, Options, World
+from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
@@ -56,10 +57,13 @@ class DynState(Round):
 class FedDyn(RoundMethod):
     """The server's part."""
 
-    name: ClassVar[str] = "feddyn"
-    kind: ClassVar[Kind] = "sync"
-    title: ClassVar[str] = "FedDyn"
-    citation: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    about = About(
+        "feddyn",
+        "sync",
+        "FedDyn",
+        "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021",
+        space={"alpha": Range(1e-3, 0.3, log=True)},
+    )
     Options: ClassVar[type[Options]] = FedDynOptions
     options: FedDynOptions
     state: DynState

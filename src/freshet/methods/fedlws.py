@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.method import Options
@@ -75,9 +76,13 @@ def group_numbers(group: Group, w: Vector, members: list[Member], shares: list[f
 class FedLWS(FedAvg):
     """FedAvg's server with the shrinking after it."""
 
-    name: ClassVar[str] = "fedlws"
-    title: ClassVar[str] = "FedLWS"
-    citation: ClassVar[str] = "Shi et al., FedLWS, ICLR 2025"
+    about = About(
+        "fedlws",
+        "sync",
+        "FedLWS",
+        "Shi et al., FedLWS, ICLR 2025",
+        space={"beta": Range(3e-3, 0.3, log=True), "tau_max": Range(0.05, 0.5)},
+    )
     Options: ClassVar[type[Options]] = FedLWSOptions
     options: FedLWSOptions
 

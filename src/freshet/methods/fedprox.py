@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from freshet.core.about import About, Range
 from freshet.core.method import LocalRule, Options
 from freshet.core.server import Server
 from freshet.core.streams import stream
@@ -32,9 +33,13 @@ class FedProxOptions(Options):
 class FedProx(FedAvg):
     """FedAvg's server; the device's rule differs."""
 
-    name: ClassVar[str] = "fedprox"
-    title: ClassVar[str] = "FedProx"
-    citation: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    about = About(
+        "fedprox",
+        "sync",
+        "FedProx",
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        space={"mu": Range(1e-4, 1.0, log=True)},
+    )
     Options: ClassVar[type[Options]] = FedProxOptions
     options: FedProxOptions
 

@@ -29,10 +29,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
-from freshet.core.method import Kind, LocalRule, Method, Options, Verdict, World
+from freshet.core.method import LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
 from freshet.methods.parts.arrivals import mixed, polynomial
 from freshet.methods.parts.terms import proximal
@@ -68,11 +69,19 @@ class Estimates:
 class FedSA(Method):
     """The server's part."""
 
-    name: ClassVar[str] = "fedsa"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "FedSA"
-    citation: ClassVar[str] = "Chen, Mao, Ma, FedSA, FGCS 120, 2021"
-    reconstructed: ClassVar[bool] = True
+    about = About(
+        "fedsa",
+        "async",
+        "FedSA",
+        "Chen, Mao, Ma, FedSA, FGCS 120, 2021",
+        reconstructed=True,
+        space={
+            "alpha": Range(0.05, 1.0, log=True),
+            "a": Range(0.0, 1.5),
+            "stage1_epochs": Range(1, 20, whole=True),
+            "rho": Range(1e-4, 0.1, log=True),
+        },
+    )
     Options: ClassVar[type[Options]] = FedSAOptions
     options: FedSAOptions
     state: Estimates

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from freshet.core.about import About
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Kind, Options, Verdict
+from freshet.core.method import Aggregate, Options, Verdict
 from freshet.core.server import Flight, Server
 from freshet.methods.fedasmu import FedASMU
 from freshet.methods.parts.fresh import ASMUOptions
@@ -34,18 +35,22 @@ class SSMUOptions(ASMUOptions):
 class FedSSMU(FedASMU):
     """FedASMU with rounds for a clock."""
 
-    name: ClassVar[str] = "fedssmu"
-    kind: ClassVar[Kind] = "sync"
-    title: ClassVar[str] = "FedSSMU"
-    citation: ClassVar[str] = "Liu et al., Efficient Federated Learning with Timely Update Dissemination"
+    about = About(
+        "fedssmu",
+        "sync",
+        "FedSSMU",
+        "Liu et al., Efficient Federated Learning with Timely Update Dissemination",
+        variants={
+            "fedssmu-da": {"dynamic_server": False},
+            "fedssmu-fa": {"adaptive_device": False},
+            "fedssmu-0": {"dynamic_server": False, "adaptive_device": False},
+            "fedssmu-published": {"equations": "published"},
+            "fedssmu-progress": {"apply": "progress"},
+        },
+        space=FedASMU.about.space,
+        curves=FedASMU.about.curves,
+    )
     Options: ClassVar[type[Options]] = SSMUOptions
-    variants: ClassVar = {
-        "fedssmu-da": {"dynamic_server": False},
-        "fedssmu-fa": {"adaptive_device": False},
-        "fedssmu-0": {"dynamic_server": False, "adaptive_device": False},
-        "fedssmu-published": {"equations": "published"},
-        "fedssmu-progress": {"apply": "progress"},
-    }
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         verdict = super().receive(server, upload, flight)

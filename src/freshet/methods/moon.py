@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from freshet.core.about import About, Range
 from freshet.core.method import Local, LocalRule, Options
 from freshet.errors import ConfigError
 from freshet.methods.fedavg import FedAvg
@@ -38,9 +39,13 @@ class MOONOptions(Options):
 class MOON(FedAvg):
     """FedAvg's server; the device's rule differs."""
 
-    name: ClassVar[str] = "moon"
-    title: ClassVar[str] = "MOON"
-    citation: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
+    about = About(
+        "moon",
+        "sync",
+        "MOON",
+        "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021",
+        space={"mu": Range(0.1, 10.0, log=True), "T": Range(0.1, 1.0)},
+    )
     Options: ClassVar[type[Options]] = MOONOptions
     options: MOONOptions
 

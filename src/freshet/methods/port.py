@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from freshet.core.about import About, Range, Uploads
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Kind, Method, Options, Verdict, Wait, World
+from freshet.core.method import Aggregate, Facts, Method, Options, Verdict, Wait, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine, distance, dot_differences
 from freshet.errors import ConfigError
@@ -91,14 +92,28 @@ class Waiting:
 class PORT(Method):
     """The server's part; devices do plain SGD."""
 
-    name: ClassVar[str] = "port"
-    kind: ClassVar[Kind] = "async"
-    title: ClassVar[str] = "PORT"
-    citation: ClassVar[str] = "Su, Li, How Asynchronous can Federated Learning Be?, IWQoS 2022"
-    replaces: ClassVar[Literal["arrival", "aggregation"]] = "aggregation"
+    about = About(
+        "port",
+        "async",
+        "PORT",
+        "Su, Li, How Asynchronous can Federated Learning Be?, IWQoS 2022",
+        replaces="aggregation",
+        space={
+            "K": Uploads(2, 20, whole=True),
+            "alpha": Range(0.3, 10.0, log=True),
+            "beta": Range(0.1, 10.0, log=True),
+        },
+    )
     Options: ClassVar[type[Options]] = PORTOptions
     options: PORTOptions
     state: Waiting
+
+    @classmethod
+    def check(cls, options: PORTOptions, facts: Facts) -> None:
+        """Devices are replaced only at an aggregation, so K of them must be under way at once."""
+        if facts.in_flight < options.K:
+            problem = f"must be at most run.in_flight = {facts.in_flight}, but {options.K} was given"
+            raise ConfigError("method.K", problem)
 
     def __init__(self, options: PORTOptions, world: World) -> None:
         super().__init__(options, world)

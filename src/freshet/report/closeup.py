@@ -4,33 +4,22 @@ import math
 from collections.abc import Sequence
 
 from freshet.report.extract import (
-    DEVICE_CONTROLS,
-    SERVER_CONTROLS,
     Shares,
     bands,
     chooser_shares,
     controls,
-    partition_of,
     slot_shares,
     typical,
     weighted,
 )
 from freshet.report.plots import Figure, rounded, text
 from freshet.report.reading import Record, RunData
-from freshet.report.trips import Trip, fleet_of, timeline, trips_of
+from freshet.report.trips import Trip, timeline, trips_of
 
 #: A scatter plot with more points is thinned evenly.
 MOST_POINTS = 2_500
 _TRACK = 150
 _MOST_CELLS = 200_000
-SYMBOLS = {"lambda": "λ", "sigma": "σ", "iota": "ι", "gamma": "γ", "upsilon": "υ"}
-MEANING = {
-    "lambda": "server, scale of α",
-    "sigma": "server, power of staleness",
-    "iota": "server, offset of α",
-    "gamma": "device, scale of β",
-    "upsilon": "device, offset of β",
-}
 CHOOSERS = {"meta": "meta model", "q": "Q-table", "explore": "exploration", "fixed": "fixed rule"}
 
 
@@ -53,9 +42,9 @@ def alpha_figure(run: RunData) -> Figure | None:
     if not points:
         return None
     shown = points[:: -(-len(points) // MOST_POINTS)]
-    fleet = fleet_of(run)
-    known = fleet is not None and all(0 <= point.device < len(fleet) for point in shown)
-    shade = [round(float(fleet.train_seconds[p.device]), 1) if fleet and known else p.device for p in shown]
+    seconds = run.world.train_seconds if run.world is not None else []
+    known = all(0 <= point.device < len(seconds) for point in shown)
+    shade = [round(seconds[point.device], 1) if known else point.device for point in shown]
     title = "training time (s)" if known else "device"
     bar = {"title": {"text": title, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
     marker = {"size": 6, "opacity": 0.72, "color": shade, "colorscale": "@scale", "showscale": True, "colorbar": bar}
@@ -90,9 +79,9 @@ def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
     """One small figure per control: the fleet's median and range, and three devices."""
     tracks = controls(run)
     return [
-        {"name": name, "symbol": SYMBOLS[name], "meaning": MEANING[name], **_control(run, trips, tracks[name])}
-        for name in (*SERVER_CONTROLS, *DEVICE_CONTROLS)
-        if name in tracks
+        {"name": each.name, "symbol": each.symbol, "meaning": each.meaning, **_control(run, trips, tracks[each.name])}
+        for each in run.curves
+        if each.name in tracks
     ]
 
 
@@ -153,23 +142,23 @@ def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
 
 def partition_figure(run: RunData) -> Figure | None:
     """Samples of each class on each device."""
-    part = partition_of(run)
-    if part is None or len(part.counts) * len(part.classes) > _MOST_CELLS:
+    world = run.world
+    if world is None or not 0 < len(world) * len(world.classes) <= _MOST_CELLS:
         return None
-    by_class = [list(column) for column in zip(*part.counts, strict=True)]
+    by_class = [list(column) for column in zip(*world.label_counts, strict=True)]
     trace = {
-        "type": "heatmap", "z": by_class, "colorscale": "@ramp", "xgap": 1 if len(part.counts) <= 120 else 0, "ygap": 1,
+        "type": "heatmap", "z": by_class, "colorscale": "@ramp", "xgap": 1 if len(world) <= 120 else 0, "ygap": 1,
         "colorbar": {"title": {"text": "samples", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.95,
                      "ticks": ""},
         "hovertemplate": "device %{x}, class %{y}: %{z} samples<extra></extra>",
     }  # fmt: skip
-    places = list(range(len(part.classes)))
+    places = list(range(len(world.classes)))
     step = -(-len(places) // 20)
     layout = {
         "xaxis": {"title": {"text": "device"}, "showgrid": False, "zeroline": False},
         "yaxis": {
             "title": {"text": "class"}, "showgrid": False, "zeroline": False, "autorange": "reversed",
-            "tickvals": places[::step], "ticktext": [text(name) for name in part.classes[::step]],
+            "tickvals": places[::step], "ticktext": [text(name) for name in world.classes[::step]],
         },
         "hovermode": "closest", "height": min(620, 110 + 20 * min(len(places), 25)),
     }  # fmt: skip

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from freshet.report.reading import Record, RunData
-from freshet.report.statistics import Maybe, band, on_grid, regular
+from freshet.report.statistics import band, on_grid, regular
+from freshet.runs.facts import Maybe
 
 #: A curve in a file has at most so many points.
 MOST_POINTS = 120

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from freshet.report.columns import overhead
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.report.reading import Record, number
+from freshet.report.reading import Record
+from freshet.runs.facts import number
 
 #: A file of results is not larger than this.
 _MOST_BYTES = 64_000_000
@@ -67,6 +69,7 @@ def _line(line: Record) -> Record:
     against = line.get("against") or {}
     paper = line.get("published") or {}
     ratio = against.get("time_raw") or {}
+    medians = {key: number(line[key]["median"]) for key in _MEDIANS}
     return {
         "label": str(line["label"]),
         "style": int(line["style"]),
@@ -79,7 +82,8 @@ def _line(line: Record) -> Record:
         "difference": number(against.get("difference")),
         "p": number(against.get("p")),
         "published": {key: number(paper.get(key)) for key in ("accuracy", "time")} if paper else None,
-        **{key: number(line[key]["median"]) for key in _MEDIANS},
+        **medians,
+        "overhead": overhead(medians["bytes_up"], medians["bytes_down"], medians["bytes_fresh"]),
     }
 
 

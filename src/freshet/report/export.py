@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
+from freshet.report.columns import Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
-from freshet.report.reading import Record, RunData, number
+from freshet.report.reading import Record, RunData
+from freshet.runs.facts import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,29 +87,39 @@ def _cell(spread: Record, show: Callable[[float], str]) -> str:
     return rf"{middle} {{\scriptsize ({low}--{high})}}"
 
 
+_LATEX = (
+    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "discards", "bytes_up", "bytes_down",
+)  # fmt: skip
+_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "count": ""}
+_SHOW: dict[str, Callable[[float], str]] = {
+    "share": lambda value: f"{100 * value:.1f}",
+    "seconds": lambda value: f"{value:.0f}",
+    "mean": lambda value: f"{value:.1f}",
+    "count": lambda value: f"{value:.0f}",
+    "bytes": lambda value: f"{value / 1e6:.1f}",
+}
+
+
+def _heading(column: Column, target: float) -> str:
+    of = rf" of {100 * target:g}\,\%" if column.key == "time_raw" else ""
+    return tex(column.title.capitalize()) + of + _UNITS[column.kind]
+
+
 def latex(groups: Sequence[Group], target: float) -> str:
     """A results table (booktabs): one line per method, the best median in bold."""
     counted = [group for group in groups if group.counted]
     step = common_step([run for group in groups for run in group.runs])
     lines = [headline(group, target, step, None) for group in counted]
-    columns: list[tuple[str, str, Callable[[float], str], int]] = [
-        ("accuracy", r"Accuracy (\%)", lambda v: f"{100 * v:.1f}", -1),
-        ("best", r"Best (\%)", lambda v: f"{100 * v:.1f}", -1),
-        ("time_raw", rf"Time to {100 * target:g}\,\% (s)", lambda v: f"{v:.0f}", 1),
-        ("time_mean", "5-point mean (s)", lambda v: f"{v:.0f}", 1),
-        ("mean_staleness", "Staleness", lambda v: f"{v:.1f}", 0),
-        ("discards", "Discarded", lambda v: f"{v:.0f}", 0),
-        ("bytes_up", "Up (MB)", lambda v: f"{v / 1e6:.1f}", 0),
-        ("bytes_down", "Down (MB)", lambda v: f"{v / 1e6:.1f}", 0),
-    ]
+    columns = chosen(_LATEX, lines)
+    tops = [best(column, lines) for column in columns]
     rows = []
     for line in lines:
-        cells = [_cell(line[key], show) for key, _, show, _ in columns]
-        for place, (key, _, _, sign) in enumerate(columns):
-            if sign and len(lines) > 1 and line[key]["median"] == _best(lines, key, sign) is not None:
+        cells = [_cell(line[column.key], _SHOW[column.kind]) for column in columns]
+        for place, (column, top) in enumerate(zip(columns, tops, strict=True)):
+            if top is not None and line[column.key]["median"] == top:
                 cells[place] = rf"\textbf{{{cells[place]}}}"
         rows.append(" & ".join([tex(line["label"]), str(line["runs"]), *cells]) + r" \\")
-    heads = " & ".join(["Method", "Seeds", *(title for _, title, _, _ in columns)]) + r" \\"
+    heads = " & ".join(["Method", "Seeds", *(_heading(column, target) for column in columns)]) + r" \\"
     head = [
         "% Medians over seeds (least--greatest) of finished runs; needs \\usepackage{booktabs}.",
         "% Times on a common grid: raw first crossing, and trailing 5-point mean; -- means not reached by the median.",
@@ -115,8 +127,3 @@ def latex(groups: Sequence[Group], target: float) -> str:
         r"\toprule", heads, r"\midrule",
     ]  # fmt: skip
     return "\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _best(lines: Sequence[Record], key: str, sign: int) -> Any:
-    medians = [line[key]["median"] for line in lines if line[key]["median"] is not None]
-    return None if not medians else (min(medians) if sign > 0 else max(medians))

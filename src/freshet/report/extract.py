@@ -4,26 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from freshet.data.catalogue import CATALOGUE
-from freshet.errors import FreshetError
-from freshet.report.reading import RunData, number, whole
-from freshet.report.trips import Trip, contributions
+from freshet.report.reading import RunData
+from freshet.report.trips import Trip
+from freshet.runs.facts import contributors, number, whole
 
-#: Controls of the server (logged by aggregations) and of the devices (logged by merges).
-SERVER_CONTROLS = ("lambda", "sigma", "iota")
-DEVICE_CONTROLS = ("gamma", "upsilon")
 WHO = ("meta", "q", "explore", "fixed")
 _MOST_SLOTS = 50
 
 
 def stalenesses(run: RunData) -> list[int]:
     """Staleness of every upload that entered an aggregation."""
-    found = (
-        staleness
-        for event in run.events
-        if event.get("kind") == "aggregate"
-        for _, staleness, _ in contributions(event)
-    )
+    aggregations = (event for event in run.events if event.get("kind") == "aggregate")
+    found = (each.staleness for event in aggregations for each in contributors(event))
     return [staleness for staleness in found if staleness is not None and staleness >= 1]
 
 
@@ -40,11 +32,11 @@ class Weighted:
 def weighted(run: RunData) -> list[Weighted]:
     """Every aggregated upload with its staleness and its weight."""
     return [
-        Weighted(device, float(event["time"]), staleness, alpha)
+        Weighted(each.device, float(event["time"]), each.staleness, each.weight)
         for event in run.events
         if event.get("kind") == "aggregate"
-        for device, staleness, alpha in contributions(event)
-        if staleness is not None and alpha is not None
+        for each in contributors(event)
+        if each.device is not None and each.staleness is not None and each.weight is not None
     ]
 
 
@@ -52,16 +44,14 @@ Track = list[tuple[float, float]]
 
 
 def controls(run: RunData) -> dict[str, dict[int, Track]]:
-    """For each control that the log has: by device, its value over time."""
+    """For each of the run's curves that the log has numbers of: by device, its value over time."""
     found: dict[str, dict[int, Track]] = {}
-    kinds = {"aggregate": SERVER_CONTROLS, "merge": DEVICE_CONTROLS}
-    for event in run.events:
-        device = whole(event.get("device"))
-        for name in kinds.get(str(event.get("kind")), ()):
-            value = number(event.get(f"{name}_after"))
-            value = number(event.get(name)) if value is None else value
+    for event in run.events if run.curves else ():
+        device, kind = whole(event.get("device")), event.get("kind")
+        for curve in run.curves:
+            value = number(event.get(curve.key)) if kind == curve.event else None
             if device is not None and value is not None:
-                found.setdefault(name, {}).setdefault(device, []).append((float(event["time"]), value))
+                found.setdefault(curve.name, {}).setdefault(device, []).append((float(event["time"]), value))
     return found
 
 
@@ -135,32 +125,3 @@ def chooser_shares(run: RunData, trips: Sequence[Trip], bins: int = 24) -> Share
     chosen = [(trip.start, trip.slot_by) for trip in trips if trip.slot_by in WHO]
     present = [name for name in WHO if any(by == name for _, by in chosen)]
     return _binned([(time, str(by)) for time, by in chosen], present, run.end, bins) if chosen else None
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Samples of each class on each device."""
-
-    counts: list[list[int]]
-    classes: list[str]
-
-
-def partition_of(run: RunData) -> Partition | None:
-    """How the data were dealt, dealt again from the config; None unless the data set is built in."""
-    from freshet.config import resolve
-    from freshet.data.partition import label_counts
-    from freshet.federation import Federation
-
-    table = run.config.get("data", {})
-    name = table.get("name")
-    spec = CATALOGUE.get(name) if isinstance(name, str) else None
-    if spec is None or not spec.built_in or run.seed is None:
-        return None
-    try:
-        tables = {"data": {**table, "dir": ""}, "fleet": {"devices": run.devices}, "run": {"seed": run.seed}}
-        federation = Federation.from_config(resolve(tables))
-    except FreshetError:
-        return None
-    dataset = federation.dataset
-    counts = label_counts(dataset.y_train, federation.shards, dataset.classes)
-    return Partition(counts.tolist(), [str(n) for n in dataset.class_names or range(dataset.classes)])

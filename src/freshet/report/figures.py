@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from freshet.errors import RunError
 from freshet.report import plots
 from freshet.report.groups import Group, common_step, headline
-from freshet.report.palette import LIGHT, paint, styles
+from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
 from freshet.report.reading import Record
 from freshet.runs.reader import Run
 
@@ -36,13 +36,13 @@ def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
         target, reached = summary["target"], summary["time_to_target"]
         if reached is not None:
             axes.plot([reached], [target], "o", color=colour, ms=6, mec="white", mew=1, zorder=5)
-    axes.axhline(target, color="#9ca3af", lw=0.8, ls="--", zorder=0)
-    axes.annotate(f"target {target:g}", (0, target), (4, 3), textcoords="offset points", color="#6b7280", fontsize=8)
+    axes.axhline(target, color=MUTED, lw=0.8, ls="--", zorder=0)
+    axes.annotate(f"target {target:g}", (0, target), (4, 3), textcoords="offset points", color=MUTED, fontsize=8)
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("test accuracy")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)
-    axes.grid(color="#e5e7eb", lw=0.6)
+    axes.grid(color=GRID, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path)
@@ -79,7 +79,7 @@ def _page(width: float = 3.5, height: float = 2.5) -> "tuple[Figure, Axes]":
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e5e7eb", lw=0.4)
+    axes.grid(color=GRID, lw=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=7, width=0.6, length=2.5)
     for side in ("left", "bottom"):
@@ -121,7 +121,7 @@ def _curves_figure(groups: Sequence[Group], target: float, axis: str) -> "Figure
         else:
             ys = [math.nan if y is None else y for y in trace["y"]]
             axes.plot(trace["x"], ys, dash, color=colour, lw=1.1, label=_plain(html.unescape(trace["name"])))
-    axes.axhline(100 * target, color="#6b7280", lw=0.6, ls=":", zorder=0)
+    axes.axhline(100 * target, color=MUTED, lw=0.6, ls=":", zorder=0)
     axes.set_ylim(0, 100)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, fontsize=6.5, loc="lower right", prop={"family": "serif", "size": 6.5})
@@ -137,11 +137,11 @@ def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
         for offset, key, opacity in ((-0.19, "time_raw", 1.0), (0.19, "time_mean", 0.45)):
             spread, colour = line[key], paint(line["style"])
             if spread["median"] is None:
-                axes.text(0, row + offset, " — not reached", fontsize=6, va="center", color="#6b7280", family="serif")
+                axes.text(0, row + offset, " — not reached", fontsize=6, va="center", color=MUTED, family="serif")
                 continue
             axes.barh(row + offset, spread["median"], 0.34, color=colour, alpha=opacity, lw=0)
             high = spread["high"] if spread["count"] == spread["of"] else spread["median"]
-            axes.plot([spread["low"], high], [row + offset] * 2, color="#1f2937", lw=0.8)
+            axes.plot([spread["low"], high], [row + offset] * 2, color=INK, lw=0.8)
     axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freshet.report.columns import COUNTED
 from freshet.report.palette import styles
-from freshet.report.reading import ELSEWHERE, Record, RunData, number
+from freshet.report.reading import Record, RunData
 from freshet.report.references import time_ratio
 from freshet.report.statistics import (
-    Maybe,
     Spread,
-    first_crossing,
     mean_crossing,
     on_grid,
     over_seeds,
@@ -18,11 +17,14 @@ from freshet.report.statistics import (
     paired,
     regular,
 )
+from freshet.runs.facts import Maybe, first_crossing, number
 
 SECTIONS = ("method", "training", "fleet", "data", "model", "run")
 #: More points than this on the common grid are not needed to read a time off it.
 _MOST_POINTS = 100_000
 _LONGEST_VALUE = 200
+#: What may differ within a group, beside the settings that decide nothing.
+SEED = "run.seed"
 
 
 @dataclass
@@ -68,7 +70,7 @@ def shown(value: Any) -> str:
 def grouped(runs: Sequence[RunData]) -> list[Group]:
     """Groups in the order of their first run, each with a label that tells it from the others."""
     tables = [flat(run.config) for run in runs]
-    aside = {f"run.{key}" for key in ELSEWHERE} | _newcomers(tables)
+    aside = {SEED} | _undecided(runs) | _newcomers(tables)
     found: dict[tuple[tuple[str, str], ...], list[RunData]] = {}
     for run, table in zip(runs, tables, strict=True):
         identity = tuple((key, value) for key, value in table.items() if key not in aside)
@@ -77,6 +79,11 @@ def grouped(runs: Sequence[RunData]) -> list[Group]:
     labels = [_label(identity, identities) for identity in identities]
     looks = styles([members[0].method for members in found.values()])
     return [Group(*each) for each in zip(_told_apart(labels), found.values(), looks, strict=True)]
+
+
+def _undecided(runs: Sequence[RunData]) -> set[str]:
+    """Settings that decide none of a run's bits, as the runs themselves say."""
+    return {key for run in runs if run.world is not None for key in run.world.aside}
 
 
 def _newcomers(tables: Sequence[dict[str, str]]) -> set[str]:
@@ -156,8 +163,8 @@ def headline(group: Group, target: float, step: float, reference: Group | None) 
         "times_mean": [each.mean for each in times],
         "diverged": [{"seed": run.seed, "time": run.diverged} for run in runs if run.diverged is not None],
     }
-    for key in ("uploads", "discards", "lost", "rejected", "mean_staleness", "bytes_up", "bytes_down", "wall_seconds"):
-        line[key] = _spread(over_seeds([number(run.summary.get(key)) for run in runs]))
+    for column in COUNTED:
+        line[column.key] = _spread(over_seeds([number(run.summary.get(column.summary)) for run in runs]))
     if reference is not None and reference is not group:
         line["against"] = versus(group, reference, target, step)
     return line

@@ -17,19 +17,25 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.methods import registry
+from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
+from freshet.report.columns import best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
-from freshet.report.palette import dash
-from freshet.report.reading import Record, RunData, number, read_all
+from freshet.report.palette import THEMES, dash, variables
+from freshet.report.reading import Record, RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
+from freshet.runs.facts import number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
-SCRIPTS = ("theme.js", "timeline.js", "page.js")
+SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "page.js")
+_COLUMNS = (
+    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected", "lost",
+    "bytes_up", "bytes_down", "wall_seconds",
+)  # fmt: skip
 
 
 def report(
@@ -70,6 +76,7 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
         "target": target,
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
+        "columns": columns([line for line in lines if line["runs"]]),
         "runs": [_run(run, groups) for run in runs],
         "notes": notes(runs, target),
         "accuracy": {axis: figure for axis, figure in axes.items() if figure is not None},
@@ -79,6 +86,12 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
         "settings": settings(groups),
         "closeups": closeups(runs, groups),
     }
+
+
+def columns(lines: Sequence[Record]) -> list[Record]:
+    """The columns of the table of results, with the best median of each."""
+    found = chosen(_COLUMNS, lines)
+    return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best(c, lines)} for c in found]
 
 
 def subject(runs: Sequence[RunData], groups: Sequence[Group]) -> Record:
@@ -132,9 +145,8 @@ def _diverged(run: RunData) -> str:
 
 def _remarks(runs: Sequence[RunData]) -> list[str]:
     """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
-    variants = {name: method for method in registry().values() for name in (method.name, *method.variants)}
-    known = {method.name: method for run in runs if (method := variants.get(run.method)) is not None}
-    return [f"{name} [{mark}]: {text}." for name, method in known.items() for mark, text in method.marks().items()]
+    found = {about.name: about for run in runs if (about := known(run.method)) is not None}
+    return [f"{name} [{mark}]: {text}." for name, about in found.items() for mark, text in about.marks().items()]
 
 
 def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
@@ -167,7 +179,8 @@ def render(data: Record | None) -> str:
     live = data is None
     return Template(_text("page.html")).substitute(
         policy=policy(scripts, live),
-        style=_text("page.css"),
+        style=f"{variables()}\n{_text('page.css')}",
+        palette=embedded(THEMES),
         data=embedded(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         mode="live" if live else "still",

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freshet.report.palette import paint
+from freshet.report.palette import GRID, INK, MUTED, paint
 from freshet.report.panels import Bars, Curves, Panel, panels
 from freshet.report.reading import Record
-from freshet.report.statistics import Maybe
+from freshet.runs.facts import Maybe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MUTED, _INK = "#6b7280", "#1f2937"
 _SMALL = 7.5
 #: With more curves than this the bands of the seeds are faint.
 _CLEAR = 5
@@ -74,22 +73,22 @@ def experiment_figure(rows: Sequence[Sequence[Panel]], title: str, note: str) ->
             _prepare(place_axes, panel.title)
             drawn = _curves(place_axes, panel) if isinstance(panel, Curves) else _bars(place_axes, panel)
             handles |= {name: handle for name, handle in drawn.items() if name not in handles}
-    figure.suptitle(_plain(title), fontsize=10, color=_INK)
+    figure.suptitle(_plain(title), fontsize=10, color=INK)
     if named:
-        figure.supxlabel(note, fontsize=6.5, color=_MUTED)
+        figure.supxlabel(note, fontsize=6.5, color=MUTED)
         return figure
     legend = figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", ncols=min(6, len(handles)),
         frameon=False, fontsize=_SMALL, title=note, title_fontsize=6.5,
     )  # fmt: skip
-    legend.get_title().set_color(_MUTED)
+    legend.get_title().set_color(MUTED)
     return figure
 
 
 def _prepare(axes: "Axes", title: str) -> None:
-    axes.set_title(_plain(title), fontsize=8.5, color=_INK)
+    axes.set_title(_plain(title), fontsize=8.5, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e5e7eb", lw=0.5)
+    axes.grid(color=GRID, lw=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=7, width=0.6, length=2.5)
     for side in ("left", "bottom"):
@@ -116,7 +115,7 @@ def _curves(axes: "Axes", panel: Curves) -> dict[str, Any]:
         for time in series.diverged:
             near = min(range(len(series.time)), key=lambda place: abs(series.time[place] - time))
             axes.plot([series.time[near]], _numbers([series.median[near]]), "x", color=colour, ms=5, mew=1.4)
-    axes.axhline(panel.target, color=_MUTED, lw=0.7, ls=":", zorder=0)
+    axes.axhline(panel.target, color=MUTED, lw=0.7, ls=":", zorder=0)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("virtual time (s)", fontsize=_SMALL)
@@ -174,12 +173,12 @@ def _bar(axes: "Axes", panel: Bars, bar: Any, group: int, x: float, slot: float,
     top = median
     if low is not None and (high if high is not None else median) > low:
         top = median if high is None else high
-        axes.plot([x, x], [low, top], color=_INK, lw=0.9)
+        axes.plot([x, x], [low, top], color=INK, lw=0.9)
     if single or bar.diverged[group]:
         words = (f"{median:.3f}" if panel.what == "accuracy" else f"{median:,.0f}") if single else ""
         words += " ✕" if bar.diverged[group] else ""
         axes.annotate(
-            words.strip(), (x, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6.5, color=_INK
+            words.strip(), (x, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6.5, color=INK
         )
 
 

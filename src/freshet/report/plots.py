@@ -11,8 +11,9 @@ from typing import Any
 from freshet.report.extract import stalenesses
 from freshet.report.groups import Group, common_step
 from freshet.report.palette import COLOURS, dash
-from freshet.report.reading import Record, RunData, number
-from freshet.report.statistics import Maybe, band, histogram, on_grid, regular
+from freshet.report.reading import Record, RunData
+from freshet.report.statistics import band, histogram, on_grid, regular
+from freshet.runs.facts import Maybe, number
 
 Figure = dict[str, Any]
 _POINTS = 240

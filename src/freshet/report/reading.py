@@ -5,20 +5,20 @@ counts as missing. Nothing here raises for a bad value inside a run.
 """
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from freshet.core.about import Curve
 from freshet.errors import RunError
-from freshet.runs.reader import Run
+from freshet.methods import known
+from freshet.runs.facts import number, whole
+from freshet.runs.reader import ENDED, Run
+from freshet.runs.world import RunWorld, read_world
 
 Record = dict[str, Any]
-#: What decides neither a run's numbers nor its group.
-ELSEWHERE = {"seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "device_memory_mb"}
-#: A run that has ended: at its time, or because its model diverged. Leaving the latter out would flatter its method.
-ENDED = ("finished", "diverged")
+NO_WORLD = "there is no world.json; the devices' speeds, the legs of their trips and their data are not shown"
 
 
 @dataclass
@@ -32,10 +32,18 @@ class RunData:
     metrics: list[Record]
     events: list[Record]
     notes: list[str] = field(default_factory=list)
+    #: Fleet and data, where the run directory has them.
+    world: RunWorld | None = None
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """Numbers of the events that the method wants drawn; of a built-in one it is known without world.json."""
+        about = known(self.method) if self.world is None else None
+        return self.world.curves if self.world else about.curves if about else ()
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended and counts."""
+        """Whether the run has ended and counts. One that diverged does: leaving it out would flatter its method."""
         return self.status in ENDED
 
     @property
@@ -73,22 +81,6 @@ class RunData:
     def column(self, key: str) -> list[float | None]:
         """One column of the metrics; None where a number is missing."""
         return [number(row.get(key)) for row in self.metrics]
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number of sensible size, or None."""
-    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    return value if good else None
 
 
 class Tail:
@@ -143,14 +135,27 @@ class Reader:
         self._events = Tail(self.run.directory / "events.jsonl")
         self._metrics = Tail(self.run.directory / "metrics.jsonl")
         self._summary: Record = {}
+        self._world: RunWorld | None = None
+        self._missing: str | None = NO_WORLD
 
     def refresh(self) -> bool:
         """Read what is new; True when something was."""
-        grown = [self._events.read(), self._metrics.read()]
+        grown = [self._events.read(), self._metrics.read(), self._read_world()]
         summary = self._read_summary()
         changed = any(grown) or summary != self._summary
         self._summary = summary
         return changed
+
+    def _read_world(self) -> bool:
+        """Fleet and data, once they are there; True when they came now."""
+        if self._world is not None:
+            return False
+        try:
+            self._world = read_world(self.run.directory)
+            self._missing = None if self._world else NO_WORLD
+        except RunError as problem:
+            self._missing = str(problem)
+        return self._world is not None
 
     def _read_summary(self) -> Record:
         try:
@@ -162,11 +167,11 @@ class Reader:
         """What is known now."""
         status = self._summary.get("status")
         status = status if isinstance(status, str) else "unfinished"
-        notes = [tail.note for tail in (self._events, self._metrics) if tail.note]
+        notes = [note for note in (self._events.note, self._metrics.note, self._missing) if note]
         name = self.run.directory.name or str(self.run.directory.resolve().name)
         events = _ordered(self._events.rows)
         rows = _with_tests(_ordered(self._metrics.rows), events)
-        return RunData(name, status, self.config, self._summary, rows, events, notes)
+        return RunData(name, status, self.config, self._summary, rows, events, notes, self._world)
 
 
 def _with_tests(rows: list[Record], events: list[Record]) -> list[Record]:

@@ -8,7 +8,7 @@ A median that is missing because runs never reach the target makes a bound: they
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freshet.report.statistics import Maybe
+from freshet.runs.facts import Maybe
 
 #: The reference of each kind where it is among the methods; else the first of its kind.
 USUAL = {"async": "fedasmu", "sync": "fedssmu"}

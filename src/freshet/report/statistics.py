@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, median
 
-Maybe = float | None
+from freshet.runs.facts import Maybe, first_crossing
+
 #: Points of the trailing mean whose crossing is reported beside the raw one.
 WINDOW = 5
 #: Above so many pairs the sign-flip test enumerates no more (2^n cases).
@@ -63,12 +64,6 @@ def on_grid(times: Sequence[float], values: Sequence[Maybe], grid: Sequence[floa
 def regular(step: float, until: float) -> list[float]:
     """0, step, 2 step, ... up to and including ``until``."""
     return [index * step for index in range(math.floor(until / step + 1e-9) + 1)]
-
-
-def first_crossing(times: Sequence[float], values: Sequence[Maybe], target: float) -> Maybe:
-    """First time with a value of at least the target."""
-    pairs = zip(times, values, strict=True)
-    return next((time for time, value in pairs if value is not None and value >= target), None)
 
 
 def trailing_mean(values: Sequence[Maybe], window: int = WINDOW) -> list[Maybe]:

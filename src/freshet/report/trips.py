@@ -3,25 +3,26 @@
     trigger --download--> train --ask--> fresh model down --merge--> train on --upload--> verdict
 
 Trigger, arrival of the request, merge and arrival of the upload are in the log. When a device began to train and when
-it began to send follows from the fleet's figures in the config; they are used only if they explain the log (a fleet
-given from Python, or a real network, has others), and the legs stay unknown otherwise.
+it began to send follows from the fleet's figures in world.json; they are used only if they explain the log (on a real
+network they need not), and the legs stay unknown otherwise.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from freshet.core.messages import CONTROL_BYTES
-from freshet.report.reading import Record, RunData, number, whole
-from freshet.sim.fleet import Fleet, FleetOptions
+from freshet.report.reading import Record, RunData
+from freshet.runs.facts import contributors, number, whole
+from freshet.runs.world import RunWorld
 
 #: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.
 OUTCOMES = ("aggregated", "waiting", "discarded", "lost", "rejected", "flying")
 #: A timeline shows at most so many trips: the last ones.
 MOST_TRIPS = 20_000
 _CHECKED = 50
+#: Of larger fleets the page does not list each device's seconds.
+_MOST_DEVICES = 10_000
 
 
 @dataclass
@@ -65,10 +66,9 @@ def trips_of(run: RunData) -> list[Trip]:
         handler = _HANDLERS.get(str(event.get("kind")))
         if handler is not None:
             handler(log, event)
-    fleet, size = fleet_of(run), model_bytes(run)
-    if fleet is not None and size is not None and _explains(fleet, size, log.trips, run):
+    if run.world is not None and _explains(run.world, log.trips, run):
         for trip in log.trips:
-            _add_legs(trip, fleet, size)
+            _add_legs(trip, run.world)
     return log.trips
 
 
@@ -137,11 +137,11 @@ def _refused(log: _Log, event: Record) -> None:
 
 
 def _aggregate(log: _Log, event: Record) -> None:
-    for device, staleness, alpha in contributions(event):
-        queue = log.waiting.get(device)
+    for each in contributors(event):
+        queue = None if each.device is None else log.waiting.get(each.device)
         if queue:
             trip = queue.popleft()
-            trip.outcome, trip.staleness, trip.alpha = "aggregated", staleness, alpha
+            trip.outcome, trip.staleness, trip.alpha = "aggregated", each.staleness, each.weight
 
 
 _HANDLERS = {
@@ -155,21 +155,6 @@ _HANDLERS = {
     "rejected": _refused,
     "aggregate": _aggregate,
 }
-
-
-def contributions(event: Record) -> list[tuple[int, int | None, float | None]]:
-    """(device, staleness, weight in the new model) of each upload in an aggregation, be it one or many."""
-    logged, alpha = event.get("contributions"), number(event.get("alpha"))
-    parts = [part for part in logged if isinstance(part, dict)] if isinstance(logged, list) else []
-    shares = [number(part.get("weight")) for part in parts]
-    total = sum(share for share in shares if share is not None)
-    found = []
-    for part, share in zip(parts, shares, strict=True):
-        if share is not None and alpha is not None and total > 0:
-            share = alpha * (share / total)
-        if (device := whole(part.get("device"))) is not None:
-            found.append((device, whole(part.get("staleness")), share))
-    return found
 
 
 def _open(log: _Log, event: Record) -> Trip | None:
@@ -187,58 +172,35 @@ def _text(value: Any) -> str | None:
 # ---- legs that follow from the fleet
 
 
-def fleet_of(run: RunData) -> Fleet | None:
-    """The fleet of a simulated run, drawn again from its config."""
-    table = run.config.get("fleet")
-    if table is None or run.seed is None or run.devices > 100_000:
-        return None
-    try:
-        return FleetOptions(**table).draw(run.seed)
-    except (ValidationError, TypeError, ValueError):
-        return None
-
-
-def model_bytes(run: RunData) -> int | None:
-    """Bytes of one model on the wire, as an upload or the first row of the metrics tells."""
-    for event in run.events:
-        if event.get("kind") == "upload" and (size := whole(event.get("bytes"))):
-            return size
-    for row in run.metrics[:1]:
-        down, count = whole(row.get("bytes_down")), whole(row.get("trips"))
-        if down and count:
-            return down // count
-    return None
-
-
-def _explains(fleet: Fleet, size: int, trips: list[Trip], run: RunData) -> bool:
+def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
     """Whether the fleet's figures give the times in the log, tried on the first complete trips."""
     complete = [trip for trip in trips if trip.outcome not in ("lost", "flying") and trip.urgent is None]
     epochs = whole(run.config.get("training", {}).get("epochs"))
-    if epochs is None:
+    if epochs is None or epochs < 1:
         return False
     for trip in complete[:_CHECKED]:
-        if trip.device >= len(fleet) or trip.end is None or trip.epochs is None:
+        if trip.device >= len(world) or trip.end is None or trip.epochs is None:
             return False
-        expected = fleet.down(trip.device, size) + fleet.up(trip.device, size)
-        expected += trip.epochs * fleet.epoch(trip.device, epochs)
+        expected = world.down(trip.device, world.model_bytes) + world.up(trip.device, world.model_bytes)
+        expected += trip.epochs * world.train_seconds[trip.device] / epochs
         if trip.answered is not None:
-            reply = size if trip.fresh is not None else CONTROL_BYTES
-            expected += fleet.up(trip.device, CONTROL_BYTES) + fleet.down(trip.device, reply)
+            reply = world.model_bytes if trip.fresh is not None else CONTROL_BYTES
+            expected += world.up(trip.device, CONTROL_BYTES) + world.down(trip.device, reply)
         if abs(trip.end - trip.start - expected) > 1e-3 * expected + 1e-6:
             return False
     return bool(complete)
 
 
-def _add_legs(trip: Trip, fleet: Fleet, size: int) -> None:
-    if trip.device >= len(fleet):
+def _add_legs(trip: Trip, world: RunWorld) -> None:
+    if trip.device >= len(world):
         return
-    trip.train = trip.start + fleet.down(trip.device, size)
+    trip.train = trip.start + world.down(trip.device, world.model_bytes)
     if trip.answered is not None:
-        trip.asked = max(trip.train, trip.answered - fleet.up(trip.device, CONTROL_BYTES))
+        trip.asked = max(trip.train, trip.answered - world.up(trip.device, CONTROL_BYTES))
         if trip.resume is None and trip.fresh is None:
-            trip.resume = trip.answered + fleet.down(trip.device, CONTROL_BYTES)
+            trip.resume = trip.answered + world.down(trip.device, CONTROL_BYTES)
     if trip.end is not None and not (trip.outcome == "lost" and trip.reason != "upload lost"):
-        trip.sent = trip.end - fleet.up(trip.device, size)
+        trip.sent = trip.end - world.up(trip.device, world.model_bytes)
     if trip.end is not None and trip.train > trip.end:
         trip.train = None
 
@@ -250,10 +212,9 @@ def timeline(run: RunData, trips: list[Trip], most: int = MOST_TRIPS) -> Record:
     """Columns of the newest trips, rounded, with the texts by number; the page draws them."""
     shown = trips[-most:]
     reasons = sorted({trip.reason for trip in shown if trip.reason})
-    fleet = fleet_of(run) if any(trip.train is not None for trip in shown) else None
-    seconds = (
-        None if fleet is None or len(fleet) > 10_000 else [round(float(value), 2) for value in fleet.train_seconds]
-    )
+    world = run.world
+    known = world is not None and run.devices <= len(world) <= _MOST_DEVICES
+    seconds = [round(value, 2) for value in world.train_seconds] if world is not None and known else None
     times = ("start", "train", "asked", "answered", "resume", "merged", "sent", "end")
     columns: Record = {key: [_rounded(getattr(trip, key)) for trip in shown] for key in times}
     columns |= {key: [getattr(trip, key) for trip in shown] for key in ("device", "number", "base", "fresh", "slot")}

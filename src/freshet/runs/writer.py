@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -54,6 +55,19 @@ class Observer:
 
     def on_end(self, summary: Record) -> None:
         """The run is over."""
+
+
+def default_directory(method: str, seed: int) -> Path:
+    """``runs/<time>-<method>-seed<n>``, made now, with a number added if that is taken."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{method.replace(':', '.')}-seed{seed}"
+    for number in range(10_000):
+        path = Path("runs") / (stem if number == 0 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

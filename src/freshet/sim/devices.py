@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -28,13 +27,14 @@ class DeviceStore:
     """Memory by device; a trip's effect on it may still be under way when the device is next asked.
 
     At most ``limit_bytes`` of arrays stay in main memory. Beyond that the devices that were not asked for longest go to
-    a temporary folder, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit
-    for bit when they are needed. Numbers alone are never spilled. What is handed out (a trip in flight) counts no more.
+    ``folder``, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit for bit
+    when they are needed. The folder is made at the first need, emptied of what a killed run has left there, and removed
+    at the end. Numbers alone are never spilled. What is handed out (a trip in flight) counts no more.
     """
 
-    def __init__(self, limit_bytes: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT) -> None:
         self.limit_bytes = limit_bytes
-        self._folder: Path | None = None
+        self._folder, self._made = folder, False
         self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
         self._pending: dict[int, Future[Outcome]] = {}
         self._spilled: set[int] = set()
@@ -171,10 +171,11 @@ class DeviceStore:
         return {name: rest[name] if name in rest else arrays[name] for name in json.loads(notes["order"])}
 
     def _path(self, device: int) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="freshet-devices-"))
+        if not self._made:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
+            self._made = True
         return self._folder / f"device-{device}.safetensors"
 
 

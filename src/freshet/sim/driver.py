@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from freshet.compute.base import Executor, Future, OnDemand
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
@@ -64,7 +66,7 @@ class Simulation:
         self.rule = self.server.rule
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
-        self.devices = DeviceStore(device_memory)
+        self.devices = DeviceStore(writer.directory / "devices", device_memory)
         self.last_test = -1.0
         self.until = 0.0
         self.started = self.over = False
@@ -111,6 +113,8 @@ class Simulation:
             heap.now = until
         if self.last_test < heap.now:
             self._test(heap.now)
+        self.writer.drain(wait=True)
+        self.coordinator.watch.settle()
         return True
 
     def _carry_out(self, now: float, effects: Effects) -> None:
@@ -310,6 +314,16 @@ class Simulation:
             fresh = Fresh(flight.fresh, flight.fresh_age, store.get(flight.fresh), owned(saved["fresh_vectors"]))
         slot = None if saved["slot"] is None else Slot(*saved["slot"])
         return Journey(assignment, slot, fresh, merged=saved["merged"], started=saved["started"])
+
+
+def check(tree: Tree, size: int) -> None:
+    """Raise ``ValueError`` unless a saved state has all its parts, with models of this size."""
+    missing = {"coordinator", "devices", "heap", "now", "last_test", "journeys", "log"} - tree.keys()
+    if missing:
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    models = [weights for _, weights, _ in tree["coordinator"]["server"]["store"]]
+    if not all(isinstance(w, np.ndarray) and w.shape == (size,) and w.dtype == np.float32 for w in models):
+        raise ValueError(f"its models are not of {size} numbers")
 
 
 def _journey_state(journey: Journey) -> Tree:

@@ -3,60 +3,14 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from freshet.core.method import Options
 from freshet.core.streams import stream
+from freshet.options import FleetOptions
 
 Floats = NDArray[np.float64]
-
-
-class FleetOptions(Options):
-    """A fleet drawn at random; both ends of the speed range are present."""
-
-    devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
-    fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
-    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's")
-    up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
-    down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
-    link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all the same)")
-    up_latency: float = Field(0.05, ge=0, description="seconds before the first byte goes up")
-    down_latency: float = Field(0.05, ge=0, description="seconds before the first byte comes down")
-    on_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays reachable (0: always)")
-    off_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays away")
-    loss: float = Field(0.0, ge=0, lt=1, description="probability that an upload is lost")
-    custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _both_or_none(cls, values: Any) -> Any:
-        if isinstance(values, dict) and (values.get("on_seconds", 0) == 0) != (values.get("off_seconds", 0) == 0):
-            raise ValueError("on_seconds and off_seconds must both be 0 (always reachable) or both be positive")
-        return values
-
-    def draw(self, seed: int) -> "Fleet":
-        """The devices: training seconds uniform between fastest and ratio x fastest, the two ends included."""
-        rng = stream(seed, "fleet")
-        seconds = self.fastest * (1.0 + (self.ratio - 1.0) * rng.random(self.devices))
-        if self.devices > 1:
-            seconds[np.argmax(seconds)] = self.fastest * self.ratio
-        seconds[np.argmin(seconds)] = self.fastest
-        share = 1.0 / (1.0 + (self.link_ratio - 1.0) * rng.random(self.devices))
-        return Fleet(
-            train_seconds=seconds,
-            up_rate=share * self.up_mbps * 1e6 / 8,
-            down_rate=share * self.down_mbps * 1e6 / 8,
-            up_latency=self.up_latency,
-            down_latency=self.down_latency,
-            on_seconds=self.on_seconds,
-            off_seconds=self.off_seconds,
-            loss=self.loss,
-            seed=seed,
-        )
 
 
 @dataclass
@@ -73,6 +27,27 @@ class Fleet:
     loss: float = 0.0
     seed: int = 0
     _switches: dict[int, tuple[bool, list[float], np.random.Generator]] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def draw(options: FleetOptions, seed: int) -> "Fleet":
+        """Devices at random: training seconds uniform between fastest and ratio x fastest, the two ends included."""
+        rng = stream(seed, "fleet")
+        seconds = options.fastest * (1.0 + (options.ratio - 1.0) * rng.random(options.devices))
+        if options.devices > 1:
+            seconds[np.argmax(seconds)] = options.fastest * options.ratio
+        seconds[np.argmin(seconds)] = options.fastest
+        share = 1.0 / (1.0 + (options.link_ratio - 1.0) * rng.random(options.devices))
+        return Fleet(
+            train_seconds=seconds,
+            up_rate=share * options.up_mbps * 1e6 / 8,
+            down_rate=share * options.down_mbps * 1e6 / 8,
+            up_latency=options.up_latency,
+            down_latency=options.down_latency,
+            on_seconds=options.on_seconds,
+            off_seconds=options.off_seconds,
+            loss=options.loss,
+            seed=seed,
+        )
 
     def __len__(self) -> int:
         return len(self.train_seconds)

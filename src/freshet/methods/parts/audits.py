@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from freshet.core.about import Kind
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Merged, Numbers, Rejected, Requested, Triggered
-from freshet.core.method import Kind
 from freshet.core.server import NOT_FINITE
 from freshet.methods.parts.staleness import (
     Control,

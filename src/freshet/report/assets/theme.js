@@ -1,32 +1,21 @@
 "use strict";
-/* Light and dark: the colours of the charts, and every chart's common look. Colours in figures are names:
+/* Light and dark: the colours of the charts (palette.py), and every chart's common look. Colours in figures are names:
    "@c0", "@c0/18" (percent), "@ink", "@ramp/40" (a place on the ramp), "@scale" and "@ramp" as colour scales. */
 const Theme = (() => {
-  const THEMES = {
-    light: {
-      c: ["#0072b2", "#d55e00", "#009e73", "#b4578c", "#c98a00", "#4aa5dc", "#6a51a3", "#5f6b7a", "#8c4a2f", "#7d8c00", "#006d77", "#c2185b"],
-      ink: "#16202b", soft: "#45525f", muted: "#6b7885", grid: "#e9edf1", line: "#cfd6dd", paper: "#ffffff",
-      ramp: ["#f1f6f9", "#c5dfec", "#7fb8d3", "#2f86ad", "#0b4f71"],
-      scale: ["#5c2d91", "#3b6fb6", "#1f9e8f", "#6cc24a", "#e0c400"],
-      down: "#8fbbdd", train: "#dbe1e8", retrain: "#b9c5d2", fresh: "#f29d38", bad: "#c8203a", fleet: "#f7f9fb",
-    },
-    dark: {
-      c: ["#4ca8e8", "#f08a4b", "#2fc79a", "#e39bc4", "#f2c14e", "#9bd8ff", "#b09be8", "#a3aebd", "#d08b6c", "#c3cf4a", "#4fc3c9", "#ff6f9f"],
-      ink: "#e8eef4", soft: "#b9c5d0", muted: "#8b99a7", grid: "#232d38", line: "#3a4654", paper: "#161e27",
-      ramp: ["#1a2530", "#1f4a60", "#2a7698", "#5ab0d6", "#bfe7fb"],
-      scale: ["#8a63e0", "#5b8bd9", "#2fb3a8", "#7ad65f", "#fde725"],
-      down: "#3f7299", train: "#33404d", retrain: "#4d5e70", fresh: "#f0a348", bad: "#ff6b7d", fleet: "#131a22",
-    },
-  };
+  const THEMES = JSON.parse(document.getElementById("palette").textContent);
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   let choice = "auto";
-  try { const kept = localStorage.getItem("freshet-theme"); if (kept === "light" || kept === "dark") choice = kept; } catch { /* no storage: follow the system */ }
+  try {
+    const kept = localStorage.getItem("freshet-theme");
+    if (kept === "light" || kept === "dark") choice = kept;
+  } catch { /* no storage: follow the system */ }
   const name = () => (choice === "auto" ? (system.matches ? "dark" : "light") : choice);
   const now = () => THEMES[name()] || THEMES.light;
 
   function parts(hex) { return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)); }
   function mix(stops, place) {
-    const at = Math.max(0, Math.min(1, place)) * (stops.length - 1), left = Math.min(stops.length - 2, Math.floor(at));
+    const at = Math.max(0, Math.min(1, place)) * (stops.length - 1);
+    const left = Math.min(stops.length - 2, Math.floor(at));
     const a = parts(stops[left]), b = parts(stops[left + 1]), share = at - left;
     return `rgb(${a.map((value, index) => Math.round(value + (b[index] - value) * share)).join(",")})`;
   }
@@ -43,16 +32,17 @@ const Theme = (() => {
   }
   /* Puts the theme's colours into a copy of a figure; only under keys that hold colours, never in texts. */
   function dressed(value, key) {
-    if (Array.isArray(value)) return key && /color/i.test(key) ? value.map(colour) : value.map((item) => dressed(item));
+    const named = key && /color/i.test(key);
+    if (Array.isArray(value)) return value.map(named ? colour : (item) => dressed(item));
     if (value && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, dressed(item, name)]));
     }
-    return key && /color/i.test(key) ? colour(value) : value;
+    return named ? colour(value) : value;
   }
   function axis(given) {
     const theme = now();
     return {
-      gridcolor: theme.grid, zerolinecolor: theme.line, linecolor: theme.line, tickcolor: theme.line, zeroline: false,
+      gridcolor: theme.grid, zerolinecolor: theme.axis, linecolor: theme.axis, tickcolor: theme.axis, zeroline: false,
       ticks: "", ...given,
       tickfont: { size: 12, color: theme.muted },
       title: { standoff: 10, font: { size: 12.5, color: theme.soft }, ...(given && given.title) },
@@ -62,12 +52,19 @@ const Theme = (() => {
   function layout(given) {
     const theme = now();
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", height: 320, showlegend: false, uirevision: "keep",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      height: 320, showlegend: false, uirevision: "keep",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: theme.soft },
       margin: narrow() ? { l: 50, r: 8, t: 10, b: 46 } : { l: 58, r: 14, t: 12, b: 50 },
-      hoverlabel: { bgcolor: theme.paper, bordercolor: theme.line, font: { color: theme.ink, size: 12.5 }, align: "left", namelength: 40 },
+      hoverlabel: {
+        bgcolor: theme.paper, bordercolor: theme.axis, font: { color: theme.ink, size: 12.5 }, align: "left",
+        namelength: 40,
+      },
       dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: theme.soft }, traceorder: "normal" },
+      legend: {
+        orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: theme.soft },
+        traceorder: "normal",
+      },
       modebar: { bgcolor: "rgba(0,0,0,0)" },
       ...given, xaxis: axis(given.xaxis), yaxis: axis(given.yaxis),
     };
@@ -109,5 +106,6 @@ const Theme = (() => {
     document.documentElement.dataset.theme = name();
     document.getElementById("theme").textContent = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[choice];
   }
-  return { THEMES, now, colour, mix, draw, layout, cycle, apply, narrow, CONFIG, onSystem: (f) => system.addEventListener("change", f) };
+  const onSystem = (listener) => system.addEventListener("change", listener);
+  return { now, colour, mix, draw, layout, cycle, apply, narrow, CONFIG, onSystem };
 })();

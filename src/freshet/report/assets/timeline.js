@@ -1,6 +1,6 @@
 "use strict";
-/* The fleet's timeline: one lane per device. Plotly draws the axes and handles the zoom; the trips are painted on a canvas
-   beneath it, in layers of one colour, so that thousands of them follow the mouse. */
+/* The fleet's timeline: one lane per device. Plotly draws the axes and handles the zoom; the trips are painted on a
+   canvas beneath it, in layers of one colour, so that thousands of them follow the mouse. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
   let place, canvas, tip, data, lanes, spans, view, bounds, alphas, typical, layers, running = false;
@@ -8,7 +8,10 @@ const Timeline = (() => {
   const GLYPHS = {
     dot: Array.from({ length: 12 }, (_, i) => [Math.cos(i * Math.PI / 6), Math.sin(i * Math.PI / 6)]),
     diamond: [[0, -1.25], [1, 0], [0, 1.25], [-1, 0]],
-    cross: [[-1, -.55], [-.55, -1], [0, -.45], [.55, -1], [1, -.55], [.45, 0], [1, .55], [.55, 1], [0, .45], [-.55, 1], [-1, .55], [-.45, 0]],
+    cross: [
+      [-1, -.55], [-.55, -1], [0, -.45], [.55, -1], [1, -.55], [.45, 0],
+      [1, .55], [.55, 1], [0, .45], [-.55, 1], [-1, .55], [-.45, 0],
+    ],
     triangle: [[-1, -.8], [1, -.8], [0, 1]],
     square: [[-.85, -.85], [.85, -.85], [.85, .85], [-.85, .85]],
   };
@@ -26,7 +29,11 @@ const Timeline = (() => {
     data = timeline;
     tip.hidden = true;
     canvas.hidden = !data;
-    if (!data) { view = null; delete place.dataset.bound; return Theme.draw(place.id, null, "The log of this run has no trips."); }
+    if (!data) {
+      view = null;
+      delete place.dataset.bound;
+      return Theme.draw(place.id, null, "The log of this run has no trips.");
+    }
     const seconds = data.seconds, devices = [...Array(data.devices).keys()], t = data.trips;
     if (order === "speed") {
       const counts = new Map();
@@ -36,10 +43,14 @@ const Timeline = (() => {
     }
     lanes = { order: devices, of: new Map(devices.map((device, lane) => [device, lane])) };
     spans = devices.map(() => []);
-    t.device.forEach((device, index) => { const lane = lanes.of.get(device); if (lane !== undefined) spans[lane].push(index); });
+    t.device.forEach((device, index) => {
+      const lane = lanes.of.get(device);
+      if (lane !== undefined) spans[lane].push(index);
+    });
     const first = data.first || 0, whole = [first, Math.max(data.end, first + 1e-6)], before = bounds;
     bounds = whole;
-    if (!keep || !view || (before && view.x[0] === before[0] && view.x[1] === before[1])) view = { x: [...whole], y: everyone() };
+    const wide = view && before && view.x[0] === before[0] && view.x[1] === before[1];
+    if (!keep || !view || wide) view = { x: [...whole], y: everyone() };
     const known = t.alpha.filter((value) => value !== null).sort((a, b) => a - b);
     const at = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))];
     alphas = known.length ? [at(0.05), at(0.95)] : null;
@@ -52,31 +63,40 @@ const Timeline = (() => {
   const everyone = () => [lanes.order.length - 0.4, -0.6];
 
   function size() {
-    const rows = lanes.order.length, height = Math.min(1100, Math.max(200, rows * Math.min(18, Math.max(8, 1000 / rows)))) + 56;
+    const rows = lanes.order.length, lane = Math.min(18, Math.max(8, 1000 / rows));
+    const height = Math.min(1100, Math.max(200, rows * lane)) + 56;
     const margin = Theme.narrow() ? { l: 38, r: 8, t: 6, b: 46 } : { l: 52, r: 12, t: 6, b: 48 };
-    return { height, margin, width: Math.max(120, place.clientWidth - margin.l - margin.r), inner: height - margin.t - margin.b };
+    const width = Math.max(120, place.clientWidth - margin.l - margin.r);
+    return { height, margin, width, inner: height - margin.t - margin.b };
   }
 
   function shade(alpha) {
     if (!alphas || alpha === null) return Math.floor(BINS / 2);
-    const [low, high] = alphas, log = low > 0;
-    const share = high <= low ? 0.5 : log ? Math.log(Math.max(alpha, low) / low) / Math.log(high / low) : (alpha - low) / (high - low);
+    const [low, high] = alphas;
+    let share = 0.5;
+    if (high > low && low > 0) share = Math.log(Math.max(alpha, low) / low) / Math.log(high / low);
+    else if (high > low) share = (alpha - low) / (high - low);
     return Math.max(0, Math.min(BINS - 1, Math.floor(share * BINS)));
   }
 
-  /* All trips as boxes and glyphs, in layers of one colour. A box keeps a least width on the screen, to its left or right. */
+  /* All trips as boxes and glyphs, in layers of one colour. A box keeps a least width on the screen, to its left or
+     right. */
   function sorted() {
-    const t = data.trips, end = data.end, boxes = (half, least) => ({ half, least, items: [] }), glyphs = (glyph, scale) => ({ glyph, scale, items: [] });
+    const t = data.trips, end = data.end;
+    const boxes = (half, least) => ({ half, least, items: [] });
+    const glyphs = (glyph, scale) => ({ glyph, scale, items: [] });
     const made = {
-      down: boxes(HALF, 1), train: boxes(HALF, 0), retrain: boxes(HALF, 0), fresh: boxes(HALF, 1.5), gone: boxes(HALF, -2), urgent: boxes(0.48, 2),
-      uploads: Array.from({ length: BINS }, () => boxes(0.46, -3)), asked: glyphs("dot", 0.8), merged: glyphs("diamond", 1),
-      discarded: glyphs("cross", 1.25), lost: glyphs("triangle", 1.25), rejected: glyphs("square", 1.25),
+      down: boxes(HALF, 1), train: boxes(HALF, 0), retrain: boxes(HALF, 0), fresh: boxes(HALF, 1.5),
+      gone: boxes(HALF, -2), urgent: boxes(0.48, 2), uploads: Array.from({ length: BINS }, () => boxes(0.46, -3)),
+      asked: glyphs("dot", 0.8), merged: glyphs("diamond", 1),
+      ...Object.fromEntries(Object.entries(SIGNS).map(([name, sign]) => [name, glyphs(sign, 1.25)])),
     };
     const box = (layer, from, to, lane) => { if (to > from || layer.least) layer.items.push(from, to, lane); };
     for (let i = 0; i < t.device.length; i++) {
       const lane = lanes.of.get(t.device[i]), start = t.start[i], stop = t.end[i] ?? end;
       if (lane === undefined) continue;
-      const outcome = data.outcomes[t.outcome[i]], train = Math.min(t.train[i] ?? start, stop), sent = t.sent[i] ?? stop;
+      const outcome = data.outcomes[t.outcome[i]];
+      const train = Math.min(t.train[i] ?? start, stop), sent = t.sent[i] ?? stop;
       const asked = t.asked[i] ?? t.answered[i];
       if (data.legs) box(made.down, start, train, lane);
       if (asked === null) box(made.train, train, sent, lane);
@@ -96,10 +116,15 @@ const Timeline = (() => {
     return made;
   }
 
+  const refusals = (theme) => [["discarded", theme.bad], ["lost", theme.ink], ["rejected", theme.c[6]]];
+  const SIGNS = { discarded: "cross", lost: "triangle", rejected: "square" };
+
   function paint() {
     const { width, inner, margin } = size(), dots = window.devicePixelRatio || 1, theme = Theme.now();
-    Object.assign(canvas.style, { left: `${margin.l}px`, top: `${margin.t}px`, width: `${width}px`, height: `${inner}px` });
-    if (canvas.width !== Math.round(width * dots) || canvas.height !== Math.round(inner * dots)) { canvas.width = Math.round(width * dots); canvas.height = Math.round(inner * dots); }
+    const frame = { left: margin.l, top: margin.t, width, height: inner };
+    for (const [side, length] of Object.entries(frame)) canvas.style[side] = `${length}px`;
+    const pixels = [Math.round(width * dots), Math.round(inner * dots)];
+    if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
     const ink = canvas.getContext("2d"), kx = width / (view.x[1] - view.x[0]), ky = inner / (view.y[0] - view.y[1]);
     const radius = Math.max(1.5, Math.min(4.2, 0.3 * ky, 0.15 * typical * kx));
     ink.setTransform(dots, 0, 0, dots, 0, 0);
@@ -129,10 +154,13 @@ const Timeline = (() => {
       }
       ink.fill();
     }
-    boxes(layers.down, theme.down); boxes(layers.train, theme.train); boxes(layers.retrain, theme.retrain); boxes(layers.fresh, theme.fresh);
-    boxes(layers.gone, theme.muted); boxes(layers.urgent, theme.c[6]);
+    for (const name of ["down", "train", "retrain", "fresh"]) boxes(layers[name], theme[name]);
+    boxes(layers.gone, theme.muted);
+    boxes(layers.urgent, theme.c[6]);
     layers.uploads.forEach((layer, index) => boxes(layer, Theme.mix(theme.scale, (index + 0.5) / BINS)));
-    glyphs(layers.asked, theme.ink); glyphs(layers.merged, theme.c[1]); glyphs(layers.discarded, theme.bad); glyphs(layers.lost, theme.ink); glyphs(layers.rejected, theme.c[6]);
+    glyphs(layers.asked, theme.ink);
+    glyphs(layers.merged, theme.c[1]);
+    for (const [name, fill] of refusals(theme)) glyphs(layers[name], fill);
   }
 
   function labels(inner) {
@@ -147,7 +175,10 @@ const Timeline = (() => {
     const layout = Theme.layout({
       height, margin, hovermode: false, uirevision: null,
       xaxis: { title: { text: "virtual time (s)" }, range: [...view.x], gridcolor: Theme.colour("@muted/16") },
-      yaxis: { range: [...view.y], showgrid: false, ...labels(inner), title: { text: Theme.narrow() ? "" : "device", standoff: 4 } },
+      yaxis: {
+        range: [...view.y], showgrid: false, ...labels(inner),
+        title: { text: Theme.narrow() ? "" : "device", standoff: 4 },
+      },
     });
     if (!place.data) place.replaceChildren();
     paint();
@@ -179,8 +210,12 @@ const Timeline = (() => {
   function move(how) {
     if (!view) return;
     const [a, b] = view.x, span = b - a, middle = (a + b) / 2;
-    const set = { left: [a - span / 2, b - span / 2], right: [a + span / 2, b + span / 2], in: [middle - span / 4, middle + span / 4], out: [middle - span, middle + span], all: [...bounds] }[how];
-    const wide = Math.min(set[1] - set[0], bounds[1] - bounds[0]), left = Math.max(bounds[0], Math.min(set[0], bounds[1] - wide));
+    const set = {
+      left: [a - span / 2, b - span / 2], right: [a + span / 2, b + span / 2],
+      in: [middle - span / 4, middle + span / 4], out: [middle - span, middle + span], all: [...bounds],
+    }[how];
+    const wide = Math.min(set[1] - set[0], bounds[1] - bounds[0]);
+    const left = Math.max(bounds[0], Math.min(set[0], bounds[1] - wide));
     view = { x: [left, left + wide], y: how === "all" ? everyone() : view.y };
     tip.hidden = true;
     return show();
@@ -192,7 +227,8 @@ const Timeline = (() => {
     const { width, inner, margin } = size(), frame = place.getBoundingClientRect();
     const fx = (clientX - frame.left - margin.l) / width, fy = (clientY - frame.top - margin.t) / inner;
     if (fx < 0 || fx > 1 || fy < 0 || fy > 1) return null;
-    const time = view.x[0] + fx * (view.x[1] - view.x[0]), lane = Math.round(view.y[1] + fy * (view.y[0] - view.y[1]));
+    const time = view.x[0] + fx * (view.x[1] - view.x[0]);
+    const lane = Math.round(view.y[1] + fy * (view.y[0] - view.y[1]));
     const slack = 4 * (view.x[1] - view.x[0]) / width, t = data.trips;
     if (lane < 0 || lane >= spans.length) return null;
     const inside = spans[lane].filter((i) => t.start[i] - slack <= time && time <= (t.end[i] ?? data.end) + slack);
@@ -204,23 +240,29 @@ const Timeline = (() => {
   function facts(i) {
     const t = data.trips, rows = [["triggered", `${s(t.start[i])}, version ${t.base[i] ?? "?"}`]];
     const outcome = data.outcomes[t.outcome[i]];
-    if (t.asked[i] !== null || t.answered[i] !== null) rows.push(["asked", `${s(t.asked[i] ?? t.answered[i])}${t.slot[i] === null ? "" : `, before epoch ${t.slot[i]}`}`]);
-    if (t.merged[i] !== null) rows.push(["merged", `${s(t.merged[i])}, version ${t.fresh[i]}${t.beta[i] === null ? "" : `, β ${t.beta[i]}`}`]);
+    const asked = t.asked[i] ?? t.answered[i], merged = t.merged[i];
+    const slot = t.slot[i] === null ? "" : `, before epoch ${t.slot[i]}`;
+    const beta = t.beta[i] === null ? "" : `, β ${t.beta[i]}`;
+    if (asked !== null) rows.push(["asked", `${s(asked)}${slot}`]);
+    if (merged !== null) rows.push(["merged", `${s(merged)}, version ${t.fresh[i]}${beta}`]);
     else if (t.answered[i] !== null && t.fresh[i] === null) rows.push(["answer", "nothing newer"]);
     if (t.urgent[i] !== null) rows.push(["hurried", s(t.urgent[i])]);
     if (t.end[i] !== null) rows.push([outcome === "lost" ? "lost" : "uploaded", s(t.end[i])]);
     if (t.staleness[i] !== null) rows.push(["staleness", String(t.staleness[i])]);
     if (t.alpha[i] !== null) rows.push(["weight α", String(t.alpha[i])]);
     const words = { aggregated: null, waiting: "uploaded, not used yet", flying: "still under way" }[outcome];
-    if (words !== null) rows.push(["outcome", (words ?? outcome) + (t.reason[i] === null ? "" : `: ${data.reasons[t.reason[i]]}`)]);
+    const reason = t.reason[i] === null ? "" : `: ${data.reasons[t.reason[i]]}`;
+    if (words !== null) rows.push(["outcome", (words ?? outcome) + reason]);
     return rows;
   }
   function point(event) {
     if (!data || !view || (event.buttons && event.type === "pointermove")) { tip.hidden = true; return; }
     const i = find(event.clientX, event.clientY);
     if (i === null) { tip.hidden = true; return; }
-    const t = data.trips, device = t.device[i], head = document.createElement("b"), list = document.createElement("dl");
-    head.textContent = `Device ${device}, trip ${t.number[i]}${data.seconds ? ` (trains ${data.seconds[device].toFixed(1)} s)` : ""}`;
+    const t = data.trips, device = t.device[i];
+    const head = document.createElement("b"), list = document.createElement("dl");
+    const speed = data.seconds ? ` (trains ${data.seconds[device].toFixed(1)} s)` : "";
+    head.textContent = `Device ${device}, trip ${t.number[i]}${speed}`;
     for (const [term, value] of facts(i)) {
       const dt = document.createElement("dt"), dd = document.createElement("dd");
       dt.textContent = term; dd.textContent = value;
@@ -229,36 +271,53 @@ const Timeline = (() => {
     tip.replaceChildren(head, list);
     tip.hidden = false;
     const frame = tip.getBoundingClientRect(), gap = 16;
-    const left = event.clientX + gap + frame.width > window.innerWidth ? event.clientX - gap - frame.width : event.clientX + gap;
+    const room = event.clientX + gap + frame.width <= window.innerWidth;
+    const left = room ? event.clientX + gap : event.clientX - gap - frame.width;
     tip.style.left = `${Math.max(8, Math.min(left, window.innerWidth - frame.width - 8))}px`;
     tip.style.top = `${Math.max(8, Math.min(event.clientY + gap, window.innerHeight - frame.height - 8))}px`;
   }
 
   /* What the shapes mean. */
+  function item(sign, words) {
+    const span = document.createElement("span");
+    span.append(sign, words);
+    return span;
+  }
+  function swatch(background) {
+    const box = document.createElement("i");
+    box.style.background = background;
+    return box;
+  }
+  function glyph(name, fill) {
+    const space = "http://www.w3.org/2000/svg";
+    const svg = document.createElementNS(space, "svg"), shape = document.createElementNS(space, "polygon");
+    svg.setAttribute("viewBox", "-1.4 -1.4 2.8 2.8");
+    shape.setAttribute("points", GLYPHS[name].map((point) => point.join(",")).join(" "));
+    shape.setAttribute("fill", fill);
+    svg.append(shape);
+    return svg;
+  }
+  function weights(theme) {
+    const [low, high] = alphas;
+    if (low === high) return item(swatch(Theme.mix(theme.scale, 0.5)), `upload, α ${low}`);
+    const gradient = swatch(`linear-gradient(90deg, ${theme.scale.join(",")})`), log = low > 0 ? " (log)" : "";
+    gradient.className = "gradient";
+    return item(gradient, `upload, α ${low.toPrecision(2)} or less to ${high.toPrecision(2)} or more${log}`);
+  }
   function keys(holder) {
-    const theme = Theme.now(), t = data && data.trips, has = (name) => t && t.outcome.some((o) => data.outcomes[o] === name);
-    const item = (sign, words) => { const span = document.createElement("span"); span.append(sign, words); return span; };
-    const swatch = (background) => { const i = document.createElement("i"); i.style.background = background; return i; };
-    function glyph(name, fill) {
-      const space = "http://www.w3.org/2000/svg", svg = document.createElementNS(space, "svg"), shape = document.createElementNS(space, "polygon");
-      svg.setAttribute("viewBox", "-1.4 -1.4 2.8 2.8");
-      shape.setAttribute("points", GLYPHS[name].map((p) => p.join(",")).join(" "));
-      shape.setAttribute("fill", fill);
-      svg.append(shape);
-      return svg;
+    if (!data) return holder.replaceChildren();
+    const theme = Theme.now(), t = data.trips, items = [];
+    const some = (column) => column.some((value) => value !== null);
+    if (data.legs) items.push(item(swatch(theme.down), "download"));
+    items.push(item(swatch(theme.train), data.legs ? "training" : "trip"));
+    if (some(t.answered)) {
+      items.push(item(glyph("dot", theme.ink), "asks"), item(swatch(theme.fresh), "fresh model comes"));
+      items.push(item(glyph("diamond", theme.c[1]), "merge"), item(swatch(theme.retrain), "trains on"));
     }
-    const items = [];
-    if (data) {
-      if (data.legs) items.push(item(swatch(theme.down), "download"));
-      items.push(item(swatch(theme.train), data.legs ? "training" : "trip"));
-      if (t.answered.some((v) => v !== null)) items.push(item(glyph("dot", theme.ink), "asks"), item(swatch(theme.fresh), "fresh model comes"), item(glyph("diamond", theme.c[1]), "merge"), item(swatch(theme.retrain), "trains on"));
-      if (alphas) {
-        const one = alphas[0] === alphas[1], g = swatch(`linear-gradient(90deg, ${theme.scale.join(",")})`);
-        g.className = "gradient";
-        items.push(item(one ? swatch(Theme.mix(theme.scale, 0.5)) : g, one ? `upload, α ${alphas[0]}` : `upload, α ${alphas[0].toPrecision(2)} or less to ${alphas[1].toPrecision(2)} or more${alphas[0] > 0 ? " (log)" : ""}`));
-      }
-      if (t.urgent.some((v) => v !== null)) items.push(item(swatch(theme.c[6]), "hurried"));
-      for (const [name, sign, fill] of [["discarded", "cross", theme.bad], ["lost", "triangle", theme.ink], ["rejected", "square", theme.c[6]]]) if (has(name)) items.push(item(glyph(sign, fill), name));
+    if (alphas) items.push(weights(theme));
+    if (some(t.urgent)) items.push(item(swatch(theme.c[6]), "hurried"));
+    for (const [name, fill] of refusals(theme)) {
+      if (t.outcome.some((at) => data.outcomes[at] === name)) items.push(item(glyph(SIGNS[name], fill), name));
     }
     holder.replaceChildren(...items);
   }

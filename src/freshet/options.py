@@ -1,0 +1,31 @@
+"""Settings that the configuration checks and a driver reads, below both."""
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from freshet.core.method import Options
+
+
+class FleetOptions(Options):
+    """A fleet drawn at random; both ends of the speed range are present."""
+
+    devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
+    fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
+    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's")
+    up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
+    down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
+    link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all the same)")
+    up_latency: float = Field(0.05, ge=0, description="seconds before the first byte goes up")
+    down_latency: float = Field(0.05, ge=0, description="seconds before the first byte comes down")
+    on_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays reachable (0: always)")
+    off_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays away")
+    loss: float = Field(0.0, ge=0, lt=1, description="probability that an upload is lost")
+    custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both_or_none(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (values.get("on_seconds", 0) == 0) != (values.get("off_seconds", 0) == 0):
+            raise ValueError("on_seconds and off_seconds must both be 0 (always reachable) or both be positive")
+        return values

@@ -1,0 +1,61 @@
+"use strict";
+/* The experiments of a grid: figures, and per world a table of results and one of traffic. */
+const Experiments = (() => {
+  const { el, cell, small, row, panel, swatch, percent, whole, mega, seconds, signed, ratio, diverged, RATIO } = Words;
+  const told = (value, show) => cell(value === null ? "—" : show(value));
+
+  function who(line) {
+    const name = el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label));
+    return el("td", { class: "name" }, name, diverged(line.diverged));
+  }
+  function outcome(world) {
+    const paper = world.lines.some((line) => line.published);
+    const rows = world.lines.map((line) => {
+      const missing = line.reference ? "—" : "·", theirs = line.published || { accuracy: null, time: null };
+      const time = line.ratio === null ? missing : ratio(line.ratio, line.bound);
+      const cells = [
+        who(line), cell(`${line.ended}/${line.all}`), told(line.accuracy, percent), told(line.time_raw, whole),
+        cell(time, small(line.reference && `of ${line.reference}`)),
+        told(line.difference, signed), told(line.p, (p) => p.toPrecision(2)),
+      ];
+      return row(...cells, ...(paper ? [told(theirs.accuracy, percent), told(theirs.time, whole)] : []));
+    });
+    const headings = ["method", "runs", "accuracy (%)", `to ${percent(world.target)} % (s)`, "time vs reference"];
+    headings.push("accuracy vs it", "p", ...(paper ? ["published (%)", "published time"] : []));
+    return panel(Words.table(headings, rows));
+  }
+  function traffic(world) {
+    const rows = world.lines.map((line) => {
+      const bytes = [line.bytes_up, line.bytes_down, line.bytes_fresh].map((value) => told(value, mega));
+      return row(who(line), ...bytes, told(line.overhead, (share) => `+${percent(share)} %`));
+    });
+    const headings = ["method", "up (MB)", "down (MB)", "of it fresh models (MB)", "on top of the rest"];
+    return panel(Words.table(headings, rows));
+  }
+  function world(found) {
+    const said = el("p", { class: "fine" }, "Communication overhead, medians over seeds.");
+    return el("div", {}, el("h3", {}, `${found.name}, ${seconds(found.until)}`), outcome(found), said, traffic(found));
+  }
+  function experiment(item, ids) {
+    const figures = item.rows.flat().map((figure, index) => {
+      return el("div", { class: "panel" }, el("h3", {}, figure.title), el("div", { class: "chart", id: ids[index] }));
+    });
+    const lines = [...new Map(item.worlds.flatMap((each) => each.lines.map((line) => [line.label, line]))).values()];
+    const names = lines.map((line) => el("span", { class: "who" }, swatch(line.style), line.label));
+    const reading = `${RATIO} Dashed curves: synchronous methods. –: target not reached. ✕: a run diverged.`;
+    return el(
+      "div", {}, el("h2", {}, item.title), el("div", { class: "keys legend" }, ...names),
+      el("div", { class: item.look === "curves" ? "grid" : "grid duo" }, ...figures),
+      el("p", { class: "fine" }, reading),
+      ...item.worlds.map(world), el("ul", { class: "plain" }, ...item.notes.map((note) => el("li", {}, note))),
+    );
+  }
+  function show(place, found) {
+    const ids = found.map((item, at) => item.rows.flat().map((_, index) => `experiment-${at}-${index}`));
+    place.replaceChildren(...found.map((item, at) => experiment(item, ids[at])));
+    requestAnimationFrame(() => {
+      found.forEach((item, at) => item.rows.flat().forEach((figure, index) => Theme.draw(ids[at][index], figure)));
+    });
+  }
+  return { show };
+})();

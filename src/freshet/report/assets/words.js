@@ -1,0 +1,50 @@
+"use strict";
+/* Elements and numbers as the page shows them. Texts of runs are put in as text nodes, never as markup. */
+const Words = (() => {
+  function el(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name === "style") Object.assign(node.style, value);
+      else if (name === "class") node.className = value;
+      else node.setAttribute(name, value);
+    }
+    node.append(...children.filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+  const cell = (...children) => el("td", {}, ...children);
+  const small = (words) => (words ? el("small", {}, words) : null);
+  const row = (...cells) => el("tr", {}, ...cells);
+  /* A table that scrolls by itself; headings are texts or elements. */
+  function table(headings, rows, look) {
+    const head = headings.map((words) => (typeof words === "string" ? el("th", {}, words) : words));
+    return el("table", look ? { class: look } : {}, el("thead", {}, row(...head)), el("tbody", {}, ...rows));
+  }
+  const panel = (content) => el("div", { class: "panel flush" }, el("div", { class: "scroll" }, content));
+
+  const shade = (style) => Theme.colour(`@c${style % Theme.now().c.length}`);
+  const swatch = (style) => el("span", { class: "dot", style: { background: shade(style) } });
+
+  const local = (value) => value.toLocaleString("en");
+  const fixed = (digits, scale = 1) => (value) => (value * scale).toFixed(digits);
+  const percent = fixed(1, 100), whole = (value) => local(Math.round(value));
+  const mega = (value) => { const mb = value / 1e6; return mb.toFixed(mb >= 1000 ? 0 : 1); };
+  const seconds = (value) => (value >= 7200 ? `${(value / 3600).toFixed(1)} h` : `${whole(value)} s`);
+  const count = (n, one) => `${local(n)} ${one}${n === 1 ? "" : "s"}`;
+  const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)}`;
+  const clip = (words, most) => (words.length > most ? `${words.slice(0, most - 1)}…` : words);
+  const ratio = (value, bound) => `${bound === "=" ? "" : bound}${value.toFixed(2)}x`;
+  const diverged = (times) => {
+    const said = `${times.length} diverged at ${times.map(whole).join(", ")} s`;
+    return times.length ? el("small", { class: "bad" }, said) : null;
+  };
+  const RATIO = "Time vs reference: 1.60x takes 1.6 times as long to the target, 0.50x half as long; "
+    + "> where it had not got there when its runs ended, < where the reference had not.";
+  /* Kinds of columns (columns.py): how a number is written, and its unit. */
+  const KINDS = {
+    share: [percent, "(%)"], seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""], count: [whole, ""],
+  };
+  return {
+    el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, clip,
+    ratio, diverged, RATIO, KINDS,
+  };
+})();

@@ -1,0 +1,71 @@
+"""The columns of tables of results: what each is called, what it measures, and which way is better.
+
+A table chooses by key; how a kind of number is written is the medium's own affair (terminal, page, LaTeX).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from freshet.runs.facts import Maybe
+
+Record = dict[str, Any]
+Kind = Literal["share", "seconds", "count", "mean", "bytes"]
+
+
+class Column(NamedTuple):
+    """One column; ``{target}`` in a title stands for the accuracy to reach."""
+
+    key: str
+    #: What summary.json calls it.
+    summary: str
+    title: str
+    #: Its title where there is little room.
+    short: str
+    kind: Kind
+    #: -1: more is better, 1: less is better, 0: neither.
+    better: int = 0
+    #: Shown only where some line has more than 0.
+    seldom: bool = False
+
+
+COLUMNS = {
+    column.key: column
+    for column in (
+        Column("accuracy", "final_accuracy", "final accuracy", "accuracy", "share", -1),
+        Column("best", "best_accuracy", "best accuracy", "best", "share", -1),
+        Column("time_raw", "time_to_target", "first crossing", "to {target}", "seconds", 1),
+        Column("time_mean", "", "5-point mean", "5-mean", "seconds", 1),
+        Column("mean_staleness", "mean_staleness", "mean staleness", "stale", "mean"),
+        Column("trips", "trips", "trips", "trips", "count"),
+        Column("uploads", "uploads", "uploads", "uploads", "count"),
+        Column("discards", "discards", "discarded", "discarded", "count"),
+        Column("rejected", "rejected", "rejected", "rejected", "count", seldom=True),
+        Column("lost", "lost", "lost", "lost", "count"),
+        Column("bytes_up", "bytes_up", "up", "up", "bytes"),
+        Column("bytes_down", "bytes_down", "down", "down", "bytes"),
+        Column("wall_seconds", "wall_seconds", "compute", "computed in", "seconds"),
+    )
+}
+#: Those that a run's summary holds as they are; the others follow from its tests.
+COUNTED = tuple(column for column in COLUMNS.values() if column.key == column.summary)
+
+
+def chosen(keys: Sequence[str], lines: Sequence[Record]) -> list[Column]:
+    """These columns, without those that are seldom wanted and that no line needs."""
+    columns = [COLUMNS[key] for key in keys]
+    return [column for column in columns if not column.seldom or any(line[column.key]["high"] for line in lines)]
+
+
+def best(column: Column, lines: Sequence[Record]) -> Maybe:
+    """The best median, where there are several lines and one can be better than another."""
+    medians = [line[column.key]["median"] for line in lines if line[column.key]["median"] is not None]
+    if not column.better or len(lines) < 2:
+        return None
+    return (min if column.better > 0 else max)(medians, default=None)
+
+
+def overhead(up: Maybe, down: Maybe, fresh: Maybe) -> Maybe:
+    """Bytes of the fresh models over all other bytes."""
+    if up is None or down is None or fresh is None or up + down <= fresh:
+        return None
+    return fresh / (up + down - fresh)

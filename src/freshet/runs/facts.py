@@ -1,0 +1,54 @@
+"""What the lines of a log say: numbers that are there or not, who took part in an aggregation, when a target was met.
+
+In one place, so that audits, reports, tables and statistics agree.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Maybe = float | None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number of sensible size, or None."""
+    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return value if good else None
+
+
+class Contributor(NamedTuple):
+    """An upload in an aggregation; what the log does not say, or says in another type, is None."""
+
+    device: int | None
+    base: int | None
+    staleness: int | None
+    #: Its share of the step from the old model to the new: alpha, or alpha * weight / (sum of the weights).
+    weight: float | None
+
+
+def contributors(event: Mapping[str, Any]) -> list[Contributor]:
+    """Who took part in a logged aggregation, be it one upload or many. Nobody else reads this from an event."""
+    logged = event.get("contributions")
+    parts = [part for part in logged if isinstance(part, Mapping)] if isinstance(logged, list) else []
+    alpha, shares = number(event.get("alpha")), [number(part.get("weight")) for part in parts]
+    total = sum(share for share in shares if share is not None)
+    if alpha is not None and total > 0:
+        shares = [None if share is None else alpha * share / total for share in shares]
+    columns = ([whole(part.get(key)) for part in parts] for key in ("device", "base", "staleness"))
+    return list(map(Contributor, *columns, shares))
+
+
+def first_crossing(times: Sequence[float], values: Sequence[Maybe], target: float) -> Maybe:
+    """First time with a value of at least the target."""
+    pairs = zip(times, values, strict=True)
+    return next((time for time, value in pairs if value is not None and value >= target), None)

@@ -1,0 +1,185 @@
+"""The life of a run, from its first event to its summary: clock, checkpoints, Ctrl-C, and how it ended.
+
+Whether its time is virtual or real is the driver's affair: everything here holds for both.
+"""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from freshet.core.events import Record
+from freshet.core.server import Server
+from freshet.core.vectors import Vector
+from freshet.runs import checkpoint
+from freshet.runs.checkpoint import Tree
+from freshet.runs.reader import ENDED
+from freshet.runs.summary import remarks, summarise
+from freshet.runs.writer import RunWriter
+
+
+class Driver(Protocol):
+    """Brings events to the core: in virtual time (a simulation) or in real time (a network)."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+
+    def run(self, until: float, between: Callable[[], bool]) -> bool:
+        """Go on until the end (True), with the last test looked at, or until ``between``, called between two events,
+        says to stop (False)."""
+
+    def state(self) -> Tree:
+        """Everything that decides how the run goes on, and under "log" where its log ends."""
+
+    def restore(self, tree: Tree, until: float) -> None:
+        """Take up a state; asked once, before ``run``."""
+
+    def facts(self) -> dict[str, Any]:
+        """The driver's part of summary.json: counts, versions, rounds, mean staleness, and when the run diverged."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of a run: its name, its end, how often it is saved, and whether it goes on when it diverges."""
+
+    method: str
+    seed: int
+    target: float
+    until: float
+    checkpoint_every: float
+    checkpoint_minutes: float
+    stop_diverged: bool
+
+
+class Ready(NamedTuple):
+    """A run about to begin: who brings the events, who decides, who writes."""
+
+    driver: Driver
+    server: Server
+    writer: RunWriter
+
+
+class Ended(NamedTuple):
+    """What a run has left behind."""
+
+    directory: Path
+    summary: Record
+    rows: list[Record]
+    weights: Vector
+
+
+class Stopwatch:
+    """Seconds of real time, those before a resumed run's checkpoint included."""
+
+    def __init__(self, before: float) -> None:
+        self._start = time.perf_counter() - before
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+
+class Checkpoints:
+    """Saves a driver at its start, every so many of its seconds and every so many minutes of real time."""
+
+    def __init__(self, driver: Driver, directory: Path, clock: Stopwatch, every: float, minutes: float) -> None:
+        self._driver, self._directory, self._clock = driver, directory, clock
+        self._every, self._wall = every, 60.0 * minutes
+        self._last_time: float | None = None
+        self._last_wall = clock.seconds()
+
+    def consider(self) -> None:
+        """Called between two events: save if it is time (0 for both settings: never)."""
+        if not (self._every or self._wall):
+            return
+        late = self._wall and self._clock.seconds() - self._last_wall >= self._wall
+        if late or self._last_time is None or (self._every and self._driver.now - self._last_time >= self._every):
+            self.write()
+
+    def write(self) -> None:
+        """Save now."""
+        tree = self._driver.state() | {"wall_seconds": self._clock.seconds()}
+        checkpoint.write(self._directory, tree)
+        self._last_time, self._last_wall = self._driver.now, self._clock.seconds()
+
+    def clear(self) -> None:
+        """A finished run needs its checkpoints no more."""
+        shutil.rmtree(self._directory / "checkpoint", ignore_errors=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def handler(*_: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None = None) -> Ended:
+    """Live a run to its end, from the start or from a checkpoint's tree; whatever happens, its files are whole.
+
+    ``opened`` makes it ready (starts workers, opens the log) and tidies up behind it.
+    """
+    clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
+    with interruptible() as stop, opened as (driver, server, writer):
+        writer.elapsed = clock.seconds
+        for sentence in server.method.opening():
+            writer.say(sentence)
+        keeper = Checkpoints(driver, writer.directory, clock, plan.checkpoint_every, plan.checkpoint_minutes)
+        status = "failed"
+        try:
+            if tree is not None:
+                driver.restore(tree, plan.until)
+                tree.clear()  # its arrays keep the file open
+            status = _run(plan, driver, writer, keeper, stop)
+        except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
+            status = "interrupted"
+        finally:
+            if status not in ENDED:
+                writer.abandon()
+            weights = server.method.evaluated(server)
+            head = {"method": plan.method, "seed": plan.seed, "status": status}
+            facts = {"virtual_time": driver.now} | driver.facts()
+            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds())
+            summary |= server.method.closing()
+            for remark in remarks(summary, writer.metrics):
+                writer.say(remark)
+            writer.close(summary, server.world.layout, weights)
+    if status in ENDED:
+        keeper.clear()
+    return Ended(writer.directory, summary, writer.metrics, weights)
+
+
+def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, stop: Callable[[], bool]) -> str:
+    """Bring the events of a run; returns its status."""
+
+    def between() -> bool:
+        if stop():
+            return True
+        keeper.consider()
+        return False
+
+    ended = driver.run(plan.until, between)
+    if not ended:
+        keeper.write()
+    writer.drain(wait=True)
+    if not ended:
+        return "interrupted"
+    return "diverged" if plan.stop_diverged and driver.facts()["diverged"] is not None else "finished"

@@ -1,0 +1,54 @@
+"""The content of summary.json, and what a person should know of it before reading its figures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from freshet._version import __version__
+from freshet.core.events import Record
+from freshet.core.vectors import Vector
+from freshet.runs.facts import first_crossing
+from freshet.runs.writer import weights_sha256
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def time_to_target(rows: Rows, target: float) -> float | None:
+    """First time on the test grid at which the accuracy reaches the target."""
+    return first_crossing([row["time"] for row in rows], [row["accuracy"] for row in rows], target)
+
+
+def summarise(
+    head: Mapping[str, Any], rows: Rows, target: float, facts: Mapping[str, Any], weights: Vector, wall: float
+) -> Record:
+    """What the run is (``head``), its tests (``rows``), what its driver counted (``facts``), its final model."""
+    accuracies = [row["accuracy"] for row in rows]
+    return {
+        **head,
+        "final_accuracy": accuracies[-1] if rows else None,
+        "best_accuracy": max(accuracies) if rows else None,
+        "final_loss": rows[-1]["loss"] if rows else None,
+        "target": target,
+        "time_to_target": time_to_target(rows, target),
+        **facts,
+        "weights_sha256": weights_sha256(weights),
+        "wall_seconds": round(wall, 3),
+        "freshet": __version__,
+    }
+
+
+def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
+    """What a person should know of a run before reading its figures: one sentence each."""
+    said, uploads, rejected = [], summary["uploads"], summary["rejected"]
+    diverged = summary.get("diverged")
+    if diverged is not None:
+        loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
+        size = "is not finite" if loss is None else f"{loss:.2g}"
+        said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+    skipped = summary.get("adaptations_skipped")
+    if skipped:
+        whole = skipped + summary["adaptations"]
+        said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped, since steps were forgotten")
+    if rejected and 2 * rejected > uploads:
+        share = "all" if rejected >= uploads else f"{rejected} of"
+        said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
+    return said

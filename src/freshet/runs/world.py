@@ -1,0 +1,163 @@
+"""``world.json``: what a run's fleet and data were, for those who read the run later and rebuild nothing.
+
+Written whole at the start of a run and never changed. Nothing in it is trusted: every value is checked when it is read.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from freshet.core.about import Curve
+from freshet.errors import ConfigError, RunError
+from freshet.runs.facts import number, whole
+from freshet.runs.writer import plain, write_atomically
+
+NAME = "world.json"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunWorld:
+    """Fleet and data of one run; lists have one entry per device."""
+
+    #: Name of the data set, its classes, and how many samples of it were used.
+    data: str
+    classes: list[str]
+    train_samples: int
+    test_samples: int
+    #: Bytes of one model on the wire.
+    model_bytes: int
+    #: Seconds of one local training, and bytes per second (infinite, null in the file: a link without limit).
+    train_seconds: list[float]
+    up_rate: list[float]
+    down_rate: list[float]
+    #: Samples, and of them how many of each class.
+    samples: list[int]
+    label_counts: list[list[int]]
+    #: The same for all devices: seconds before the first byte, mean seconds reachable and away, lost uploads.
+    up_latency: float
+    down_latency: float
+    on_seconds: float
+    off_seconds: float
+    loss: float
+    #: Settings (``section.key``) that decide none of the run's bits.
+    aside: list[str]
+    #: Numbers of the events that the method wants drawn over time.
+    curves: list[Curve]
+
+    def __len__(self) -> int:
+        return len(self.train_seconds)
+
+    def up(self, device: int, size: int) -> float:
+        """Seconds until ``size`` bytes from the device have reached the server."""
+        return self.up_latency + size / self.up_rate[device]
+
+    def down(self, device: int, size: int) -> float:
+        """Seconds until ``size`` bytes from the server have reached the device."""
+        return self.down_latency + size / self.down_rate[device]
+
+
+def write_world(directory: Path, world: RunWorld) -> None:
+    """Put ``world.json`` into a run directory, as a whole."""
+    try:
+        write_atomically(directory / NAME, (json.dumps(plain(asdict(world)), allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise ConfigError("run.out", f"{directory / NAME} cannot be written ({error.strerror})") from None
+
+
+def read_world(directory: Path) -> RunWorld | None:
+    """The world of a run, or None if it has none (made by 0.1, or lost); one sentence if it is broken."""
+    path = directory / NAME
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it does not hold a JSON object")
+        return _checked(found)
+    except KeyError as error:
+        problem = f"{error.args[0]} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = str(error) or type(error).__name__
+    raise RunError(f"{path} cannot be used: {problem}")
+
+
+# ---- checks
+
+
+def _checked(found: dict[str, Any]) -> RunWorld:
+    """The same values with their types; ``KeyError`` or ``ValueError`` for what is missing or does not fit."""
+    devices = len(found["train_seconds"]) if isinstance(found["train_seconds"], list) else 0
+    if not devices:
+        _refuse("train_seconds", "a list with one number per device")
+    classes = _list(found, "classes", _text)
+    rows = _list(found, "label_counts", lambda row, key: _items(row, key, _count, len(classes)), devices)
+    samples = _list(found, "samples", _count, devices)
+    if samples != [sum(row) for row in rows]:
+        _refuse("samples", "the sum of label_counts for each device")
+    return RunWorld(
+        data=_text(found["data"], "data"),
+        classes=classes,
+        train_samples=_count(found["train_samples"], "train_samples"),
+        test_samples=_count(found["test_samples"], "test_samples"),
+        model_bytes=_count(found["model_bytes"], "model_bytes"),
+        train_seconds=_list(found, "train_seconds", _amount, devices),
+        up_rate=_list(found, "up_rate", _rate, devices),
+        down_rate=_list(found, "down_rate", _rate, devices),
+        samples=samples,
+        label_counts=rows,
+        up_latency=_amount(found["up_latency"], "up_latency"),
+        down_latency=_amount(found["down_latency"], "down_latency"),
+        on_seconds=_amount(found["on_seconds"], "on_seconds"),
+        off_seconds=_amount(found["off_seconds"], "off_seconds"),
+        loss=_share(found["loss"], "loss"),
+        aside=_list(found, "aside", _text),
+        curves=_list(found, "curves", _curve),
+    )
+
+
+def _curve(value: Any, key: str) -> Curve:
+    if not isinstance(value, list) or len(value) != len(Curve._fields):
+        _refuse(key, f"a list of {', '.join(Curve._fields)}")
+    return Curve(*(_text(each, key) for each in value))
+
+
+def _refuse(key: str, wanted: str) -> NoReturn:
+    raise ValueError(f"{key} must be {wanted}")
+
+
+def _list(found: dict[str, Any], key: str, check: Callable[[Any, str], T], length: int | None = None) -> list[T]:
+    return _items(found[key], key, check, length)
+
+
+def _items(value: Any, key: str, check: Callable[[Any, str], T], length: int | None) -> list[T]:
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        _refuse(key, "a list" if length is None else f"a list of {length}")
+    return [check(each, key) for each in value]
+
+
+def _text(value: Any, key: str) -> str:
+    return value if isinstance(value, str) else _refuse(key, "text")
+
+
+def _count(value: Any, key: str) -> int:
+    found = whole(value)
+    return found if found is not None and found >= 0 else _refuse(key, "a whole number, not negative")
+
+
+def _amount(value: Any, key: str) -> float:
+    found = number(value)
+    return found if found is not None and found >= 0 else _refuse(key, "a finite number, not negative")
+
+
+def _rate(value: Any, key: str) -> float:
+    found = math.inf if value is None else number(value)
+    return found if found is not None and found > 0 else _refuse(key, "a positive number, or null for no limit")
+
+
+def _share(value: Any, key: str) -> float:
+    found = number(value)
+    return found if found is not None and 0 <= found <= 1 else _refuse(key, "a number from 0 to 1")

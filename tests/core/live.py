@@ -1,0 +1,117 @@
+"""A second driver, for tests: real time on one machine, a made-up network with real delays, a trainer per device.
+
+Nothing of ``freshet.sim`` is needed. What stands here is what a driver over a network costs: tasks and clocks.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+
+from freshet.config import Config
+from freshet.core.coordinator import Coordinator, Effects
+from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request
+from freshet.core.method import Memory, World
+from freshet.core.server import Server
+from freshet.core.streams import stream
+from freshet.runs.writer import RunWriter
+from freshet.training.batches import FederatedData
+from freshet.training.flat import Factory, build_quietly, layout_of
+from freshet.training.trainer import Trainer, initial_weights
+from freshet.training.trip import LocalTrip
+
+LATENCY, BYTES_PER_SECOND = 0.002, 2e6
+
+
+class Node:
+    """A device of its own: trainer, memory, speed."""
+
+    def __init__(self, trainer: Trainer, seconds_per_trip: float) -> None:
+        self.trainer, self.seconds = trainer, seconds_per_trip
+        self.memory: Memory = {}
+        self.trip: LocalTrip | None = None
+
+    async def train(self, live: "Live", assignment: Assignment) -> None:
+        """One trip, from the model that comes down to the one that goes up."""
+        await travel(assignment.nbytes)
+        rule, seed, device = live.server.rule, live.server.world.seed, assignment.device
+        rng = stream(seed, "slot", device, assignment.trip)
+        slot = rule.plan(self.memory, assignment, rng) if rule.asks else None
+        self.trip = trip = LocalTrip(self.trainer, assignment, slot, rule, self.memory)
+        await asyncio.sleep(self.seconds / 2)
+        if trip.to_slot():
+            assert slot is not None
+            trip.merge(await live.ask(Request(device, assignment.trip, slot)))
+        await asyncio.sleep(self.seconds / 2)
+        outcome = trip.finish()
+        self.memory, self.trip = outcome.memory, None
+        upload = outcome.upload(assignment)
+        await travel(upload.nbytes)
+        live.carry_out(live.coordinator.arrived(live.now, upload.device, upload.trip, lambda: upload))
+
+
+class Live:
+    """The driver: brings what happens to the coordinator and carries out its answers."""
+
+    def __init__(self, config: Config, factory: Factory, data: FederatedData, directory: Path) -> None:
+        run, training = config.run, config.training
+        samples, layout = np.array([len(shard) for shard in data.shards]), layout_of(build_quietly(factory))
+        world = World(len(samples), samples, training.epochs, run.per_round, layout, run.seed)
+        method = config.method_class(config.method, world)
+        self.server = Server(method, world, initial_weights(factory, run.seed), training.lr, training.lr_decay)
+        self.coordinator = Coordinator(self.server, config.trigger())
+        self.writer = RunWriter.create(directory, config.tables())
+        trainers = (Trainer(factory, data, training, run.seed) for _ in samples)
+        self.nodes = [Node(trainer, 0.02 + 0.02 * device) for device, trainer in enumerate(trainers)]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._start = time.monotonic()
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self._start
+
+    async def run(self, aggregations: int) -> None:
+        """Until so many aggregations are there; devices still in flight are left behind."""
+        self.wake(self.coordinator.wake(self.now))
+        while self.coordinator.counts.aggregations < aggregations:
+            for task in [task for task in self._tasks if task.done()]:
+                self._tasks.remove(task)
+                task.result()
+            await asyncio.sleep(0.005)
+        for task in self._tasks:
+            task.cancel()
+        facts = self.coordinator.facts(self.now) | {"status": "finished"}
+        self.writer.close(facts, self.server.world.layout, self.server.weights)
+
+    async def ask(self, request: Request) -> Fresh | None:
+        await travel(request.nbytes)
+        effects = self.coordinator.request(request)
+        self.carry_out(effects)
+        await travel(CONTROL_BYTES if effects.fresh is None else effects.fresh.nbytes)
+        return effects.fresh
+
+    def tick(self, at: float) -> None:
+        self.carry_out(self.coordinator.tick(at, lambda device: True))
+
+    def wake(self, at: float | None) -> None:
+        if at is not None:
+            asyncio.get_running_loop().call_later(max(0.0, at - self.now), self.tick, at)
+
+    def carry_out(self, effects: Effects) -> None:
+        now = self.now
+        for event in effects.events:
+            self.writer.event(now, event)
+        for assignment in effects.assignments:
+            trip = self.nodes[assignment.device].train(self, assignment)
+            self._tasks.add(asyncio.get_running_loop().create_task(trip))
+        for device in effects.hurry:
+            trip = self.nodes[device].trip
+            if trip is not None:
+                trip.hurry()
+        self.wake(effects.wake_at)
+
+
+async def travel(size: int) -> None:
+    """A link: latency, then bytes."""
+    await asyncio.sleep(LATENCY + size / BYTES_PER_SECOND)

@@ -1,0 +1,221 @@
+"""The coordinator: what a driver is told to do, what is counted, and what is logged, whatever the clock."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.core.coordinator import Coordinator
+from freshet.core.events import (
+    Aggregated,
+    Discarded,
+    Hurried,
+    Lost,
+    Merged,
+    Rejected,
+    Requested,
+    Triggered,
+    Uploaded,
+)
+from freshet.core.messages import CONTROL_BYTES, Request, Slot, Upload
+from freshet.core.trigger import Trigger
+from tests.core.test_server import SIZE, scripted, server, upload
+
+MODEL = 4 * SIZE
+
+
+def coordinator(method: str = "fedasmu", kind: str = "periodic", options: Any = None, **trigger: Any) -> Coordinator:
+    figures = {"per_round": 3, "period": 10.0, "in_flight": 4} | trigger
+    return Coordinator(server(method, options), Trigger(kind, **figures))
+
+
+def everybody(device: int) -> bool:
+    return True
+
+
+def ask(device: int, trip: int = 1, epoch: int = 2) -> Request:
+    return Request(device, trip, Slot(epoch, "meta"))
+
+
+def arrive(c: Coordinator, now: float, sent: Upload) -> Any:
+    return c.arrived(now, sent.device, sent.trip, lambda: sent)
+
+
+# ---- ticks
+
+
+def test_a_tick_sends_models_and_asks_to_be_woken_at_the_next_multiple_of_the_period():
+    c = coordinator()
+    assert c.wake(0.0) == 0.0
+    effects = c.tick(0.0, everybody)
+    assert [type(event) for event in effects.events] == [Triggered] * 3
+    assert [event.device for event in effects.events] == [a.device for a in effects.assignments]
+    assert effects.wake_at == 10.0
+    assert (c.counts.trips, c.counts.bytes_down) == (3, 3 * MODEL)
+    assert c.tick(10.0, everybody).wake_at == 20.0
+
+
+def test_a_time_is_asked_for_only_once():
+    c = coordinator()
+    assert [c.wake(5.0), c.wake(5.0), c.wake(6.0)] == [5.0, None, 6.0]
+
+
+def test_a_trigger_that_listens_to_arrivals_is_woken_by_them_and_else_only_when_nobody_was_there():
+    c = coordinator(kind="concurrency")
+    assert c.tick(0.0, everybody).wake_at is None
+    flying = sorted(c.server.flights)
+    assert arrive(c, 3.0, upload(flying[0])).wake_at == 3.0
+    assert c.tick(3.0, lambda device: False).wake_at == 10.0
+
+
+def test_a_round_for_which_nobody_is_there_counts():
+    c = coordinator("fedavg", "rounds")
+    effects = c.tick(0.0, lambda device: False)
+    assert [type(event) for event in effects.events] == [Aggregated]
+    assert (c.server.round, effects.wake_at) == (1, 10.0)
+
+
+# ---- requests and merges
+
+
+def test_a_request_is_answered_logged_and_weighed():
+    c = coordinator()
+    c.server.trigger([0, 1])
+    empty = c.request(ask(0))
+    assert (empty.fresh, empty.events) == (None, [Requested(0, 1, 1, 1, 2, "meta", None)])
+    arrive(c, 1.0, upload(1))
+    down = c.counts.bytes_down
+    answer = c.request(ask(0))
+    assert answer.fresh is not None and answer.events == [Requested(0, 1, 1, 2, 2, "meta", 2)]
+    assert c.counts.bytes_down - down == MODEL
+    assert (c.counts.requests, c.counts.bytes_up) == (2, 2 * CONTROL_BYTES + MODEL)
+
+
+@pytest.mark.parametrize(
+    "bad", [ask(5), ask(0, trip=2), ask(0, epoch=99), ask(0, epoch=0), Request([], 1, Slot(1, "q"))]
+)
+def test_a_request_that_makes_no_sense_is_a_rejection_and_not_an_exception(bad):
+    c = coordinator()
+    c.server.trigger([0])
+    effects = c.request(bad)
+    assert [type(event) for event in effects.events] == [Rejected]
+    assert (effects.fresh, c.counts.rejected, c.counts.requests) == (None, 1, 0)
+
+
+def with_fresh() -> Coordinator:
+    c = coordinator()
+    c.server.trigger([0, 1])
+    arrive(c, 1.0, upload(1))
+    c.request(ask(0))
+    return c
+
+
+MERGED = {"beta": 0.5, "n1": 1}
+
+
+def test_a_merge_is_logged_when_the_driver_sees_it():
+    c = with_fresh()
+    assert c.merged(0, 1) == Merged(0, 1, 1, 2, 2)
+    assert c.merged(0, 1) is None
+    events = arrive(c, 3.0, upload(0, merged=MERGED)).events
+    assert [type(event) for event in events] == [Uploaded, Aggregated]
+    assert c.counts.merges == 1
+
+
+def test_else_the_upload_tells_of_the_merge():
+    c = with_fresh()
+    events = arrive(c, 3.0, upload(0, merged=MERGED)).events
+    assert [type(event) for event in events] == [Merged, Uploaded, Aggregated]
+    assert events[0] == Merged(0, 1, 1, 2, 2, numbers=MERGED)
+    assert c.counts.merges == 1
+
+
+def test_the_word_of_an_upload_that_was_turned_away_is_not_put_on_record():
+    c = with_fresh()
+    events = arrive(c, 3.0, upload(0, merged=MERGED, steps=0)).events
+    assert [type(event) for event in events] == [Uploaded, Rejected]
+    assert c.counts.merges == 0
+
+
+def test_no_merge_of_a_trip_that_is_over_or_got_nothing():
+    c = coordinator()
+    c.server.trigger([0])
+    assert c.merged(0, 1) is None
+    assert c.merged(4, 1) is None
+
+
+# ---- ends of trips
+
+
+def test_what_is_discarded_by_its_staleness_is_never_looked_at():
+    c = coordinator(options={"tau_max": 1})
+    c.server.trigger([0, 1])
+    arrive(c, 1.0, upload(0))
+
+    def look() -> Upload:
+        raise AssertionError("nobody needs this training")
+
+    effects = c.arrived(2.0, 1, 1, look)
+    assert [type(event) for event in effects.events] == [Uploaded, Discarded]
+    assert (c.counts.discards, c.counts.uploads, c.counts.bytes_up) == (1, 2, 2 * MODEL)
+
+
+@pytest.mark.parametrize(("device", "trip"), [(5, 1), (0, 9), ([], 1), (None, None), ("0", 1)])
+def test_an_upload_of_no_known_trip_is_a_rejection_and_changes_nothing(device, trip):
+    c = coordinator()
+    c.server.trigger([0])
+    before = c.server.weights.tobytes()
+    effects = c.arrived(1.0, device, trip, lambda: upload(0))
+    assert [type(event) for event in effects.events] == [Rejected]
+    assert (c.server.weights.tobytes(), list(c.server.flights), c.counts.uploads) == (before, [0], 0)
+
+
+@pytest.mark.parametrize("weights", [None, 3, [1.0], np.ones((2, 2), np.float32)])
+def test_an_upload_that_is_no_model_is_rejected_and_counted_as_one(weights):
+    c = coordinator()
+    c.server.trigger([0])
+    effects = arrive(c, 1.0, upload(0, weights=weights))
+    assert [type(event) for event in effects.events] == [Uploaded, Rejected]
+    assert c.counts.uploads == 1
+
+
+def test_a_lost_device_frees_its_place_and_its_bytes_count_if_they_were_sent():
+    c = coordinator(kind="concurrency", in_flight=2)
+    c.server.trigger([0, 1])
+    effects = c.lost(4.0, 0, 1, "upload lost", sent=MODEL)
+    assert list(effects.events) == [Lost(0, 1, "upload lost")]
+    assert (effects.wake_at, c.counts.lost, c.counts.bytes_up) == (4.0, 1, MODEL)
+
+
+def test_devices_that_should_hurry_are_named_and_logged():
+    from freshet.core.method import Wait
+
+    c = Coordinator(scripted(Wait(urgent=(1,))), Trigger("concurrency", 2, 10.0, 2))
+    c.server.trigger([0, 1])
+    effects = arrive(c, 1.0, upload(0))
+    assert (list(effects.hurry), effects.events[-1]) == ([1], Hurried(1, 1))
+    assert c.counts.bytes_down == CONTROL_BYTES
+
+
+def test_the_last_round_ends_the_run():
+    c = Coordinator(server("fedavg"), Trigger("rounds", 2, 10.0, 2), rounds=2)
+    for number in (1, 2):
+        assert not c.over
+        for assignment in list(c.tick(float(number), everybody).assignments):
+            arrive(c, number + 0.5, upload(assignment.device, assignment.trip, assignment.version))
+    assert c.over
+
+
+# ---- checkpoint
+
+
+def test_a_coordinator_goes_on_from_its_state():
+    one, two = with_fresh(), coordinator()
+    one.wake(20.0)
+    two.restore(one.state())
+    assert two.counts == one.counts
+    assert two.wake(20.0) is None
+    for c in (one, two):
+        arrive(c, 3.0, upload(0, merged=MERGED))
+    assert one.facts(3.0) == two.facts(3.0)
+    assert one.server.weights.tobytes() == two.server.weights.tobytes()

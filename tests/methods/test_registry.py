@@ -1,0 +1,67 @@
+"""The registry: who is a method, by which names, and what is asked of its options beside the rest of a run."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from freshet.config import resolve
+from freshet.core.about import About
+from freshet.core.method import Method
+from freshet.errors import ConfigError
+from freshet.methods import _collect, find, known, names, options_for, registry
+from freshet.methods.fedavg import FedAvg
+
+
+def test_only_classes_with_a_header_of_their_own_are_methods() -> None:
+    module = ModuleType("somewhere")
+    inside: dict[str, Any] = {"__module__": "somewhere"}
+    mine = type("Mine", (Method,), {**inside, "about": About("mine", "async", "Mine", "-")})
+    module.__dict__.update(
+        Mine=mine,
+        Part=type("Part", (Method,), dict(inside)),  # forgot it, or is a part of others
+        Heir=type("Heir", (mine,), dict(inside)),  # would else take its parent's name
+        FedAvg=FedAvg,  # only imported there
+    )
+    found: dict[str, type[Method]] = {}
+    _collect(module, found)
+    assert found == {"mine": mine}
+
+
+def test_every_name_leads_to_one_method() -> None:
+    every = [name for method in registry().values() for name in method.about.names]
+    assert sorted(every) == names() and len(set(every)) == len(every)
+    for key, method in registry().items():
+        assert key == method.about.name and find(key) == (method, {})
+        for name, preset in method.about.variants.items():
+            assert find(name) == (method, dict(preset))
+            chosen = options_for(name, {})
+            assert all(getattr(chosen, option) == value for option, value in preset.items())
+
+
+def test_what_a_run_directory_names_is_known_only_if_it_is_built_in() -> None:
+    assert known("fedasmu-da") is registry()["fedasmu"].about
+    assert known(f"{__name__}:Missing") is None and known("") is None
+
+
+def test_marks_come_from_the_header() -> None:
+    marks = {name: method.marks() for name, method in registry().items() if method.marks()}
+    assert {name: list(found) for name, found in marks.items()} == {"asofed": ["-F"], "fedsa": ["R"]}
+    assert all(registry()[name].about.marks() == found for name, found in marks.items())
+
+
+def test_port_waits_for_no_more_models_than_devices_train_at_once() -> None:
+    tables = {"fleet": {"devices": 20}, "run": {"in_flight": 6}}
+    assert resolve({"method": {"name": "port", "K": 6}, **tables}).method.K == 6
+    with pytest.raises(ConfigError, match=r"^method.K: must be at most run.in_flight = 6, but 7 was given$"):
+        resolve({"method": {"name": "port", "K": 7}, **tables})
+    assert resolve({"method": {"name": "fedbuff", "K": 7}, **tables}).method.K == 7  # its devices are replaced at once
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu", "fedasmu-published"])
+def test_a_slot_by_number_is_one_of_the_epochs(name: str) -> None:
+    assert resolve({"method": {"name": name, "slot": 3}, "training": {"epochs": 3}}).method.slot == 3
+    with pytest.raises(
+        ConfigError, match=r"^method.slot: must be an epoch in 1..3 \(training.epochs\), but 4 was given$"
+    ):
+        resolve({"method": {"name": name, "slot": 4}, "training": {"epochs": 3}})

@@ -1,0 +1,107 @@
+"""What decides a run's bits is said once, at the field. Resume, a grid's keys and a report's groups all ask there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshet import Federation, Result
+from freshet.config import SECTIONS, resolve, undecided
+from freshet.errors import RunError
+from freshet.experiments.grid import run_key
+from freshet.report.groups import grouped
+from freshet.report.reading import read_all
+from freshet.runs.writer import Observer
+
+#: Whether a field decides bits. A new field of [run] is put on one of the two sides here, by somebody who thought.
+RUN = {
+    "seed": True,
+    "until": True,
+    "rounds": True,
+    "eval_every": True,  # when the model is tested is in the log
+    "target": False,  # only what the log is held against
+    "trigger": True,
+    "per_round": True,
+    "period": True,
+    "executor": False,
+    "checkpoint_every": False,
+    "checkpoint_minutes": False,
+    "device_memory_mb": False,
+    "address": False,
+    "workers": False,
+    "in_flight": True,
+    "diverged": True,  # a run that stops has a shorter log
+}
+#: Another value for each field that decides nothing, with whatever it needs beside it.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "run.target": {"target": 0.31},
+    "run.executor": {"executor": "processes", "workers": 1},
+    "run.workers": {"executor": "processes", "workers": 2},
+    "run.checkpoint_every": {"checkpoint_every": 7.0},
+    "run.checkpoint_minutes": {"checkpoint_minutes": 0.0},
+    "run.device_memory_mb": {"device_memory_mb": 1},
+}
+#: Those that need a cluster, or a data set on disk: tests/compute/test_ray.py and tests/data look after them.
+ELSEWHERE = {"run.address", "data.dir"}
+
+
+def test_every_field_of_a_run_is_on_one_side() -> None:
+    aside = undecided(SECTIONS)
+    assert {key: f"run.{key}" not in aside for key in SECTIONS["run"].model_fields} == RUN
+
+
+def test_of_the_other_sections_only_the_place_of_the_data_decides_nothing() -> None:
+    assert {key for key in undecided(SECTIONS) if not key.startswith("run.")} == {"data.dir"}
+    assert set(undecided(SECTIONS)) == OTHERWISE.keys() | ELSEWHERE
+
+
+def test_the_essence_is_the_tables_without_what_decides_nothing() -> None:
+    config = resolve({"data": {"dir": "/somewhere"}, "run": {"workers": 3, "target": 0.5}})
+    tables, essence = config.tables(), config.essence()
+    assert list(essence) == list(tables)
+    left_out = {f"{section}.{key}" for section in tables for key in tables[section].keys() - essence[section].keys()}
+    assert left_out == set(config.aside())
+    assert all(tables[section][key] == value for section in essence for key, value in essence[section].items())
+
+
+@pytest.fixture(scope="module")
+def plain(federate: Callable[..., Federation], tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return federate("feddyn").run(40, out=tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.parametrize("key", OTHERWISE)
+def test_what_decides_nothing_changes_no_bit_no_key_and_no_group(
+    key: str, plain: Result, federate: Callable[..., Federation], tmp_path: Path
+) -> None:
+    other = federate("feddyn", run=OTHERWISE[key])
+    result = other.run(40, out=tmp_path / "run")
+    assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    log = "events.jsonl"
+    assert (result.directory / log).read_bytes() == (plain.directory / log).read_bytes()
+    runs = read_all([plain.directory, result.directory])
+    assert runs[0].config["run"] != runs[1].config["run"]
+    assert len(grouped(runs)) == 1
+    assert len({run_key(resolve(run.config)) for run in runs}) == 1
+
+
+class Stop(Exception):
+    """Ends a run as a kill would."""
+
+
+class Stopper(Observer):
+    def on_progress(self, time: float) -> None:
+        if time >= 20.0:
+            raise Stop
+
+
+def test_a_run_is_resumed_by_whoever_has_the_same_essence(
+    plain: Result, federate: Callable[..., Federation], tmp_path: Path
+) -> None:
+    with pytest.raises(Stop):
+        federate("feddyn", run={"checkpoint_every": 5.0}).run(40, out=tmp_path / "run", observers=[Stopper()])
+    with pytest.raises(RunError, match="another configuration"):
+        federate("feddyn", run={"eval_every": 10.0}).resume(tmp_path / "run")
+    result = federate("feddyn", run={"target": 0.1, "device_memory_mb": 1}).resume(tmp_path / "run")
+    assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    assert result.summary["target"] == plain.summary["target"], "the run's own settings hold, not those of the resumer"

@@ -1,0 +1,182 @@
+"""A local training that can pause: TO_SLOT -> ASKED -> FINISHING -> DONE; the same bits in one go and in pieces."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freshet.core.messages import Assignment, Fresh, Slot
+from freshet.core.method import LocalRule
+from freshet.methods import find, options_for
+from freshet.runs.checkpoint import pack, unpack
+from freshet.training.trainer import Trainer, initial_weights
+from freshet.training.trip import LocalTrip, Phase
+from tests.training.test_trainer import SEED, mlp, trainer, with_batch_norm, with_dropout
+
+MOVES = {
+    "to_slot": lambda trip: trip.to_slot(),
+    "merge": lambda trip: trip.merge(None),
+    "finish": lambda trip: trip.finish(),
+}
+#: Which move is legal in which phase of a trip that asks.
+LEGAL = {Phase.TO_SLOT: "to_slot", Phase.ASKED: "merge", Phase.FINISHING: "finish", Phase.DONE: None}
+
+
+def begun(t: Trainer, factory=mlp, slot: int | None = 2, rule: LocalRule | None = None, **memory: Any) -> LocalTrip:
+    numbers = {"alpha_k": 0.1, "meta_slot": 2}
+    assignment = Assignment(0, 1, 4, 4, initial_weights(factory, SEED), 3, 0.1, numbers)
+    return LocalTrip(t, assignment, Slot(slot, "fixed") if slot else None, rule or LocalRule(), memory)
+
+
+def fresh(factory=mlp, version: int = 6) -> Fresh:
+    return Fresh(version, version, initial_weights(factory, SEED + 1))
+
+
+def brought_to(phase: Phase) -> LocalTrip:
+    trip = begun(trainer())
+    for move in MOVES.values():
+        if trip.phase is phase:
+            break
+        move(trip)
+    assert trip.phase is phase
+    return trip
+
+
+def test_the_way_of_a_trip_that_asks():
+    trip = begun(trainer())
+    phases = [trip.phase]
+    for move in MOVES.values():
+        move(trip)
+        phases.append(trip.phase)
+    assert phases == [Phase.TO_SLOT, Phase.ASKED, Phase.FINISHING, Phase.DONE]
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_every_other_move_is_refused_and_changes_nothing(phase, move):
+    trip = brought_to(phase)
+    if move == LEGAL[phase]:
+        return
+    before = trip.snapshot()
+    with pytest.raises(ValueError, match="trip 1 of device 0"):
+        MOVES[move](trip)
+    assert (trip.phase, trip.snapshot().tobytes()) == (phase, before.tobytes())
+
+
+def test_a_trip_without_slot_never_asks_and_finishes_only_once():
+    trip = begun(trainer(), slot=None)
+    assert trip.to_slot() is False
+    trip.finish()
+    with pytest.raises(ValueError, match="done"):
+        trip.finish()
+
+
+@pytest.mark.parametrize("version", [4, 3])
+def test_a_fresh_model_that_is_not_newer_is_refused(version):
+    trip = brought_to(Phase.ASKED)
+    with pytest.raises(ValueError, match="not newer"):
+        trip.merge(fresh(version=version))
+    assert trip.phase is Phase.ASKED
+
+
+@pytest.mark.parametrize(("slot", "before"), [(1, 0), (2, 1), (3, 2)])
+def test_the_device_asks_at_the_start_of_the_slots_epoch(slot, before):
+    trip = begun(trainer(), slot=slot)
+    assert trip.to_slot() is True
+    assert (trip.epoch, trip.steps) == (before, 7 * before)
+    trip.merge(None)
+    assert trip.finish().steps == 21
+
+
+def test_a_second_trip_on_a_trainer_stops_the_first_one_from_going_on():
+    t = trainer()
+    first = begun(t)
+    first.to_slot()
+    begun(t)
+    with pytest.raises(ValueError, match="another trip has begun"):
+        first.merge(None)
+
+
+# ---- hurrying
+
+
+def test_a_device_in_a_hurry_uploads_at_the_end_of_the_epoch_under_way():
+    trip = begun(trainer(), slot=3)
+    trip.to_slot()  # two epochs are done
+    trip.hurry()
+    trip.merge(None)
+    assert trip.finish().steps == 14
+
+
+def test_a_device_that_hears_before_its_first_epoch_trains_that_one():
+    trip = begun(trainer(), slot=None)
+    trip.hurry()
+    trip.to_slot()
+    assert trip.finish().steps == 7
+
+
+# ---- pausing
+
+RULES = {
+    "fedavg": {},
+    "fedasmu": {"slot": 2},
+    "fedssmu": {},
+    "fedprox": {"mu": 0.1},
+    "feddyn": {},
+    "asofed": {},
+    "moon": {},
+}
+
+
+def rule_of(method: str) -> LocalRule:
+    return find(method)[0].rule(options_for(method, RULES[method]))
+
+
+def finish(trip: LocalTrip, factory) -> Any:
+    trip.merge(fresh(factory))
+    return trip.finish()
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimiser": "adam"}], ids=str)
+@pytest.mark.parametrize("factory", [mlp, with_batch_norm, with_dropout])
+@pytest.mark.parametrize("method", [name for name in RULES if name != "moon"])
+def test_a_trip_that_was_saved_at_its_slot_goes_on_elsewhere_with_the_same_bits(method, factory, options):
+    memory = {"lambda": np.ones(initial_weights(mlp, SEED)[:73].shape, np.float32)} if method == "feddyn" else {}
+    memory = memory if factory is mlp else {}
+    trip = begun(trainer(factory, **options), factory, 2, rule_of(method), **memory)
+    trip.to_slot()
+    plain, arrays = pack(trip.save())  # all of it can be written to a file
+    expected = finish(trip, factory)
+    torch.rand(7)
+    other = begun(trainer(factory, **options), factory, 2, rule_of(method), **memory)
+    other.go_on(unpack(plain, {name: np.array(array) for name, array in arrays.items()}))
+    assert other.phase is Phase.ASKED
+    outcome = finish(other, factory)
+    assert outcome.weights.tobytes() == expected.weights.tobytes()
+    assert outcome[1:4] == expected[1:4]
+    assert pack(outcome.memory)[0] == pack(expected.memory)[0]
+
+
+def test_two_trips_take_turns_on_one_trainer_by_saving():
+    t = trainer(with_dropout)
+    alone = [finish_alone(slot) for slot in (1, 2, 3)]
+    saved = {}
+    for slot in (1, 2, 3):
+        trip = begun(t, with_dropout, slot)
+        trip.to_slot()
+        saved[slot] = trip.save()
+    together = []
+    for slot in (1, 2, 3):
+        trip = begun(t, with_dropout, slot)
+        trip.go_on(saved[slot])
+        trip.merge(None)
+        together.append(trip.finish().weights.tobytes())
+    assert together == alone
+
+
+def finish_alone(slot: int) -> bytes:
+    trip = begun(trainer(with_dropout), with_dropout, slot)
+    trip.to_slot()
+    trip.merge(None)
+    return trip.finish().weights.tobytes()
