@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from freshet.compute.memory import keep_freed_memory
+from freshet.core import gates
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
+from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 
-MERGED = {"beta": 0.2, "slot": 1, "reward": 0.1}
+MERGED = {"beta": 0.2, "n1": 0}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -49,27 +50,27 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
         torch.lerp(a, b, 0.3, out=out)
         torch.dot(a, b)
 
-    rules, gates, leasts = [], [], []
+    rules, gating, leasts = [], [], []
     for number in range(repeat + 1):
         server.trigger([0])
         flight = server.flights[0]
         if stale:
             other_device()
-            server.request(0, flight.trip)
+            server.request(Request(0, flight.trip, Slot(1, "fixed")))
             other_device()
-        upload = Upload(0, flight.trip, flight.base, models[number % 2], 5, MERGED if stale else {})
-        gate = seconds(lambda: server._gate(upload, flight))  # noqa: B023
+        upload = Upload(0, flight.trip, flight.base, models[number % 2], 5, merged=MERGED if stale else {})
+        gate = seconds(lambda: gates.problem(upload, flight.base, flight.fresh, world.layout, ()))  # noqa: B023
         started = time.perf_counter()
         verdict = method.receive(server, upload, flight)
         rule = time.perf_counter() - started
-        server._apply(verdict, 0, flight.trip)
+        server._apply(verdict, 0, flight)
         server._land(0)
         del verdict
         if number:  # the first has nothing to adapt
             rules.append(rule)
-            gates.append(gate)
+            gating.append(gate)
             leasts.append(seconds(least))
-    return rules, gates, leasts
+    return rules, gating, leasts
 
 
 def main() -> None:
@@ -81,9 +82,9 @@ def main() -> None:
     keep_freed_memory()
     for apply in ("mix", "progress"):
         for stale in (False, True):
-            rules, gates, leasts = measure(apply, stale, arguments.parameters, arguments.repeat)
+            rules, gating, leasts = measure(apply, stale, arguments.parameters, arguments.repeat)
             ratio = statistics.median(rule / least for rule, least in zip(rules, leasts, strict=True))
-            rule, gate, least = (1e3 * statistics.median(times) for times in (rules, gates, leasts))
+            rule, gate, least = (1e3 * statistics.median(times) for times in (rules, gating, leasts))
             kind = "stale, merged" if stale else "fresh"
             print(
                 f"aggregation ({apply}, {kind}): {rule:.1f} ms, lerp + dot {least:.1f} ms, ratio {ratio:.2f} "

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.server import Server
@@ -23,7 +24,8 @@ from freshet.options import FleetOptions
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
-from freshet.training.trainer import Outcome, Score, Work
+from freshet.training.outcome import Outcome, Score
+from freshet.training.trainer import Work
 
 
 class Done:
@@ -46,7 +48,7 @@ class NoTraining:
     """An executor whose trips come back as they were."""
 
     def train(self, work: Work, due: float) -> Done:
-        return Done(Outcome(work.weights, 1, {}, {}))
+        return Done(Outcome(work.assignment.weights, 1, {}, {}, {}, {}))
 
     def evaluate(self, weights: Vector) -> Done:
         return Done(Score(0.0, 0.0))
@@ -73,10 +75,11 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     with tempfile.TemporaryDirectory() as folder:
         writer = (RunWriter if logged else NoLog)(Path(folder))
         trigger = Trigger(kind, at_once, 10.0, at_once)
-        simulation = Simulation(server, trigger, fleet, NoTraining(), writer, eval_every=1e9)
+        coordinator = Coordinator(server, trigger)
+        simulation = Simulation(coordinator, fleet, NoTraining(), writer, eval_every=1e9)
         started = time.perf_counter()
         simulation.run(trips / at_once * (50.3 if kind == "rounds" else 30.3))
-        return time.perf_counter() - started, simulation.counts.uploads
+        return time.perf_counter() - started, coordinator.counts.uploads
 
 
 def bytes_per_idle_device() -> float:

@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import torch
 from common import BATCH, LR, Child, factory_of, normalised, race, serve, synthetic, textbook
-from freshet.core.trip import DeviceTrip
 
 from freshet.compute.memory import keep_freed_memory
+from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.training.batches import FederatedData
 from freshet.training.flat import FlatModel
@@ -34,7 +34,8 @@ def ours(cell: str):  # type: ignore[no-untyped-def]
     factory, data = factory_of(network, shape), synthetic(shape, samples)
     options = TrainingOptions(epochs=epochs, batch_size=BATCH, lr=LR)
     trainer = Trainer(factory, FederatedData.of(data, [np.arange(samples)]), options, seed=0)
-    work = Work(DeviceTrip(0, 1, 1, 1, epochs, LR), FlatModel(factory()).dump(), None, LocalRule(), {})
+    sent = Assignment(0, 1, 1, 1, FlatModel(factory()).dump(), epochs, LR)
+    work = Work(sent, None, None, LocalRule(), {})
     return lambda: trainer.train(work)
 
 

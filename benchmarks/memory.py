@@ -17,6 +17,7 @@ from common import factory_of, synthetic
 from freshet import Federation
 from freshet.compute.memory import keep_freed_memory
 from freshet.compute.processes import WorkerPool
+from freshet.core import saving
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import World
@@ -109,7 +110,7 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
     taken = time.perf_counter() - started
     now = proportional() - before
     with Peak() as peak, tempfile.TemporaryDirectory() as folder:
-        checkpoint.write(Path(folder), {"method": method.state()})
+        checkpoint.write(Path(folder), {"method": saving.dump(method.state)})
     print(
         f"{devices:,} devices, control_memory {kind}: {now / 2**30:.2f} GiB after {taken:.0f} s, "
         f"{(max(peak.bytes, proportional()) - before) / 2**30:.2f} GiB while a checkpoint is written",

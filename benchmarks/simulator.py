@@ -24,7 +24,8 @@ from freshet import Federation
 from freshet.compute.base import Setup
 from freshet.compute.processes import WorkerPool
 from freshet.compute.serial import SerialExecutor
-from freshet.training.trainer import Outcome, Work
+from freshet.training.outcome import Outcome
+from freshet.training.trainer import Work
 
 SHAPE, DEVICES, EACH, EPOCHS = (1, 28, 28), 100, 600, 5
 
@@ -72,7 +73,7 @@ def run(method: str, executor: str, workers: int, until: float, pool: WorkerPool
 
 def overhead(method: str, until: float) -> float:
     """Time of a one-worker run over the time that its training alone takes (measured inside the same run)."""
-    import freshet.federation as room
+    import freshet.compute.choice as room
 
     room.SerialExecutor, before = Recording, room.SerialExecutor  # type: ignore[misc]
     Recording.seconds = 0.0

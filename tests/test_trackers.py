@@ -40,7 +40,8 @@ def test_a_tracker_sees_every_test_and_what_happened_between(federate, tmp_path)
 def test_means_are_those_since_the_last_test():
     memory = Memory()
     for staleness in (1, 3):
-        memory.on_event({"kind": "aggregate", "staleness": staleness, "alpha": 0.5})
+        parts = [{"device": 0, "base": 1, "staleness": s, "weight": 0.25} for s in (1, staleness)]
+        memory.on_event({"kind": "aggregate", "contributions": parts, "alpha": 0.5})
     memory.on_event({"kind": "upload"})
     memory.on_metrics({"time": 9.6, "accuracy": None, "loss": 2, "version": 3})
     memory.on_metrics({"time": 20.0, "accuracy": 0.5, "loss": 1, "version": 3})

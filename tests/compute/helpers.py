@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from freshet.core.trip import DeviceTrip
 from torch import nn
 
 from freshet.compute.base import Setup
+from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Outcome, Work, initial_weights
+from freshet.training.outcome import Outcome
+from freshet.training.trainer import Work, initial_weights
 
 #: Seconds of virtual time.
 UNTIL = 60.0
@@ -54,7 +55,7 @@ def make_setup(factory: Any = linear, seed: int = 0) -> Setup:
 
 def make_work(setup: Setup, trip: int = 0, rule: LocalRule | None = None) -> Work:
     weights = initial_weights(setup.factory, setup.seed)
-    return Work(DeviceTrip(trip % 2, trip, 1, 1, 2, 0.1), weights, None, rule or LocalRule(), {})
+    return Work(Assignment(trip % 2, trip, 1, 1, weights, 2, 0.1), None, None, rule or LocalRule(), {})
 
 
 def same(a: Outcome, b: Outcome) -> bool:

@@ -18,10 +18,7 @@ from freshet.core.vectors import (
     dot_differences,
     is_finite,
     mix,
-    move_along,
     norm,
-    replace_step,
-    write_step,
 )
 
 modest = settings(deadline=None, max_examples=60)
@@ -131,47 +128,6 @@ def test_inner_products_of_differences_are_those_of_float64():
     assert dot_differences(a, b, c, d) == pytest.approx(np.dot(wide[0] - wide[1], wide[2] - wide[3]), rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
-def test_a_step_is_the_formula_in_float32_and_its_length_in_float64(size):
-    u, start, fresh, base = (long_vector(seed, size) for seed in (1, 2, 3, 4))
-    step = np.empty_like(u)
-    length = write_step(step, u, start, fresh, base, 0.3)
-    np.testing.assert_array_equal(step, (u - start) - np.float32(0.3) * (fresh - base))
-    exact = (u.astype(np.float64) - start) - 0.3 * (fresh.astype(np.float64) - base)
-    np.testing.assert_allclose(step, exact, rtol=1e-5, atol=1e-6)
-    assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
-def test_replacing_a_step_measures_along_the_old_one_and_writes_the_new_one(size):
-    u, start, fresh, base, old = (long_vector(seed, size) for seed in (1, 2, 3, 4, 5))
-    step, expected = old.copy(), np.empty_like(old)
-    product, length = replace_step(step, u, start, fresh, base, 0.3, 0.7)
-    measured = ((u - base) - np.float32(0.7) * (fresh - base)).astype(np.float64)
-    assert product == pytest.approx(np.dot(measured, old), rel=1e-12)
-    exact = (u.astype(np.float64) - base) - 0.7 * (fresh.astype(np.float64) - base)
-    assert product == pytest.approx(np.dot(exact, old), abs=1e-7 * np.linalg.norm(exact) * np.linalg.norm(old))
-    assert length == write_step(expected, u, start, fresh, base, 0.3)
-    np.testing.assert_array_equal(step, expected)
-
-
-def test_moving_along_a_step_is_rounded_once_and_may_overwrite_the_step():
-    w, step = long_vector(1), long_vector(2)
-    new = np.empty_like(w)
-    move_along(w, step, 0.3, new)
-    np.testing.assert_array_equal(new, (w.astype(np.float64) + 0.3 * step.astype(np.float64)).astype(np.float32))
-    move_along(w, step, 0.3, step)
-    np.testing.assert_array_equal(step, new)
-
-
-def test_a_step_of_no_length_changes_no_bit():
-    w, u = long_vector(1), long_vector(2)
-    step, new = np.empty_like(w), np.empty_like(w)
-    assert write_step(step, u, u, w, w, 0.5) == 0.0
-    move_along(w, step, 0.3, new)
-    assert bits(new) == bits(w)
-
-
 def test_vectors_that_must_not_be_written_to_can_be_read():
     w, u = long_vector(1), long_vector(2)
     expected = dot(w, u)
@@ -204,9 +160,6 @@ def test_one_bad_entry_anywhere_is_found(bad, place):
         lambda a, b: combine([(1.0, a), (1.0, b)]),
         lambda a, b: combine([(1.0, b), (1.0, a)]),
         lambda a, b: combine([(1.0, a), (1.0, a)], out=b),
-        lambda a, b: write_step(a, a, a, b, a, 0.5),
-        lambda a, b: replace_step(a, a, b, a, a, 0.5, 0.5),
-        lambda a, b: move_along(a, a, 0.5, b),
     ],
 )
 def test_vectors_of_different_lengths_are_refused(operation):

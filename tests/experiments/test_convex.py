@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from freshet.core.trip import DeviceTrip
 from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 
+from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.data.sources import load
 from freshet.experiments.convex import Logistic, digits
@@ -99,7 +99,7 @@ def test_sgd_with_weight_decay_descends_this_objective():
     options = TrainingOptions(epochs=3, lr=lr, weight_decay=mu, batch_size=1000, device="cpu")
     trainer = Trainer(zero_model, FederatedData.of(load("digits"), [shard]), options, 0)
     start = np.random.default_rng(4).normal(size=650).astype(np.float32)
-    done = trainer.train(Work(DeviceTrip(0, 1, 1, 1, 3, lr, None), start, None, LocalRule(), {}))
+    done = trainer.train(Work(Assignment(0, 1, 1, 1, start, 3, lr), None, None, LocalRule(), {}))
     own, w = digits(mu).take(shard), start.astype(np.float64)
     for _ in range(3):
         w = w - lr * own.gradient(w)

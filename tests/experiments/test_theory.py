@@ -34,14 +34,19 @@ def test_a_run_measures_the_gradient_at_every_version(outcome):
 
 
 def test_a_trace_takes_no_more_than_it_wants():
-    trace = theory.Trace(2)
-    trace.on_event({"kind": "aggregate", "version": 1})
+    trace, part = theory.Trace(2), {"device": 3, "base": 1, "staleness": 1, "weight": 0.5}
+
+    def aggregate(version):
+        trace.on_event({"kind": "aggregate", "version": version, "contributions": [part]})
+
+    aggregate(1)
     trace.on_event({"kind": "discard"})
     with pytest.raises(theory.Enough):
-        trace.on_event({"kind": "aggregate", "version": 2})
-    trace.on_event({"kind": "aggregate", "version": 3})
+        aggregate(2)
+    aggregate(3)
     trace.on_event({"kind": "discard"})
     assert [row["version"] for row in trace.rows] == [1, 2] and trace.discards == 1
+    assert [(row["device"], row["staleness"]) for row in trace.rows] == [(3, 1), (3, 1)]
 
 
 def test_a_run_measures_what_the_assumptions_bound(outcome):

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from freshet.core import events
+from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
+from freshet.core.messages import Fresh, Request, Slot, Upload
 from freshet.core.method import Method, World
 from freshet.core.server import Server
 from freshet.methods import find, options_for
@@ -67,6 +69,30 @@ def server_of(name: str, w0: np.ndarray, layout: Layout, devices: int = 8, epoch
     return Server(rule, world, w0.astype(np.float32), 0.1, 1.0)
 
 
-def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **report: float) -> list[dict[str, Any]]:
-    flight = server.flights[device]
-    return server.upload(Upload(device, flight.trip, flight.base, weights.astype(np.float32), steps, report))
+def trigger(server: Server, device: int) -> Triggered:
+    """Start a trip; what is logged of it."""
+    (sent,) = server.trigger([device])
+    return Triggered(device, sent.trip, sent.version, sent.epochs, sent.lr)
+
+
+def ask(server: Server, device: int, epoch: int = 1) -> Fresh | None:
+    """The device in flight asks for the fresh model."""
+    return server.request(Request(device, server.flights[device].trip, Slot(epoch, "fixed")))
+
+
+def upload(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Event]:
+    """The device in flight uploads this model, with the numbers of its merge if there was one."""
+    flight, model = server.flights[device], weights.astype(np.float32)
+    return server.upload(Upload(device, flight.trip, flight.base, model, steps, merged=merged))
+
+
+def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Record]:
+    """The same; what is logged. An aggregation has one contribution, whose figures stand beside the others here."""
+    return [flat(event) for event in upload(server, device, weights, steps, **merged)]
+
+
+def flat(event: Event) -> Record:
+    """An event as it is logged, and the figures of its only contribution."""
+    record = events.record(event)
+    (part,) = record.get("contributions", [{}])
+    return part | record

@@ -1,22 +1,25 @@
 """Scaffolding for the tests of the baselines: scripted servers, and one device that trains for real."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from freshet.core.trip import DeviceTrip
 from torch import nn
 
+from freshet.core import events
+from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
+from freshet.core.messages import NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
-from freshet.core.server import Event, Server
+from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
 from freshet.data.dataset import from_arrays
 from freshet.methods import find, options_for
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Outcome, Trainer, Work
+from freshet.training.outcome import Outcome
+from freshet.training.trainer import Trainer, Work
 
 ASYNCHRONOUS = ("asofed", "fedasync", "fedbuff", "fedsa", "port")
 SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fedprox", "moon")
@@ -46,6 +49,8 @@ def vector(seed: int) -> Vector:
 
 
 MODELS = {device: vector(100 + device) for device in range(4)}
+#: What devices must report for their uploads to be accepted.
+REPORTS: dict[str, dict[str, float]] = {"asofed": {"r": 1.0, "seconds": 0.0}}
 UNEQUAL = [5, 20, 1, 7, 11, 3, 40, 13]
 
 
@@ -68,25 +73,35 @@ def server_of(
     return Server(method(options_for(name, options), world), world, start, 0.1, 1.0)
 
 
-def send(server: Server, device: int, weights: Vector, **report: float) -> list[Event]:
-    """The device in flight uploads this model."""
-    flight = server.flights[device]
-    return server.upload(Upload(device, flight.trip, flight.base, weights, 1, report))
+def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
+    """The device in flight uploads this model; what is logged."""
+    flight, told = server.flights[device], report or REPORTS.get(server.method.name, {})
+    return logged(server.upload(Upload(device, flight.trip, flight.base, weights, 1, told)))
 
 
-def fly(server: Server, device: int, weights: Vector) -> list[Event]:
+def logged(happened: Iterable[Event]) -> list[Record]:
+    """Events as they stand in a log."""
+    return [events.record(event) for event in happened]
+
+
+def column(aggregate: Record, key: str) -> list[Any]:
+    """One figure of every contribution to a logged aggregation."""
+    return [part[key] for part in aggregate["contributions"]]
+
+
+def fly(server: Server, device: int, weights: Vector) -> list[Record]:
     """Trigger a device and let it upload at once."""
     server.trigger([device])
     return send(server, device, weights)
 
 
-def hold_round(server: Server, uploads: dict[int, Vector]) -> Event:
+def hold_round(server: Server, uploads: dict[int, Vector]) -> Record:
     """One synchronous round; the aggregation is its last event."""
     server.trigger(sorted(uploads))
-    events: list[Event] = []
+    records: list[Record] = []
     for device, weights in uploads.items():
-        events = send(server, device, weights)
-    return events[-1]
+        records = send(server, device, weights)
+    return records[-1]
 
 
 def arrivals(server: Server, uploads: dict[int, Vector]) -> Vector:
@@ -134,10 +149,16 @@ class Device:
         self.trainer = Trainer(lambda: nn.Linear(FEATURES, CLASSES), data, options, seed=4)
 
     def train(
-        self, rule: LocalRule, weights: Vector, trip: int = 1, memory: Memory | None = None, **more: Any
+        self,
+        rule: LocalRule,
+        weights: Vector,
+        trip: int = 1,
+        memory: Memory | None = None,
+        instruction: Mapping[str, Number] = NOTHING,
+        seconds: float | None = None,
     ) -> Outcome:
-        journey = DeviceTrip(0, trip, base=1, age=1, epochs=self.epochs, lr=self.lr)
-        return self.trainer.train(Work(journey, weights, None, rule, memory or {}, **more))
+        assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction)
+        return self.trainer.train(Work(assignment, None, None, rule, memory or {}, seconds))
 
     def batches(self, trip: int = 1) -> list[list[np.ndarray]]:
         order = stream(4, "batches", 0, trip)

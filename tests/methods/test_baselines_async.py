@@ -7,13 +7,29 @@ import numpy as np
 import pytest
 
 from freshet.core.audit import Mismatch
+from freshet.core.events import Aggregated, Hurried, Record, Triggered
+from freshet.core.messages import Upload
 from freshet.core.method import Wait
 from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods.fedasync import FedAsyncOptions
 from freshet.methods.fedsa import FedSAOptions, staged_epochs
 from freshet.methods.port import PORT, PORTOptions
-from tests.methods.lab import BUFFERS, LEARNABLE, MODELS, UNEQUAL, arrivals, close, fly, same, send, server_of, vector
+from tests.methods.lab import (
+    BUFFERS,
+    LEARNABLE,
+    MODELS,
+    UNEQUAL,
+    arrivals,
+    close,
+    column,
+    fly,
+    logged,
+    same,
+    send,
+    server_of,
+    vector,
+)
 
 # ---- FedAsync
 
@@ -44,13 +60,19 @@ def test_polynomial_and_hinge_values(row: tuple[int, float, float, float, float]
 def test_fedasyncs_weight_depends_on_tau_alone() -> None:
     server = server_of("fedasync", devices=4)
     seen: dict[int, set[float]] = {}
+
+    def note(event: Record) -> None:
+        (part,) = event["contributions"]
+        assert part["weight"] == event["alpha"]
+        seen.setdefault(part["staleness"] - 1, set()).add(event["alpha"])
+
     for turn in range(60):
         server.trigger([0])
         for _ in range(turn % 4):
             (event,) = fly(server, 1, vector(turn))
-            seen.setdefault(event["staleness"] - 1, set()).add(event["alpha"])
+            note(event)
         (event,) = send(server, 0, vector(turn))
-        seen.setdefault(event["staleness"] - 1, set()).add(event["alpha"])
+        note(event)
     assert {tau: len(alphas) for tau, alphas in seen.items()} == {0: 1, 1: 1, 2: 1, 3: 1}
     assert seen[3] == {0.6 / 2}
 
@@ -89,7 +111,7 @@ def test_port_waits_for_the_overdue_device_and_names_it_once() -> None:
     assert server.take_urgent() == []
     assert (server.version, server.waiting) == (4, {3, 4})
     (event,) = send(server, 7, vector(7))
-    assert (event["devices"], event["stalenesses"]) == ([3, 4, 7], [1, 1, 4])
+    assert (column(event, "device"), column(event, "staleness")) == ([3, 4, 7], [1, 1, 4])
     assert server.waiting == set()
 
 
@@ -102,9 +124,9 @@ def test_port_without_urgent_pull_just_waits() -> None:
 def test_port_goes_on_when_the_overdue_device_is_lost() -> None:
     server = port_with_a_straggler()
     fly(server, 3, vector(3))
-    events = server.lost(7, server.flights[7].trip, "gone")
+    events = logged(server.lost(7, server.flights[7].trip, "gone"))
     assert [event["kind"] for event in events] == ["lost", "aggregate"]
-    assert events[1]["devices"] == [3]
+    assert column(events[1], "device") == [3]
 
 
 def test_port_strict_and_non_strict_waiting_differ_by_one() -> None:
@@ -114,7 +136,7 @@ def test_port_strict_and_non_strict_waiting_differ_by_one() -> None:
         server.trigger([7])
         while fly(server, 0, vector(server.version)):
             pass
-        taus[wait] = send(server, 7, vector(7))[0]["staleness"] - 1
+        taus[wait] = max(column(send(server, 7, vector(7))[0], "staleness")) - 1
     assert taus == {"gt": 3, "ge": 2}
 
 
@@ -155,7 +177,7 @@ def test_fedbuff_does_not_change_the_model_before_the_buffer_is_full() -> None:
         assert server.version == 1
         same(server.weights, w0)
     (event,) = fly(server, 3, MODELS[3])
-    assert (event["devices"], server.version) == ([0, 1, 2, 3], 2)
+    assert (column(event, "device"), server.version) == ([0, 1, 2, 3], 2)
 
 
 def test_fedbuff_takes_half_the_step_at_tau_3_and_deltas_not_mixtures() -> None:
@@ -212,19 +234,21 @@ def test_fedsas_epochs_are_fixed_when_the_trip_starts() -> None:
 
 def test_ports_audit_sees_who_was_left_out_and_who_was_hurried_for_nothing() -> None:
     options = PORTOptions(K=1, omega=1)
-    trigger = {"kind": "trigger", "device": 0, "version": 1}
+    trigger = Triggered(device=0, trip=1, version=1, epochs=5, lr=0.1)
     with pytest.raises(Mismatch, match="hurried without being overdue"):
         memory: dict[Any, Any] = {"version": 2}
-        PORT.audit(options, trigger, memory)
-        PORT.audit(options, {"kind": "urgent", "device": 0}, memory)
+        PORT.audit(options, trigger, 0.0, memory)
+        PORT.audit(options, Hurried(device=0, trip=1), 1.0, memory)
     server = server_of("port", K=1, omega=1)
-    (event,) = fly(server, 1, vector(2))
+    server.trigger([1])
+    (event,) = server.upload(Upload(1, 1, 1, vector(2), 1))
+    assert isinstance(event, Aggregated)
     memory = {}
-    PORT.audit(options, trigger, memory)
-    PORT.audit(options, event, memory)
-    late = event | {"version": 3, "bases": [3], "cos": [1.0]}
-    with pytest.raises(Mismatch, match="overdue"):
-        PORT.audit(options, late, memory)
+    PORT.audit(options, trigger, 0.0, memory)
+    PORT.audit(options, event, 1.0, memory)
+    late = event._replace(version=3, contributions=(event.contributions[0]._replace(base=3),))
+    with pytest.raises(Mismatch, match=r"devices \[0\] were overdue"):
+        PORT.audit(options, late, 2.0, memory)
 
 
 def test_wait_is_what_a_buffer_says() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from freshet.core.trip import DeviceTrip
 from torch import nn
 
 from freshet.core.layout import Layout
+from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.core.vectors import Vector, distance
 from freshet.data.dataset import from_arrays
@@ -21,7 +21,8 @@ from freshet.methods.parts.terms import Proximal, proximal
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import LocalTraining, Trainer, Work
+from freshet.training.trainer import Trainer, Work
+from freshet.training.trip import LocalTrip
 from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins
 from tests.twins.asynchronous import aso_feature_step
@@ -80,7 +81,7 @@ def test_fedasync_alone_mixes_what_plain_training_gives() -> None:
     device = Device()
     for trip in (1, 2, 3):
         w = server.weights
-        u = device.train(server.method.rule(), server.trigger([0])[0].weights, trip).weights
+        u = device.train(server.rule, server.trigger([0])[0].weights, trip).weights
         send(server, 0, u)
         close(server.weights, 0.4 * w + 0.6 * u, 1e-6)
         same(u, device.train(LocalRule(), w, trip).weights)
@@ -124,7 +125,7 @@ def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -
             memories[k] = outcome.memory
             send(server, k, outcome.weights)
         duals = [memory.get("lambda", np.zeros(WEIGHTS)) for memory in memories]
-        close(server.method.G, np.mean(duals, axis=0), 1e-6)  # type: ignore[attr-defined]
+        close(server.method.state.G, np.mean(duals, axis=0), 1e-6)
 
 
 # ---- ASO-Fed
@@ -150,13 +151,12 @@ def test_aso_fed_rate(seconds: float | None, unit: float, r: float) -> None:
 @pytest.mark.parametrize("variant", ["S", "R"])
 def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str, training: dict[str, float]) -> None:
     device, w = Device(lr=0.05, **training), regression_weights(1)
-    method = ASOFed.__new__(ASOFed)
-    method.options = ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant, delay_unit=3.0)
+    rule = ASOFed.rule(ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant, delay_unit=3.0))
     memory: dict[str, Any] = {}
     H, V = np.zeros(WEIGHTS), np.zeros(WEIGHTS)
     twin = twins.aso_local_s if variant == "S" else twins.aso_local_r
     for trip, seconds in ((1, None), (2, 36.0), (3, 93.0)):
-        outcome = device.train(method.rule(), w, trip, memory, seconds=seconds)
+        outcome = device.train(rule, w, trip, memory, seconds=seconds)
         r = rate(seconds, 3.0)
         u, H, V = twin(w, H, V, device.x, device.y, device.batches(trip), 0.05, 0.4, 0.3, r, **training)
         close(outcome.weights, u, 5e-6)
@@ -236,7 +236,12 @@ def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
 
 
 def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> Work:
-    return Work(DeviceTrip(0, 1, 1, 1, epochs=2, lr=0.1), w, None, rule or Contrast(1.0, 0.5), memory)
+    return Work(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or Contrast(1.0, 0.5), memory)
+
+
+def trip_of(trainer: Trainer, work: Work) -> LocalTrip:
+    """A trip that has begun and not taken a step yet."""
+    return LocalTrip(trainer, work.assignment, work.slot, work.rule, work.memory)
 
 
 def test_moons_contrastive_loss_is_the_twins() -> None:
@@ -282,7 +287,7 @@ def test_moons_first_trip_is_fedavgs_and_later_ones_are_not(norm: str) -> None:
 def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_untouched() -> None:
     trainer, w, previous = contrast()
     work = moon_work(w, {"previous": previous})
-    local = LocalTraining(trainer.flat, trainer.data, trainer.options, 1, work)
+    local = trip_of(trainer, work)
     trainer.flat.module.train()
     x, _ = local.next_batch()
     before, kept = trainer.flat.dump(), previous.copy()
@@ -297,12 +302,12 @@ def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_
         close(z, trainer.flat.module.features(x), 1e-6)
     trainer.train(work)
     same(previous, kept)
-    same(work.weights, before)
+    same(work.assignment.weights, before)
 
 
 def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local_branch_only() -> None:
     trainer, w, previous = contrast("none")
-    local = LocalTraining(trainer.flat, trainer.data, trainer.options, 1, moon_work(w, {"previous": previous}))
+    local = trip_of(trainer, moon_work(w, {"previous": previous}))
     rule, (x, y) = Contrast(3.0, 0.5), local.next_batch()
     rule.begin(local)
     trainer.flat.load(w + np.float32(0.01))
@@ -325,6 +330,5 @@ def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local
 
 
 def test_moon_names_the_model_that_it_cannot_train() -> None:
-    device = Device()
     with pytest.raises(ConfigError, match=r"model.name: MOON needs a module with features\(x\) and classify\(z\)"):
-        device.train(Contrast(1.0, 0.5), regression_weights(1))
+        Contrast(1.0, 0.5).check(Device().trainer.flat.module)

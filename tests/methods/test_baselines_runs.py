@@ -22,7 +22,7 @@ from freshet.runs.reader import Run
 from freshet.runs.writer import Observer
 from freshet.sim.devices import DeviceStore
 from tests.methods.conftest import SMALL, Simulate
-from tests.methods.lab import ASYNCHRONOUS, SYNCHRONOUS, same
+from tests.methods.lab import ASYNCHRONOUS, SYNCHRONOUS, column, same
 
 BASELINES = (*ASYNCHRONOUS, *SYNCHRONOUS)
 #: Options that let a buffer fill, and a first stage end, within a short run.
@@ -61,7 +61,7 @@ def test_one_device_at_a_time_is_never_stale(simulate: Simulate, name: str) -> N
     result = simulate(name, options, 25.0, run={"trigger": "concurrency", "in_flight": 1, "per_round": 1})
     aggregations = events(result.directory, "aggregate")
     assert aggregations
-    assert all(set(e.get("stalenesses", [e["staleness"]])) == {1} for e in aggregations)
+    assert all(set(column(e, "staleness")) == {1} for e in aggregations)
 
 
 class Killer(Observer):
@@ -115,7 +115,7 @@ def test_reduction_lattice_over_whole_runs(
 
 def test_moon_equals_fedavg_until_a_device_comes_back(simulate: Simulate) -> None:
     ours, theirs = simulate("moon"), simulate("fedavg")
-    first = [set(e["devices"]) for e in events(ours.directory, "aggregate")]
+    first = [set(column(e, "device")) for e in events(ours.directory, "aggregate")]
     again = next(number for number, devices in enumerate(first) if devices & set().union(*first[:number]))
     norms = [[e["update_norm"] for e in events(run.directory, "aggregate")] for run in (ours, theirs)]
     assert norms[0][:again] == norms[1][:again]
@@ -166,19 +166,25 @@ def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
     slow = {"fleet": {"ratio": 20.0}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
     runs = [simulate("port", {"K": 2, "omega": 2, "urgent": on}, 60.0, **slow).directory for on in (True, False)]
     assert all(audit(Run(run)).problem is None for run in runs)
-    # the first that can still save an epoch: up to there the two runs are the same
-    hurried = next(e for e in events(runs[0], "urgent") if e["epochs"] < 6)
-    assert not events(runs[1], "urgent")
+    assert not events(runs[1], "hurry")
 
-    def when(run: Path, kind: str) -> float:
-        trip = (hurried["device"], hurried["trip"])
+    def when(run: Path, kind: str, hurry: dict[str, Any]) -> float:
+        trip = (hurry["device"], hurry["trip"])
         return float(next(e["time"] for e in events(run, kind) if (e["device"], e["trip"]) == trip))
 
-    finished, planned = when(runs[0], "upload"), when(runs[1], "upload")
+    def last_epoch(hurry: dict[str, Any]) -> tuple[int, float]:
+        """The epoch in which the device hears that it should hurry, and how long one takes it."""
+        start, planned = when(runs[1], "trigger", hurry), when(runs[1], "upload", hurry)
+        epoch = (planned - start) / 6  # the links take little
+        return 1 + int((hurry["time"] - start) / epoch), epoch
+
+    # the first that can still save an epoch: up to there the two runs are the same
+    hurried = next(e for e in events(runs[0], "hurry") if last_epoch(e)[0] < 6)
+    epochs, epoch = last_epoch(hurried)
+    finished, planned = when(runs[0], "upload", hurried), when(runs[1], "upload", hurried)
     assert hurried["time"] < finished < planned
     # it is the end of an epoch: the time saved is a whole number of epochs
-    whole, saved = planned - when(runs[0], "trigger"), planned - finished
-    assert saved / (6 - hurried["epochs"]) == pytest.approx(whole / 6, rel=0.05)  # the links take the rest
+    assert (planned - finished) / (6 - epochs) == pytest.approx(epoch, rel=0.05)  # the links take the rest
     assert len(events(runs[0], "aggregate")) > len(events(runs[1], "aggregate"))
 
 
@@ -187,6 +193,10 @@ def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
 
 def forge_alpha(event: dict[str, Any]) -> None:
     event["alpha"] *= 1.001
+
+
+def forge_weight(event: dict[str, Any]) -> None:
+    event["contributions"][0]["weight"] *= 1.001
 
 
 def forge(list_name: str) -> Callable[[dict[str, Any]], None]:
@@ -210,17 +220,17 @@ FORGERIES = [
     ("asofed", forge_r),
     ("fedsa", forge_alpha),
     ("fedsa", forge_estimate),
-    ("fedbuff", forge("weights")),
+    ("fedbuff", forge_weight),
     ("fedbuff", forge("discounts")),
     ("fedbuff", forge_alpha),
-    ("port", forge("weights")),
+    ("port", forge_weight),
     ("port", forge("s")),
     ("port", forge("c")),
-    ("fedavg", forge("weights")),
-    ("fedprox", forge("weights")),
-    ("moon", forge("weights")),
-    ("feddyn", forge("weights")),
-    ("fedlws", forge("weights")),
+    ("fedavg", forge_weight),
+    ("fedprox", forge_weight),
+    ("moon", forge_weight),
+    ("feddyn", forge_weight),
+    ("fedlws", forge_weight),
     ("fedlws", forge("gamma")),
     ("fedlws", forge("tau")),
 ]
@@ -256,7 +266,8 @@ class Half(Method):
 def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Simulate) -> None:
     result = simulate(f"{__name__}:Half")
     assert result.accuracy[-1] > result.accuracy[0] + 0.25
-    assert audit(Run(result.directory)).problem is None
+    found = audit(Run(result.directory))
+    assert (found.problem, found.audited) == (None, False)
     assert {e["alpha"] for e in events(result.directory, "aggregate")} == {0.5}
 
 

@@ -7,7 +7,19 @@ from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods import options_for
 from freshet.methods.fedlws import shrink
-from tests.methods.lab import LEARNABLE, MODELS, UNEQUAL, close, fedavg, hold_round, same, send, server_of, vector
+from tests.methods.lab import (
+    LEARNABLE,
+    MODELS,
+    UNEQUAL,
+    close,
+    column,
+    fedavg,
+    hold_round,
+    same,
+    send,
+    server_of,
+    vector,
+)
 
 # ---- FedProx
 
@@ -17,7 +29,7 @@ def test_fedprox_partial_work_is_aggregated_with_its_full_weight() -> None:
         server = server_of("fedprox", samples=UNEQUAL, epochs=5, drop=drop)
         for _ in range(6):
             event = hold_round(server, MODELS)
-            close(event["weights"], [n / sum(UNEQUAL[:4]) for n in UNEQUAL[:4]], 1e-12)
+            close(column(event, "weight"), [n / sum(UNEQUAL[:4]) for n in UNEQUAL[:4]], 1e-12)
             epochs = _epochs(server)
             assert sum(e < 5 for e in epochs) == slow
             assert all(1 <= e <= 5 for e in epochs)
@@ -46,9 +58,9 @@ def test_feddyns_first_round_and_what_is_evaluated(devices: int) -> None:
     if devices == 4:
         close(server.weights[:n], (2 * mean - theta)[:n], 1e-6)
     close(server.weights[n:-2], mean[n:-2], 1e-6)  # buffers: the plain mean, never the dual
-    G, sent = server.method.G.copy(), server.weights  # type: ignore[attr-defined]
+    G, sent = server.method.state.G.copy(), server.weights
     hold_round(server, dict.fromkeys(range(4), sent))
-    same(server.method.G, G)  # type: ignore[attr-defined]
+    same(server.method.state.G, G)
     close(server.weights[:n], sent[:n] + G, 1e-6)
 
 

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from freshet.core.trip import DeviceTrip, Slot
 
-from freshet.core.messages import Fresh
+from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Outcome, Trainer, Work
-from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, samples, send, server_of
+from freshet.training.outcome import Outcome
+from freshet.training.trainer import Trainer, Work
+from tests.methods.asmu import SAMPLES, SmoothLoss, ask, central, network, samples, send, server_of
 
 CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}
 
@@ -44,7 +44,7 @@ def scripted_adaptation(
         if beta and step == n1:
             server.trigger([3])
             send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
-            fresh = server.request(0, server.flights[0].trip)
+            fresh = ask(server, 0)
             w = (1 - beta) * w + beta * fresh.weights
         w = w - 0.1 / steps * loss.gradient(produced)
     server.flights[0].lr = 0.1 / steps
@@ -117,7 +117,7 @@ def test_a_merge_after_an_impossible_number_of_steps_is_rejected(loss: SmoothLos
     server.trigger([0])
     server.trigger([1])
     send(server, 1, w0)
-    server.request(0, 1)
+    ask(server, 0)
     (event,) = send(server, 0, w0, steps=5, **report)
     assert event["kind"] == "rejected" and "of 5 steps, which is impossible" in event["reason"]
 
@@ -152,9 +152,9 @@ def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple
     w_b = trainer.flat.dump()
     w_g = w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
     options = options_for("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
-    trip = DeviceTrip(0, 1, base=4, age=4, epochs=1, lr=lr, slot=Slot(1, "fixed"))
-    work = Work(trip, w_b, Fresh(9, 9, w_g), FreshModelRule(options), {"gamma": 1.2, "upsilon": upsilon})
-    return trainer.train(work), w_b, w_g
+    sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, lr), Fresh(9, 9, w_g)
+    memory = {"gamma": 1.2, "upsilon": upsilon}
+    return trainer.train(Work(sent, Slot(1, "fixed"), fresh, FreshModelRule(options), memory)), w_b, w_g
 
 
 def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -> tuple[float, float]:
@@ -167,8 +167,8 @@ def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -
 
 def moved(outcome: Outcome) -> tuple[float, float]:
     """The gradients that moved gamma and upsilon (their rates are 1)."""
-    report = outcome.report
-    return report["gamma"] - report["gamma_after"], report["upsilon"] - report["upsilon_after"]
+    numbers = outcome.merged
+    return numbers["gamma"] - numbers["gamma_after"], numbers["upsilon"] - numbers["upsilon_after"]
 
 
 def test_corrected_merge_gradients_are_the_derivatives_of_the_merged_models_loss(loss: SmoothLoss) -> None:
@@ -185,14 +185,14 @@ def test_e4_with_the_two_models_swapped_they_are_not(loss: SmoothLoss) -> None:
 
 def test_e13_where_phi_was_held_at_zero_gamma_and_upsilon_stay() -> None:
     held, _, _ = merged_trip("corrected", upsilon=5.0)
-    assert held.report["beta"] == 0.0 and moved(held) == (0.0, 0.0)
+    assert held.merged["beta"] == 0.0 and moved(held) == (0.0, 0.0)
     printed, _, _ = merged_trip("published", upsilon=5.0)
     assert moved(printed)[0] != 0.0
 
 
 def test_the_reward_is_the_fall_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:
     outcome, w_b, w_g = merged_trip("corrected")
-    beta = outcome.report["beta"]
+    beta = outcome.merged["beta"]
     after = (1 - beta) * w_b.astype(np.float64) + beta * w_g
-    assert outcome.report["reward"] == pytest.approx(loss(w_b) - loss(after), rel=1e-4)
+    assert outcome.merged["reward"] == pytest.approx(loss(w_b) - loss(after), rel=1e-4)
     assert outcome.weights == pytest.approx(after.astype(np.float32), abs=1e-5)

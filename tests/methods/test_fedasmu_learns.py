@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from freshet.core.messages import Assignment
+from freshet.core.messages import Assignment, Slot
 from freshet.core.streams import stream
-from freshet.core.trip import DeviceTrip, Slot
 from freshet.methods import options_for
 from freshet.methods.parts import slots
 from freshet.methods.parts.fresh import FreshModelRule
@@ -24,6 +24,12 @@ WORLDS: dict[str, Callable[[int, int], float]] = {
 }
 
 
+def local_of(memory: dict[str, Any], number: int, slot: Slot, merged: dict[str, float]) -> Any:
+    """What a rule sees at the end of a trip with this slot."""
+    sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, {"meta_slot": 3})
+    return SimpleNamespace(assignment=sent, slot=slot, memory=dict(memory), merged=merged, report={})
+
+
 class Device:
     """A device that is nothing but its rule: each trip has the reward that the world gives its slot."""
 
@@ -35,9 +41,7 @@ class Device:
         sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, {"meta_slot": 3})
         slot = self.rule.plan(self.memory, sent, stream(self.seed, "slot", 0, number))  # as in a run
         assert slot is not None
-        local = type("Local", (), {})()
-        local.memory, local.trip = dict(self.memory), DeviceTrip(0, number, 1, 1, EPOCHS, 0.1, slot)
-        local.report = {"reward": reward(slot.epoch)}
+        local = local_of(self.memory, number, slot, {"reward": reward(slot.epoch)})
         self.rule.finish(local)
         self.memory = local.memory
         return slot, local.report
@@ -73,9 +77,7 @@ def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(wor
 def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero() -> None:
     device = Device(0)
     device.trip(1, lambda _: 0.5)
-    local = type("Local", (), {})()
-    local.memory, local.report = dict(device.memory), {}
-    local.trip = DeviceTrip(0, 2, 1, 1, EPOCHS, 0.1, Slot(4, "q", 1))
+    local = local_of(device.memory, 2, Slot(4, "q", 1), {})
     device.rule.finish(local)
     assert local.report == {"reward": 0.0, "slot": 4, "first": 0}
     options = device.rule.options
@@ -85,9 +87,8 @@ def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero()
 
 def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() -> None:
     rule = FreshModelRule(options_for("fedasmu-published", {}))
-    local = type("Local", (), {})()
-    local.memory = {"slot": 3, "b": 0.25, "table": slots.empty_table(EPOCHS, "raw")}
-    local.report, local.trip = {"reward": 0.5}, DeviceTrip(0, 2, 1, 1, EPOCHS, 0.1, Slot(2, "q", -1))
+    memory = {"slot": 3, "b": 0.25, "table": slots.empty_table(EPOCHS, "raw")}
+    local = local_of(memory, 2, Slot(2, "q", -1), {"reward": 0.5})
     rule.finish(local)
     assert local.memory["table"][2, 0] == pytest.approx(rule.options.phi_q * 0.5)
 

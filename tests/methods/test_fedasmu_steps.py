@@ -1,13 +1,15 @@
 """The server's memory of steps stays within bounds and still teaches the controls."""
 
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 
-from freshet.core.server import NOT_FINITE
+from freshet.core.events import Event, Triggered
+from freshet.core.server import NOT_FINITE, Server
 from freshet.methods.parts.steps import SKETCH_SIZE, CountSketch, StepMemory, Trained
-from tests.methods.asmu import plain_layout, send, server_of
+from tests.methods.asmu import flat, plain_layout, send, server_of, trigger, upload
 
 LENGTH = 20_000
 
@@ -151,29 +153,31 @@ def test_nothing_is_forgotten_by_default() -> None:
 
 def test_a_step_too_large_for_float32_is_rejected_and_the_device_starts_over() -> None:
     server = server_of("fedasmu", np.full(3, -3e38), plain_layout(3), apply="mix")
-    method, events = server.method, []
+    happened: list[Event] = []
     for weights in (np.full(3, -2.9e38), np.full(3, 3e38), np.full(3, -2.8e38), np.full(3, -2.7e38)):
-        server.trigger([0])
-        events += send(server, 0, weights)
+        happened += [trigger(server, 0), *upload(server, 0, weights)]
+    events = [flat(event) for event in happened if not isinstance(event, Triggered)]
     assert [event["kind"] for event in events] == ["aggregate", "rejected", "aggregate", "aggregate"]
     assert [event.get("adapted") for event in events] == [False, None, False, True]
     assert events[1]["reason"] == NOT_FINITE
-    memory: dict = {}
-    for event in events:
-        method.audit(method.options, event, memory)
+    replayed(server, happened)
 
 
 def test_a_model_that_would_overflow_is_rejected_and_the_log_still_adds_up() -> None:
     server = server_of("fedasmu", np.full(3, 1e38), plain_layout(3), apply="progress")
-    events: list[dict] = []
-    memory: dict = {}
+    happened: list[Event] = []
     for _ in range(4):
-        server.trigger([0])
-        server.trigger([1])
+        happened += [trigger(server, 0), trigger(server, 1)]
         for device in (0, 1):
-            events += send(server, device, np.full(3, 3.3e38))
+            happened += upload(server, device, np.full(3, 3.3e38))
             assert np.isfinite(server.weights).all()
-    kinds = [(event["kind"], event.get("reason")) for event in events]
+    kinds = [(event["kind"], event.get("reason")) for event in map(flat, happened)]
     assert ("aggregate", None) in kinds and ("rejected", NOT_FINITE) in kinds
-    for event in events:
-        server.method.audit(server.method.options, event, memory)
+    replayed(server, happened)
+
+
+def replayed(server: Server, happened: list[Event]) -> None:
+    """The method's own audit finds nothing wrong with what its server decided."""
+    memory: dict[Any, Any] = {}
+    for event in happened:
+        server.method.audit(server.method.options, event, 0.0, memory)

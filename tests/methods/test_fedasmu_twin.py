@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from freshet.core.trip import DeviceTrip, Slot
 
-from freshet.core.messages import Fresh
+from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.streams import stream
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
@@ -12,7 +11,7 @@ from freshet.methods.parts.fresh import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work
-from tests.methods.asmu import plain_layout, send, server_of
+from tests.methods.asmu import ask, plain_layout, send, server_of
 from tests.twins.fedasmu import FedASMUServerTwin, FedSSMUServerTwin
 from tests.twins.local import fedasmu_trip
 
@@ -54,7 +53,7 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
         device = int(rng.choice(busy))
         flight, beta = server.flights[device], 0.0
         if flight.fresh is None and rng.random() < 0.6:
-            fresh, expected = server.request(device, flight.trip), twin.request(device)
+            fresh, expected = ask(server, device), twin.request(device)
             assert (fresh is None) == (expected is None)
             if fresh is not None:
                 assert fresh.version == expected[0]
@@ -84,7 +83,7 @@ def test_fedssmu_server_gives_the_twins_versions_weights_and_models(equations: s
         twin.start_round(members)
         for device in rng.permutation(members):
             beta, flight = 0.0, server.flights[int(device)]
-            fresh, expected = server.request(int(device), flight.trip), twin.request(int(device))
+            fresh, expected = ask(server, int(device)), twin.request(int(device))
             assert (fresh is None) == (expected is None)
             if fresh is not None:
                 assert (fresh.version - flight.base, fresh.age) == (server.version - flight.base, server.round)
@@ -125,9 +124,9 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     w_g = (w_o + rng.normal(size=21)).astype(np.float32)
     device = {"mu_beta": 1.4, "eta_gamma": 0.3, "eta_upsilon": 0.2}
     rule = FreshModelRule(options_for("fedasmu", {"equations": equations, **device}))
-    trip = DeviceTrip(0, 2, base=3, age=3, epochs=5, lr=0.2, slot=Slot(slot, "fixed"))
+    sent = Assignment(0, 2, 3, 3, w_o, 5, 0.2)
     memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3)), "b": 0.0}
-    outcome = trainer.train(Work(trip, w_o, Fresh(8, 8, w_g), rule, memory))
+    outcome = trainer.train(Work(sent, Slot(slot, "fixed"), Fresh(8, 8, w_g), rule, memory))
     order = stream(4, "batches", 0, 2)
     epochs = [np.split(order.permutation(23), [10, 20]) for _ in range(5)]
     twin = fedasmu_trip(
@@ -136,6 +135,6 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     )  # fmt: skip
     np.testing.assert_allclose(outcome.weights, twin["w_i"], rtol=2e-5, atol=2e-6)
     assert outcome.steps == twin["steps"] == 15
-    assert outcome.report["n1"] == 3 * (slot - 1)
+    assert outcome.merged["n1"] == 3 * (slot - 1)
     for key in ("phi", "beta", "q", "gamma_after", "upsilon_after", "reward"):
-        assert outcome.report[key] == pytest.approx(twin["merge"][key], rel=1e-4, abs=1e-6), key
+        assert outcome.merged[key] == pytest.approx(twin["merge"][key], rel=1e-4, abs=1e-6), key

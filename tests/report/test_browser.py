@@ -164,7 +164,7 @@ def test_hover_shows_a_devices_numbers(opened: Callable[..., Driver], runs: list
         event = logged.get((int(named[1]), int(named[2])))
         if event is not None:
             facts = dict(zip(*[iter(tip.text.splitlines()[1:])] * 2, strict=True))
-            assert facts["staleness"] == str(event["staleness"])
+            assert facts["staleness"] == str(event["contributions"][0]["staleness"])
             assert float(facts["weight α"]) == pytest.approx(event["alpha"], rel=1e-3)
             checked += 1
     assert checked >= 2
@@ -202,11 +202,12 @@ def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver],
 
 
 def test_foreign_text_is_text(opened: Callable[..., Driver], written: Write) -> None:
+    part = {"device": 1, "base": 1, "staleness": 1, "weight": 1.0}
     events = [
         {"time": 0.0, "kind": "trigger", "device": 0, "trip": 1, "version": 1, "epochs": 5},
         {"time": 12.5, "kind": "upload", "device": 0, "trip": 1, "bytes": 1_000_000},
         {"time": 12.5, "kind": "discard", "device": 0, "trip": 1, "reason": SHOT, "staleness": 9},
-        {"time": 12.5, "kind": "aggregate", "devices": [1], "weights": [1.0], "staleness": 1, "alpha": 1.0},
+        {"time": 12.5, "kind": "aggregate", "contributions": [part], "alpha": 1.0},
     ]
     one = written(SHOT.replace("/", "_"), method=EVIL, events=events, run={EVIL: SHOT}, data={"name": SHOT})
     two = written("b", method=EVIL, fleet={"loss": 0.5}, status=EVIL, model={"name": EVIL})
@@ -279,10 +280,12 @@ def test_two_thousand_uploads_of_a_hundred_devices(opened: Callable[..., Driver]
     for trip in range(2_000):
         who = {"device": trip % 100, "trip": trip // 100 + 1}
         start, end = 20.0 * (trip // 100), 20.0 * (trip // 100) + 12.5
+        alpha, staleness = 1 / (1 + trip % 50), 1 + trip % 50
+        part = {"device": trip % 100, "base": 1, "staleness": staleness, "weight": alpha}
         events += [
             {"time": start, "kind": "trigger", "version": 1, "epochs": 5, **who},
             {"time": end, "kind": "upload", "bytes": 1_000_000, **who},
-            {"time": end, "kind": "aggregate", "staleness": 1 + trip % 50, "alpha": 1 / (1 + trip % 50), **who},
+            {"time": end, "kind": "aggregate", "contributions": [part], "alpha": alpha, **who},
         ]
     events.sort(key=lambda event: event["time"])
     page = opened(write_run(tmp_path / "big", events=events, fleet={"devices": 100}))

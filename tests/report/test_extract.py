@@ -25,7 +25,7 @@ def test_weights_agree_with_the_log(finished: Callable[[str], Result]) -> None:
     run = read(finished("fedasmu").directory)
     logged = [e for e in run.events if e["kind"] == "aggregate"]
     assert [(w.device, w.staleness, w.alpha) for w in weighted(run)] == [
-        (e["device"], e["staleness"], e["alpha"]) for e in logged
+        (e["device"], e["contributions"][0]["staleness"], e["alpha"]) for e in logged
     ]
 
 
@@ -68,9 +68,10 @@ def test_a_damaged_description_of_curves_draws_nothing(written: Write, damaged: 
 def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:
     trigger = {"kind": "trigger", "version": 1, "epochs": 5}
     chosen = [(0.0, 1, "q"), (1.0, 2, "meta"), (9.0, 2, "meta"), (10.0, 2, "<b>")]
-    events = [
-        trigger | {"time": t, "device": i, "trip": 1, "slot": s, "slot_by": by} for i, (t, s, by) in enumerate(chosen)
-    ]
+    events = []
+    for device, (time, slot, by) in enumerate(chosen):
+        who = {"time": time, "device": device, "trip": 1}
+        events += [trigger | who, {"kind": "request", "slot": slot, "slot_by": by, "fresh": None} | who]
     run = read(written("a", events=events, accuracy=[0.1, 0.2], fleet={"devices": 4}))
     slots = slot_shares(run, trips_of(run), bins=2)
     assert slots is not None

@@ -13,11 +13,12 @@ from freshet.report.trips import timeline, trips_of
 
 from .conftest import Write
 
-TRIGGER = {"time": 0.0, "kind": "trigger", "device": 1, "trip": 1, "version": 3, "epochs": 5, "slot": 3, "slot_by": "q"}
-REQUEST = {"time": 5.500064, "kind": "request", "device": 1, "trip": 1, "fresh": 4}
+TRIGGER = {"time": 0.0, "kind": "trigger", "device": 1, "trip": 1, "version": 3, "epochs": 5}
+REQUEST = {"time": 5.500064, "kind": "request", "device": 1, "trip": 1, "fresh": 4, "slot": 3, "slot_by": "q"}
 MERGE = {"time": 6.500064, "kind": "merge", "device": 1, "trip": 1, "fresh": 4, "beta": 0.25}
 UPLOAD = {"time": 14.000064, "kind": "upload", "device": 1, "trip": 1, "base": 3, "bytes": 1_000_000}
-AGGREGATE = {"time": 14.000064, "kind": "aggregate", "device": 1, "trip": 1, "staleness": 2, "alpha": 0.125}
+PART = {"device": 1, "base": 3, "staleness": 2, "weight": 0.125}
+AGGREGATE = {"time": 14.000064, "kind": "aggregate", "device": 1, "trip": 1, "contributions": [PART], "alpha": 0.125}
 TRIP = [TRIGGER, REQUEST, MERGE, UPLOAD, AGGREGATE]
 
 
@@ -64,9 +65,9 @@ def test_lost_and_unfinished_trips(written: Write) -> None:
 
 def test_buffered_uploads_wait_for_their_aggregation(written: Write) -> None:
     events = [
-        *(TRIGGER | {"device": d, "slot": None} for d in (0, 1)),
+        *(TRIGGER | {"device": d} for d in (0, 1)),
         *(UPLOAD | {"device": d, "time": 12.5} for d in (0, 1)),
-        {"time": 12.5, "kind": "aggregate", "devices": [0], "stalenesses": [1], "weights": [1.0], "alpha": 1.0},
+        {"time": 12.5, "kind": "aggregate", "contributions": [PART | {"device": 0, "weight": 1.0}], "alpha": 1.0},
     ]
     assert [trip.outcome for trip in trips_of(read(written("a", events=events)))] == ["aggregated", "waiting"]
 
@@ -99,6 +100,6 @@ def test_only_the_newest_trips_are_shown(written: Write) -> None:
     "broken", [{}, {"device": None}, {"device": "<b>"}, {"device": -1}, {"device": [1]}, {"device": 1e300}]
 )
 def test_nonsense_in_the_log_is_passed_over(written: Write, broken: dict[str, Any]) -> None:
-    kinds = ("trigger", "request", "merge", "urgent", "upload", "lost", "discard", "rejected", "aggregate")
+    kinds = ("trigger", "request", "merge", "hurry", "upload", "lost", "discard", "rejected", "aggregate")
     run = read(written("a", events=[{"time": 1.0, "kind": kind, **broken} for kind in kinds]))
     assert trips_of(run) == []

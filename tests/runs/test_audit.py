@@ -58,7 +58,8 @@ def test_an_untouched_copy_passes(tampered):
     assert tampered("fedasmu", lambda events: None).passed
 
 
-AGGREGATE = "version base staleness alpha lambda sigma iota xi"
+AGGREGATE = "version alpha lambda sigma iota xi beta n1"
+CONTRIBUTION = "device base staleness weight"
 ADAPTED = "q p s_p xi_p lambda_p sigma_p grad_lambda grad_sigma grad_iota"
 MERGE = "fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward"
 
@@ -66,16 +67,17 @@ MERGE = "fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before lo
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("aggregate", k) for k in f"{AGGREGATE} {ADAPTED}".split()] + [("merge", k) for k in MERGE.split()],
+    [("aggregate", k) for k in f"{AGGREGATE} {CONTRIBUTION} {ADAPTED}".split()] + [("merge", k) for k in MERGE.split()],
 )
 def test_a_changed_number_is_found_on_its_line(tampered, method, kind, key):
     line = []
 
     def change(events):
         event = last(events, kind, adapted=True) if kind == "aggregate" else last(events, kind)
-        assert key in event
-        whole = isinstance(event[key], int) or key == "q"  # q moves a control by q times a small rate
-        event[key] += 1 if whole else 1e-6 * (1 + abs(event[key]))
+        where = event["contributions"][0] if key in CONTRIBUTION.split() else event
+        assert key in where
+        whole = isinstance(where[key], int) or key == "q"  # q moves a control by q times a small rate
+        where[key] += 1 if whole else 1e-6 * (1 + abs(where[key]))
         line.append(event["seq"])
 
     found = tampered(method, change)
@@ -94,7 +96,7 @@ def test_a_number_of_an_earlier_line_is_found_on_that_line(tampered):
 
 def test_a_changed_weight_of_fedavg_is_found(tampered):
     def change(events):
-        last(events, "aggregate")["weights"][0] += 1e-6
+        last(events, "aggregate")["contributions"][0]["weight"] += 1e-6
 
     found = tampered("fedavg", change)
     assert "weight of device" in found.problem
@@ -184,7 +186,12 @@ def test_an_aggregation_of_a_device_that_uploaded_nothing_is_found(tampered):
         lambda events: events[20].update(kind=["aggregate"]),
         lambda events: last(events, "aggregate").update(alpha=None),
         lambda events: last(events, "aggregate").update(alpha="0.5"),
-        lambda events: last(events, "aggregate").update(base={}),
+        lambda events: last(events, "aggregate")["contributions"][0].update(base={}),
+        lambda events: last(events, "aggregate")["contributions"][0].pop("weight"),
+        lambda events: last(events, "aggregate").update(contributions=None),
+        lambda events: last(events, "aggregate").update(contributions=[]),
+        lambda events: last(events, "aggregate").update(contributions=[7]),
+        lambda events: last(events, "aggregate").pop("contributions"),
         lambda events: last(events, "aggregate").pop("xi"),
         lambda events: last(events, "aggregate").update(version=10**400),
         lambda events: last(events, "merge").update(device=[1]),
@@ -197,6 +204,52 @@ def test_malformed_events_give_a_sentence(tampered, change):
     assert not found.passed
     assert found.problem.startswith("events.jsonl, line ")
     assert "\n" not in found.problem
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
+def test_a_contribution_of_a_device_that_uploaded_nothing_is_found(tampered, method):
+    """Even where its weight is that of the device whose name it took away."""
+
+    def change(events):
+        last(events, "aggregate")["contributions"][0]["device"] = 1000
+
+    assert "has not uploaded" in tampered(method, change).problem
+
+
+def test_a_verdict_that_comes_twice_is_found(tampered):
+    def change(events):
+        place = next(i for i, e in enumerate(events) if e["kind"] == "aggregate")
+        who = {key: events[place][key] for key in ("time", "device", "trip")}
+        events.insert(place + 1, {"kind": "rejected", "reason": "no"} | who)
+        for number, event in enumerate(events, 1):
+            event["seq"] = number
+
+    assert "(rejected): device" in tampered("fedasmu", change).problem
+
+
+def test_a_contribution_that_counts_twice_is_found(tampered):
+    def change(events):
+        parts = last(events, "aggregate")["contributions"]
+        parts[1].update(device=parts[0]["device"])
+
+    assert "has not uploaded" in tampered("fedavg", change).problem
+
+
+def test_kinds_that_are_not_known_are_skipped_and_counted(tampered):
+    def change(events):
+        events[20:20] = [{"kind": "weather", "time": events[20]["time"], "sky": "grey"}] * 2
+        events.append({"kind": "x" * 100, "time": events[-1]["time"]})
+        for number, event in enumerate(events, 1):
+            events[number - 1] = event | {"seq": number}
+
+    found = tampered("fedasmu", change)
+    assert found.problem is None
+    assert found.unknown == {"weather": 2, "x" * 40: 1}
+
+
+def test_an_unknown_kind_does_not_hide_a_gap(tampered):
+    found = tampered("fedasmu", lambda events: events[20].update(kind="weather", seq=99))
+    assert "line 21 (weather): seq is 99" in found.problem
 
 
 def test_the_audit_uses_the_configuration_of_the_run(finished, tmp_path):

@@ -19,12 +19,11 @@ from freshet.runs.writer import plain, write_atomically
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
 EVERY = "seq time kind"
-AGGREGATE = "version base staleness alpha update_norm"
+AGGREGATE = "version contributions alpha update_norm"
+CONTRIBUTION = {"device", "base", "staleness", "weight"}
 ASMU = "lambda sigma iota xi adapted device beta n1"
 ADAPTED = "gap product q p s_p xi_p lambda_p sigma_p grad_lambda grad_sigma grad_iota"
-MERGE = (
-    "device base fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward slot slot_by n1"
-)
+MERGE = "device base fresh phi beta gamma upsilon gamma_after upsilon_after q loss_before loss_after reward slot n1"
 SUMMARY = (
     "method seed final_accuracy best_accuracy virtual_time aggregations uploads discards bytes_up bytes_down"
     " weights_sha256 status"
@@ -39,18 +38,21 @@ def expected_keys(event: dict, method: str) -> set[str]:
     more = {
         "aggregate": AGGREGATE,
         "merge": MERGE,
-        "trigger": "device",
-        "request": "device",
-        "upload": "device",
+        "trigger": "device trip version epochs lr",
+        "request": "device trip base version slot slot_by fresh",
+        "hurry": "device trip",
+        "upload": "device trip base version bytes",
         "discard": "device reason",
         "rejected": "device reason",
         "lost": "device reason",
         "evaluate": "version accuracy loss",
-        "slots": "probabilities first_trips b",
+        "note": "about",
     }[event["kind"]]
     keys = f"{EVERY} {more}"
     if event["kind"] == "aggregate" and method != "fedavg":
         keys += f" {ASMU}" + (f" {ADAPTED}" if event["adapted"] else "")
+    if event.get("about") == "slots":
+        keys += " probabilities first_trips b"
     if event["kind"] in ("aggregate", "merge") and method == "fedssmu":
         keys += " round k"
     return set(keys.split())
@@ -65,6 +67,7 @@ def test_every_line_is_an_object_with_the_keys_of_its_kind(finished, method):
     kinds = set()
     for event in rows(finished(method).directory):
         assert expected_keys(event, method) <= set(event), event
+        assert all(set(part) == CONTRIBUTION for part in event.get("contributions", []))
         kinds.add(event["kind"])
     assert kinds >= {"trigger", "upload", "aggregate", "evaluate"}
     assert ({"request", "merge"} <= kinds) == (method != "fedavg")
@@ -86,11 +89,13 @@ def test_values_of_the_log_have_their_meaning(finished, method):
     events = rows(finished(method).directory)
     aggregates = [e for e in events if e["kind"] == "aggregate"]
     assert {e["adapted"] for e in aggregates} == {True, False}
-    assert all(0 < e["alpha"] < 1 and e["staleness"] == e["version"] - e["base"] + 1 for e in aggregates)
-    slots = {e["slot_by"] for e in events if e["kind"] == "merge"}
-    assert slots <= {"meta", "q", "explore", "fixed"}
-    if method == "fedssmu":
-        assert all(e["k"] == e["staleness"] - 1 for e in aggregates)
+    for event in aggregates:
+        (part,) = event["contributions"]
+        assert (part["device"], part["weight"]) == (event["device"], event["alpha"]) and 0 < event["alpha"] < 1
+        assert part["staleness"] == event["version"] - part["base"] + 1
+        assert method != "fedssmu" or event["k"] == part["staleness"] - 1
+    slots = {e["slot_by"] for e in events if e["kind"] == "request"}
+    assert slots and slots <= {"meta", "q", "explore", "fixed"}
 
 
 @pytest.mark.parametrize("method", METHODS)

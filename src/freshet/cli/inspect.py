@@ -14,6 +14,7 @@ from freshet.runs.reader import Run
 
 if TYPE_CHECKING:
     from freshet.experiments.cells import Cell
+    from freshet.runs.audit import Audit
 
 
 def methods(
@@ -222,11 +223,17 @@ def audit(
     for directory in directories:
         found = audit_run(Run(directory))
         failed |= not found.passed
-        if found.passed:
-            typer.echo(
-                f"{directory}: ok ({found.events} events, {found.aggregations} aggregations, {found.merges} merges)"
-            )
-        else:
-            typer.echo(f"{directory}: {found.problem}")
+        typer.echo(f"{directory}: {found.problem or _verdict(found)}")
     if failed:
         raise typer.Exit(1)
+
+
+def _verdict(found: "Audit") -> str:
+    """What may be said of a log in which nothing wrong was found."""
+    seen = f"{found.events} events, {found.aggregations} aggregations, {found.merges} merges"
+    skipped = ", ".join(f"{kind} ({count})" for kind, count in found.unknown.items())
+    if not found.audited:
+        verdict = f"not audited: its method has no audit(); only the order of events was checked ({seen})"
+    else:
+        verdict = f"ok ({seen})"
+    return f"{verdict}; skipped kinds of events that this version does not know: {skipped}" if skipped else verdict

@@ -152,6 +152,14 @@ KINDS: dict[str, type[Event]] = {
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
 
 
+#: What the log adds to every event.
+_STAMP = ("seq", "time", "kind")
+#: Keys that an event has of its own, which no ``numbers`` may take.
+OWN_KEYS: dict[type[Event], frozenset[str]] = {
+    kind: frozenset((*_STAMP, *kind._fields)) - {"numbers"} for kind in KIND_OF
+}
+
+
 def record(event: Event) -> Record:
     """An event as it is logged."""
     out: Record = {"kind": KIND_OF[type(event)]}
@@ -185,10 +193,6 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
     if "numbers" in found._fields:
         values["numbers"] = {key: logged[key] for key in logged if key not in checks and key not in _STAMP}
     return found(**values)
-
-
-#: What the log adds to every event.
-_STAMP = ("seq", "time", "kind")
 
 
 def _whole(name: str, value: Any) -> Any:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
+from freshet.core.method import Aggregate
 from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
@@ -28,6 +30,9 @@ def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends:
         return "no training step was taken"
     if not (are_numbers(upload.report) and are_numbers(upload.merged)):
         return "report has something that is not a finite number"
+    taken = OWN_KEYS[Merged].intersection(upload.merged)
+    if taken:
+        return f"reports a merge with {sorted(taken)}, which the event has of its own"
     return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
 
 
@@ -41,6 +46,22 @@ def vector_problem(name: str, vector: object, size: int, finite: bool = True) ->
     if not (flags.c_contiguous and flags.aligned):
         return f"{name} is not contiguous in memory"
     return f"{name} has entries that are not finite" if finite and not is_finite(vector) else None
+
+
+def aggregate_problem(given: Aggregate, size: int) -> str | None:
+    """What is wrong with a method's answer, or None; its author may have misread the contract."""
+    weights, contributions, numbers, length, notes = given
+    problem = vector_problem("weights", weights, size, finite=False)
+    if problem is not None:
+        return problem
+    if not (isinstance(contributions, list | tuple) and all(type(part) is Contribution for part in contributions)):
+        return "contributions are not a list of freshet.core.events.Contribution"
+    if not isinstance(numbers, Mapping) or not all(type(note) is Noted for note in notes):
+        return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
+    taken = OWN_KEYS[Aggregated].intersection(numbers)
+    if taken:
+        return f"numbers are named {sorted(taken)} like keys that the event has of its own"
+    return None if length is None or isinstance(length, int | float) else f"length is {length!r:.40}, not a number"
 
 
 def are_numbers(report: object) -> bool:

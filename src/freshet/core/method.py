@@ -62,11 +62,12 @@ class Facts(NamedTuple):
 class Aggregate(NamedTuple):
     """The upload (or the collected uploads) changed the global model; ``numbers`` holds all else that decided it.
 
-    ``length`` is how far the learnable weights moved, where the method knows it; the server measures it otherwise.
+    Without contributions the model must stay as it is (a round that lost everybody). ``length`` is how far the
+    learnable weights moved, where the method knows it; the server measures it otherwise.
     """
 
     weights: Vector
-    contributions: Sequence[Contribution]
+    contributions: Sequence[Contribution] = ()
     numbers: Numbers = NO_NUMBERS
     length: float | None = None
     notes: tuple[Noted, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.core import gates, saving
-from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
 from freshet.core.selection import Selection, View, selector
@@ -264,6 +264,8 @@ class Server:
         n, length = self.world.layout.learnable, verdict.length
         if length is None:
             length = distance(verdict.weights[:n], self.weights[:n])
+        if not verdict.contributions and (device is not None or length):
+            raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
@@ -273,18 +275,17 @@ class Server:
         self.waiting.clear()
         return [event, *verdict.notes]
 
+    @property
+    def _name(self) -> str:
+        return f"method {type(self.method).__name__}"
+
     def _kept_contract(self, verdict: object) -> Aggregate:
         """A method from elsewhere that does not keep to its side is told so in one sentence."""
-        name = f"method {type(self.method).__name__}"
         if not isinstance(verdict, Aggregate):
-            raise RunError(f"{name} decided {verdict!r:.80}; expected Aggregate, Discard, Reject or Wait")
-        problem = gates.vector_problem("weights", verdict.weights, self.world.layout.size, finite=False)
+            raise RunError(f"{self._name} decided {verdict!r:.80}; expected Aggregate, Discard, Reject or Wait")
+        problem = gates.aggregate_problem(verdict, self.world.layout.size)
         if problem is not None:
-            raise RunError(f"{name} gave an Aggregate whose {problem}")
-        if not all(type(part) is Contribution for part in verdict.contributions):
-            raise RunError(
-                f"{name} gave an Aggregate whose contributions are not all of freshet.core.events.Contribution"
-            )
+            raise RunError(f"{self._name} gave an Aggregate whose {problem}")
         return verdict
 
     def _forget(self, device: int) -> list[Event]:

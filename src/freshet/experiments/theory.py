@@ -248,7 +248,8 @@ class Trace(Observer):
         if event["kind"] == "discard":
             self.discards += 1
         elif event["kind"] == "aggregate":
-            self.rows.append(event)
+            (part,) = event["contributions"]
+            self.rows.append(event | part)
             if len(self.rows) >= self.versions:
                 raise Enough
 

@@ -86,8 +86,6 @@ def _trigger(log: _Log, event: Record) -> None:
             float(event["time"]),
             whole(event.get("version")),
             whole(event.get("epochs")),
-            whole(event.get("slot")),
-            _text(event.get("slot_by")),
         )
     )
     log.open[device] = log.trips[-1]
@@ -97,6 +95,7 @@ def _request(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
         trip.answered, trip.fresh = float(event["time"]), whole(event.get("fresh"))
+        trip.slot, trip.slot_by = whole(event.get("slot")), _text(event.get("slot_by"))
 
 
 def _merge(log: _Log, event: Record) -> None:
@@ -106,11 +105,10 @@ def _merge(log: _Log, event: Record) -> None:
         trip.beta, trip.fresh = number(event.get("beta")), whole(event.get("fresh"))
 
 
-def _urgent(log: _Log, event: Record) -> None:
+def _hurry(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
         trip.urgent = float(event["time"])
-        trip.epochs = whole(event.get("epochs")) or trip.epochs
 
 
 def _upload(log: _Log, event: Record) -> None:
@@ -150,7 +148,7 @@ _HANDLERS = {
     "trigger": _trigger,
     "request": _request,
     "merge": _merge,
-    "urgent": _urgent,
+    "hurry": _hurry,
     "upload": _upload,
     "lost": _lost,
     "discard": _refused,

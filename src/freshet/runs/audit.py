@@ -60,6 +60,8 @@ class _Replay:
     trips: dict[int, Triggered] = field(default_factory=dict)
     requests: dict[int, tuple[float, Requested]] = field(default_factory=dict)
     diverged: set[tuple[int, int]] = field(default_factory=set)
+    #: Uploads by device and base that nothing has become of yet.
+    uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
     #: The upload that was just logged, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
@@ -161,6 +163,7 @@ def _upload(replay: _Replay, event: Uploaded) -> None:
     trip = _trip(replay, event)
     _require(event.base == trip.version, f"base is {event.base}, but {trip.version} was sent")
     replay.arrived = (event, trip.lr)
+    replay.uploads[event.device, event.base] += 1
     _end(replay, event.device)
 
 
@@ -184,6 +187,7 @@ def _aggregate(replay: _Replay, event: Aggregated) -> None:
     for part in event.contributions:
         expected = replay.version - part.base + 1
         _require(part.staleness == expected, f"staleness is {part.staleness}, expected {expected}")
+        _take(replay, part.device, part.base)
     replay.version += 1
 
 
@@ -192,7 +196,18 @@ def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float
     arrived, lr = replay.arrived or (None, 0.0)
     same = arrived is not None and (arrived.device, arrived.trip) == (event.device, event.trip)
     _require(same, "there is no upload that this decides about")
+    assert arrived is not None
+    if not isinstance(event, Aggregated):
+        _take(replay, arrived.device, arrived.base)
     return lr
+
+
+def _take(replay: _Replay, device: int, base: int) -> None:
+    """An upload has been aggregated, discarded or rejected; that happens once."""
+    left = replay.uploads.pop((device, base), 0) - 1
+    _require(left >= 0, f"device {device} has not uploaded a model trained from version {base}")
+    if left:
+        replay.uploads[device, base] = left
 
 
 def _discard(replay: _Replay, event: Discarded) -> None:

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from freshet.core.events import OWN_KEYS, Merged
 from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
+from freshet.errors import RunError
 from freshet.training.flat import view
 from freshet.training.outcome import Outcome
 
@@ -99,7 +101,7 @@ class LocalTrip:
             raise ValueError(f"fresh version {fresh.version} is not newer than base {self.assignment.version}")
         with self._at_work(Phase.ASKED):
             if fresh is not None:
-                self.merged = self.rule.merge(self, fresh)
+                self.merged = _checked(self.rule, self.rule.merge(self, fresh))
         self._move(Phase.ASKED, Phase.FINISHING)
 
     def finish(self) -> Outcome:
@@ -269,6 +271,14 @@ class LocalTrip:
 
     def _tensors(self, saved: dict[str, Any]) -> dict[str, Any]:
         return {key: self.tensor(value) if isinstance(value, np.ndarray) else value for key, value in saved.items()}
+
+
+def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:
+    """The numbers of a merge; a rule from elsewhere that gives something else is told so in one sentence."""
+    if not isinstance(numbers, dict) or OWN_KEYS[Merged].intersection(numbers):
+        own, name = ", ".join(sorted(OWN_KEYS[Merged])), type(rule).__name__
+        raise RunError(f"{name}.merge gave {numbers!r:.80}; expected a dict of numbers, none of them named {own}")
+    return numbers
 
 
 class _Features(nn.Module):
