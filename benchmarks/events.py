@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from freshet.core.schedules import constant
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.method import World
@@ -70,7 +71,7 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     fleet = Fleet.draw(FleetOptions(devices=devices), 0)
     world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
     rule = find(method)[0](options_for(method, {}), world)
-    server = Server(rule, world, np.zeros(8, np.float32), 0.1, 1.0)
+    server = Server(rule, world, np.zeros(8, np.float32), constant(0.1))
     kind = "rounds" if rule.kind == "sync" else "concurrency"
     with tempfile.TemporaryDirectory() as folder:
         writer = (RunWriter if logged else NoLog)(Path(folder))

@@ -12,6 +12,7 @@ from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
 from freshet.core.messages import Fresh, Request, Slot, Upload
 from freshet.core.method import Method, World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.training.flat import FlatModel
@@ -66,7 +67,7 @@ def server_of(name: str, w0: np.ndarray, layout: Layout, devices: int = 8, epoch
     method, _ = find(name)
     world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3)
     rule: Method = method(options_for(name, options), world)
-    return Server(rule, world, w0.astype(np.float32), 0.1, 1.0)
+    return Server(rule, world, w0.astype(np.float32), constant(0.1))
 
 
 def trigger(server: Server, device: int) -> Triggered:
