@@ -29,6 +29,34 @@ def build(**changes) -> Federation:
     return Federation(**(values | changes))
 
 
+@pytest.mark.parametrize("until", [30, "30s", "0.5m"])
+def test_the_end_may_be_given_with_a_unit(tmp_path, until):
+    assert build().run(until, out=tmp_path / "a").summary["virtual_time"] == 30.0
+    result = build(run=RUN | {"until": until}).run(out=tmp_path / "b")
+    assert (result.summary["virtual_time"], result.summary["status"]) == (30.0, "finished")
+
+
+@pytest.mark.parametrize("until", ["soon", "-3m", "", "0"])
+def test_an_end_that_is_no_time_is_one_sentence(tmp_path, until):
+    with pytest.raises(ConfigError, match=r"^run\.until: "):
+        build().run(until, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("problem", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")])
+def test_a_default_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, problem):
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*_, **__):
+        raise problem
+
+    federation = build()
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    said = rf"^run\.out: the folder runs/ cannot be written \({problem.strerror}\); give another with --out or out=$"
+    with pytest.raises(ConfigError, match=said):
+        federation.run(5)
+
+
 def test_arrays_a_model_and_a_number_of_devices_are_enough(tmp_path):
     result = build().run(30, out=tmp_path / "run")
     assert result.summary["status"] == "finished"

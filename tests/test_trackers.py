@@ -132,7 +132,7 @@ def test_an_mlflow_server_that_refuses_is_one_sentence(mlflow):
 
 
 def test_tensorboard_files_hold_the_series(federate, tmp_path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'freshet[track]'")
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'freshet-fl[track]'")
     accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     federation = federate("fedasmu")
     watch = tracker(f"tensorboard:{tmp_path / 'tb'}", federation.config.tables())
@@ -162,7 +162,7 @@ def test_missing_packages_are_one_sentence(monkeypatch, spec):
         raise ImportError(name)
 
     monkeypatch.setattr(trackers.importlib, "import_module", gone)
-    with pytest.raises(RunError, match=r"pip install 'freshet\[track\]'"):
+    with pytest.raises(RunError, match=r"pip install 'freshet-fl\[track\]'"):
         tracker(spec)
 
 

@@ -1,14 +1,19 @@
 """Freshet: federated learning over unequal devices, in virtual time and over real networks."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from freshet._version import __version__
-from freshet.core.about import About
-from freshet.core.method import LocalRule, Method, Options
 from freshet.errors import ConfigError, DataError, FreshetError, RunError
-from freshet.federation import Federation
-from freshet.options import FleetOptions
-from freshet.result import Result
-from freshet.runs.writer import Observer
-from freshet.sim.fleet import Fleet
+
+if TYPE_CHECKING:
+    from freshet.core.about import About
+    from freshet.core.method import LocalRule, Method, Options
+    from freshet.federation import Federation
+    from freshet.options import FleetOptions
+    from freshet.result import Result
+    from freshet.runs.writer import Observer
+    from freshet.sim.fleet import Fleet
 
 __all__ = [
     "About",
@@ -26,3 +31,25 @@ __all__ = [
     "RunError",
     "__version__",
 ]
+#: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
+_HOMES = {
+    "About": "freshet.core.about",
+    "Federation": "freshet.federation",
+    "Fleet": "freshet.sim.fleet",
+    "FleetOptions": "freshet.options",
+    "LocalRule": "freshet.core.method",
+    "Method": "freshet.core.method",
+    "Observer": "freshet.runs.writer",
+    "Options": "freshet.core.method",
+    "Result": "freshet.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

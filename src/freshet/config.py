@@ -16,6 +16,7 @@ from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, options_for
 from freshet.options import FleetOptions
+from freshet.traces import read_trace
 from freshet.training.options import TrainingOptions
 
 #: The name that stands for data or a model brought from Python.
@@ -53,6 +54,15 @@ class DataOptions(Options):
     )
     train_samples: int = Field(0, ge=0, description="use only so many training samples (0: all)")
     test_samples: int = Field(0, ge=0, description="use only so many test samples (0: all)")
+    lazy: bool = Field(
+        False, description="a Dataset given from Python is read batch by batch and never held in memory as a whole"
+    )
+    input_column: str = Field(
+        "", description="for a Hugging Face Dataset: column of the inputs (default: the only one)"
+    )
+    label_column: str = Field(
+        "", description="for a Hugging Face Dataset: column of the labels (default: found by type)"
+    )
     vocabulary: int = Field(20_000, ge=10, description="for texts: number of token ids")
     length: int = Field(256, ge=8, description="for texts: tokens per sample")
 
@@ -81,7 +91,9 @@ class RunOptions(Options):
 
     seed: int = Field(0, ge=0, description="root of all random streams")
     until: float = Field(
-        300.0, ge=0, description="end of the run in seconds of virtual time (0: none; default with run.rounds)"
+        300.0,
+        ge=0,
+        description="end of the run in seconds of virtual time, or `10m`, `2h` (0: none; default with run.rounds)",
     )
     rounds: int = Field(
         0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
@@ -96,7 +108,10 @@ class RunOptions(Options):
     per_round: int = Field(10, ge=1, description="devices triggered at a time, all or none (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
     executor: Literal["auto", "serial", "processes", "ray"] = Field(
-        "auto", description="where training runs; the results are the same bits everywhere", json_schema_extra=ASIDE
+        "auto",
+        description="where training runs, with the same bits everywhere; auto: worker processes if they save more time "
+        "than they take to start, by an estimate from model, samples, epochs and uploads, else this process",
+        json_schema_extra=ASIDE,
     )
     checkpoint_every: float = Field(
         0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=ASIDE
@@ -114,6 +129,9 @@ class RunOptions(Options):
     )
     workers: int = Field(
         0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=ASIDE
+    )
+    selection: Literal["uniform", "by_samples", "custom"] = Field(
+        "uniform", description="which idle devices are triggered: any, or the more samples the likelier (or a function)"
     )
     in_flight: int = Field(
         30,
@@ -190,6 +208,7 @@ def undecided(sections: Mapping[str, type[BaseModel]]) -> list[str]:
 def resolve(tables: Mapping[str, Any]) -> Config:
     """Check tables of settings and fill in every default; raises ``ConfigError`` with one sentence."""
     check_tables(tables)
+    tables = _with_trace(tables)
     given = dict(tables.get("method", {}))
     name = given.pop("name", "fedasmu")
     if not isinstance(name, str):
@@ -212,6 +231,8 @@ def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as given, with defaults that follow from other settings where nothing was given."""
     given = dict(tables.get(section, {}))
     if section == "run":
+        if isinstance(given.get("until"), str):
+            given["until"] = seconds(given["until"])
         if given.get("rounds"):
             given.setdefault("until", 0.0)
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
@@ -223,6 +244,14 @@ def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
         data = tables.get("data", {}).get("name", "digits")
         given["name"] = DEFAULT_MODELS.get(data, "mlp") if isinstance(data, str) else "mlp"
     return given
+
+
+def _with_trace(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where a trace is given and no number of devices, there are as many as it has."""
+    fleet = tables.get("fleet", {})
+    if not fleet.get("trace") or "devices" in fleet or not isinstance(fleet["trace"], str):
+        return tables
+    return {**tables, "fleet": {**fleet, "devices": len(read_trace(fleet["trace"]))}}
 
 
 def _with_trigger(run: RunOptions, kind: str) -> RunOptions:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
-from freshet.config import Config, resolve
+from freshet.config import CUSTOM, Config, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
-from freshet.data.dataset import DataSet
+from freshet.data.dataset import DataSet, own_data
 from freshet.errors import RunError
-from freshet.parts import Given, Shards, assemble, own_data
+from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Plan, Ready, drive
@@ -50,14 +50,10 @@ class Federation:
         data: str | Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        shards: Shards | None = None,
+        shards: Any = None,
+        groups: Any = None,
+        test_shards: Any = None,
     ) -> None:
-        given = Given(
-            dataset=own_data(train, test),
-            factory=None if model is None or isinstance(model, str | Mapping) else model,
-            fleet=fleet if isinstance(fleet, Fleet) else None,
-            shards=shards,
-        )
         tables = {
             "method": _named(method),
             "training": dict(training or {}),
@@ -66,6 +62,16 @@ class Federation:
             "model": _named(model) if isinstance(model, str | Mapping) else {},
             "run": dict(run or {}),
         }
+        given = Given(
+            dataset=own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data),
+            factory=None if model is None or isinstance(model, str | Mapping) else model,
+            fleet=fleet if isinstance(fleet, Fleet) else None,
+            shards=shards,
+            test_shards=test_shards,
+            selection=tables["run"].get("selection") if callable(tables["run"].get("selection")) else None,
+        )
+        for section, follows in given.defaults().items():
+            tables[section] = follows | tables[section]
         for section, stands_for in given.tables().items():
             tables[section] |= stands_for
         if devices is not None:
@@ -100,26 +106,27 @@ class Federation:
 
     def run(
         self,
-        until: float | None = None,
+        until: float | str | None = None,
         *,
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` seconds (or ``run.rounds`` rounds) and write a run directory.
+        """Run in virtual time up to ``until`` (600 or "10m"; or ``run.rounds`` rounds) and write a run directory.
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
         config = self.config
         if until is not None:
             tables = config.tables()
-            config = resolve(tables | {"run": tables["run"] | {"until": float(until)}})
+            end = until if isinstance(until, str) else float(until)
+            config = resolve(tables | {"run": tables["run"] | {"until": end}})
         config = self.parts.settled(config)
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
         RunWriter.check(directory)
 
         def open_log() -> RunWriter:
-            writer = RunWriter.create(directory, config.tables(), observers)
+            writer = RunWriter.create(directory, config.tables(), observers, self.dataset.part())
             write_world(directory, self.parts.surroundings(config))
             return writer
 
@@ -165,6 +172,7 @@ class Federation:
             run.checkpoint_every,
             run.checkpoint_minutes,
             stop_diverged=run.diverged == "stop",
+            data=self.dataset.facts(),
         )
         return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.factory)
 
@@ -172,9 +180,10 @@ class Federation:
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
         """Put server, fleet, executor and log together, for a run in virtual time."""
         server = self.parts.server(config)
-        with closing(open_executor(config.run, self.parts.setup(config), pool)) as executor:
-            load_kernels()  # while the workers start, and before several of them compile the same
+        setup, uploads = self.parts.setup(config), server.world.uploads
+        with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
+            load_kernels(writer.say)  # while the workers start, and before several of them compile the same
             coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
             simulation = Simulation(
                 coordinator,

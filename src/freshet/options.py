@@ -21,6 +21,9 @@ class FleetOptions(Options):
     on_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays reachable (0: always)")
     off_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays away")
     loss: float = Field(0.0, ge=0, lt=1, description="probability that an upload is lost")
+    trace: str = Field(
+        "", description="file (.csv, .json) with the devices' speeds, rates and absences; it comes before the above"
+    )
     custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
 
     @model_validator(mode="before")

@@ -13,11 +13,13 @@ from freshet.compute.base import Setup
 from freshet.config import CUSTOM, Config
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.selection import Choice, Selection
 from freshet.core.server import Server
-from freshet.data.dataset import DataSet, from_arrays
+from freshet.data.dataset import DataSet
 from freshet.data.partition import label_counts, partition
+from freshet.data.shards import OwnTests, as_shards, as_tests, devices_of
 from freshet.data.sources import load
-from freshet.errors import ConfigError, DataError
+from freshet.errors import ConfigError
 from freshet.models.registry import build
 from freshet.runs.world import RunWorld
 from freshet.sim.budget import expected_uploads, trip_seconds
@@ -27,8 +29,6 @@ from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.optimisers import optimiser
 from freshet.training.trainer import initial_weights
 
-Shards = Sequence[NDArray[np.int64]]
-
 
 @dataclass(frozen=True)
 class Given:
@@ -37,14 +37,28 @@ class Given:
     dataset: DataSet | None = None
     factory: Factory | None = None
     fleet: Fleet | None = None
-    shards: Shards | None = None
+    shards: Any = None
+    test_shards: Any = None
+    selection: Choice | None = None
+
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
+        groups = None if self.dataset is None else self.dataset.groups
+        if self.shards is not None:
+            devices = devices_of(self.shards)
+            return {"fleet": {"devices": devices}} if devices else {}
+        if groups is None:
+            return {}
+        return {"data": {"partition": "natural"}, "fleet": {"devices": len(set(groups.tolist()))}}
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """What the configuration says of it."""
         fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True}
         model = {} if self.factory is None else {"name": CUSTOM}
         data = {} if self.dataset is None else {"name": CUSTOM}
-        return {"fleet": fleet, "model": model, "data": data if self.shards is None else data | {"partition": CUSTOM}}
+        dealt = {} if self.shards is None else {"partition": CUSTOM}
+        selection = {} if self.selection is None else {"selection": CUSTOM}
+        return {"fleet": fleet, "model": model, "data": data | dealt, "run": selection}
 
 
 @dataclass(frozen=True)
@@ -56,10 +70,13 @@ class Parts:
     layout: Layout
     fleet: Fleet
     shards: list[NDArray[np.int64]]
+    tests: OwnTests | None
+    selection: Selection
 
     def setup(self, config: Config) -> Setup:
         """What workers need to know."""
-        return Setup(self.factory, FederatedData.of(self.dataset, self.shards), config.training, config.run.seed)
+        data = FederatedData.of(self.dataset, self.shards, self.tests)
+        return Setup(self.factory, data, config.training, config.run.seed)
 
     def world(self, config: Config) -> World:
         """What the method knows of this federation and this run."""
@@ -100,18 +117,7 @@ class Parts:
         world = self.world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
-        return Server(method, world, weights, config.training.lr, config.training.lr_decay)
-
-
-def own_data(train: Any, test: Any) -> DataSet | None:
-    """Data given from Python: both sets or none."""
-    if train is None and test is None:
-        return None
-    if train is None:
-        raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
-    if test is None:
-        raise DataError("test data are missing: give test=(x, y) or a Dataset beside train")
-    return from_arrays(CUSTOM, train, test)
+        return Server(method, world, weights, config.training.lr, config.training.lr_decay, self.selection)
 
 
 def assemble(config: Config, given: Given) -> Parts:
@@ -119,10 +125,22 @@ def assemble(config: Config, given: Given) -> Parts:
     dataset = _dataset(config, given.dataset)
     factory = _factory(config, dataset) if given.factory is None else given.factory
     layout = _check_model(config, factory, dataset)
-    fleet = _fleet(config, given.fleet)
-    shards = _deal(config, dataset) if given.shards is None else list(given.shards)
-    _check_shards(shards, config.fleet.devices, len(dataset.y_train))
-    return Parts(dataset, factory, layout, fleet, shards)
+    devices, samples = config.fleet.devices, len(dataset.y_train)
+    shards = _deal(config, dataset) if given.shards is None else as_shards(given.shards, devices, samples)
+    fleet = _fleet(config, given.fleet, shards)
+    tests = None
+    if given.test_shards is not None:
+        tests = as_tests(given.test_shards, devices, dataset, (config.data.input_column, config.data.label_column))
+    return Parts(dataset, factory, layout, fleet, shards, tests, _selection(config, given.selection))
+
+
+def _selection(config: Config, given: Choice | None) -> Selection:
+    if given is not None:
+        return given
+    if config.run.selection == CUSTOM:
+        problem = "'custom' stands for a function given from Python; choose uniform or by_samples"
+        raise ConfigError("run.selection", problem)
+    return config.run.selection
 
 
 def _dataset(config: Config, given: DataSet | None) -> DataSet:
@@ -195,10 +213,11 @@ def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
     return World(config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed, reach=reach)
 
 
-def _fleet(config: Config, given: Fleet | None) -> Fleet:
+def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:
     if config.fleet.custom and given is None:
         raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
-    fleet = Fleet.draw(config.fleet, config.run.seed) if given is None else given
+    work = np.array([len(shard) for shard in shards]) * float(config.training.epochs)
+    fleet = Fleet.draw(config.fleet, config.run.seed, work) if given is None else given
     if len(fleet) != config.fleet.devices:
         raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(fleet)} devices")
     return fleet
@@ -218,13 +237,3 @@ def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
         shards_per_device=options.shards_per_device,
         groups=dataset.groups,
     )
-
-
-def _check_shards(shards: Shards, devices: int, samples: int) -> None:
-    if len(shards) != devices:
-        raise ConfigError("shards", f"there must be one per device ({devices}), but {len(shards)} were given")
-    for device, shard in enumerate(shards):
-        if len(shard) == 0:
-            raise ConfigError("shards", f"device {device} has no samples; every device needs at least one")
-        if shard.min() < 0 or shard.max() >= samples:
-            raise ConfigError("shards", f"device {device} names a sample outside 0..{samples - 1}")

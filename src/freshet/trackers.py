@@ -139,4 +139,4 @@ def _flat(config: Tables) -> dict[str, Any]:
 
 
 def _missing(what: str) -> RunError:
-    return RunError(f"tracking with {what} needs packages that are not installed: pip install 'freshet[track]'")
+    return RunError(f"tracking with {what} needs packages that are not installed: pip install 'freshet-fl[track]'")

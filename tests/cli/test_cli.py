@@ -8,46 +8,17 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
 import freshet
-from freshet.cli import main
 from freshet.cli.screen import LiveProgress, marked, number, size
 from tests.methods import strangers
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
 COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path) -> Callable[..., Done]:
-    """Runs the command in an empty folder, in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["freshet", *(str(a) for a in arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        out, err = capsys.readouterr()
-        return Done(code, out, err)
-
-    return call
 
 
 def process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ WAIT = 60
 
 def test_without_ray_there_is_one_clear_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"^run\.executor: Ray is not installed .*pip install 'freshet\[ray\]'$"):
+    with pytest.raises(ConfigError, match=r"^run\.executor: Ray is not installed .*pip install 'freshet-fl\[ray\]'$"):
         RayPool()
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_without_a_free_place_is_given_up_only_when_nobody_works():
 def cluster():
     """Two nodes with one CPU each, on the loopback interface."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # read by the import
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet-fl[ray]'")
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -167,7 +167,7 @@ assert not ray.is_initialized()
 
 
 def test_a_script_without_a_guard_starts_and_ends_its_own_cluster(tmp_path):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet-fl[ray]'")
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])

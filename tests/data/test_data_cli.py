@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import data_builders as build
+import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from freshet.cli.data import data_app
+from freshet import Federation, data
+from freshet.cli.data import SCHEMES, data_app
+from freshet.config import resolve
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 run = CliRunner().invoke
@@ -38,7 +42,9 @@ def test_check_of_another_copy_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [1, 7, 100, 300])
 def test_partition_draws_and_prints(tmp_path: Path, devices: int) -> None:
     picture = tmp_path / "p.png"
-    result = run(data_app, ["partition", "digits", "--devices", str(devices), "--out", str(picture)])
+    result = run(
+        data_app, ["partition", "digits", "--devices", str(devices), "--min-samples", "1", "--out", str(picture)]
+    )
     assert result.exit_code == 0, result.output
     assert "Gini" in result.stdout
     with Image.open(picture) as image:
@@ -64,3 +70,24 @@ def test_mistakes_are_one_sentence_with_code_2(arguments: list[str], says: str) 
     assert result.exit_code == 2
     assert says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_without_options_it_deals_as_a_run_does(tmp_path: Path) -> None:
+    config = resolve({})
+    result = run(data_app, ["partition", "digits", "--out", str(tmp_path / "p.png")])
+    federation = Federation.from_config(config)
+    sizes = sorted(len(shard) for shard in federation.shards)
+    assert f"{config.data.partition}, concentration {config.data.concentration:g}, seed 0" in result.stdout
+    assert f"{sum(sizes):,} on {config.fleet.devices} devices" in result.stdout
+    assert f"{sizes[0]:,} / {np.median(sizes):,g} / {sizes[-1]:,}" in result.stdout
+
+
+def test_the_defaults_that_help_shows_are_those_of_a_run() -> None:
+    config = resolve({})
+    shown = {p.name: p.show_default for p in typer.main.get_command(data_app).commands["partition"].params}
+    dealt = config.data
+    assert shown["devices"] == str(config.fleet.devices) and shown["seed"] == str(config.run.seed)
+    assert shown["scheme"] == dealt.partition and shown["concentration"] == str(dealt.concentration)
+    assert shown["min_samples"] == str(dealt.min_samples)
+    assert shown["shards_per_device"] == str(dealt.shards_per_device)
+    assert SCHEMES.split(", ") == list(data.SCHEMES)

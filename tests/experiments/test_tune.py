@@ -89,7 +89,7 @@ def test_without_optuna_there_is_one_sentence(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(tune.importlib, "import_module", gone)
-    with pytest.raises(RunError, match=r"pip install 'freshet\[tune\]'"):
+    with pytest.raises(RunError, match=r"pip install 'freshet-fl\[tune\]'"):
         tune.load_optuna()
 
 
@@ -102,7 +102,7 @@ def test_defaults_are_the_first_trial():
 
 @pytest.fixture
 def optuna():
-    return pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'freshet[tune]'")
+    return pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'freshet-fl[tune]'")
 
 
 def test_the_tuner_never_scores_on_the_test_set(tmp_path, monkeypatch, optuna):

@@ -13,6 +13,7 @@ from freshet.core.streams import stream
 from freshet.methods import options_for
 from freshet.methods.parts import slots
 from freshet.methods.parts.fresh import FreshModelRule
+from freshet.methods.parts.meta import MetaSelector
 
 EPOCHS, SEEDS, ENOUGH = 5, 10, 9
 #: Rewards are as small as real ones (some thousandths): nothing may depend on their scale.
@@ -62,7 +63,7 @@ def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world:
 def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(world: str, best: int) -> None:
     options, found = options_for("fedasmu", {}), 0
     for seed in range(SEEDS):
-        selector = slots.MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage, options.epsilon)
+        selector = MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage, options.epsilon)
         for device in range(200):
             rng = stream(seed, "slot", device, 1)  # as in a run
             slot = slots.first_slot(selector.best(), EPOCHS, options.epsilon, rng).epoch
@@ -93,7 +94,7 @@ def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() 
 
 
 def test_the_slot_distribution_is_news_whenever_it_has_changed_by_more_than_one_percent() -> None:
-    selector = slots.MetaSelector(EPOCHS, 1e-3, 0.1, seed=0)
+    selector = MetaSelector(EPOCHS, 1e-3, 0.1, seed=0)
     assert selector.news() is None
     before = selector.distribution()
     for _ in range(3):

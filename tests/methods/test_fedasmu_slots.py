@@ -6,6 +6,7 @@ import torch
 
 from freshet.errors import ConfigError
 from freshet.methods.parts import slots
+from freshet.methods.parts.meta import MetaSelector, pretrain
 from tests.twins.fedasmu import QTableTwin, baseline_after, slot_distribution
 
 NAMES = {-1: "minus", 0: "stay", 1: "add"}
@@ -81,8 +82,8 @@ def test_ties_are_broken_at_random_and_what_was_never_tried_comes_first() -> Non
     assert {slots.next_slot(table, 3, 0.0, generator).action for _ in range(50)} == {-1, 1}
 
 
-def meta(**options: float) -> slots.MetaSelector:
-    return slots.MetaSelector(5, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
+def meta(**options: float) -> MetaSelector:
+    return MetaSelector(5, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
 
 
 def test_the_untrained_meta_model_prefers_the_middle_and_leaves_every_slot_possible() -> None:
@@ -168,7 +169,7 @@ def test_the_meta_models_state_survives_a_round_trip() -> None:
 def test_pre_training_learns_from_the_merges_of_a_log_and_survives_a_file(tmp_path) -> None:
     log = [{"kind": "merge", "slot": 5 if i % 2 else 2, "reward": float(i % 2)} for i in range(300)]
     selector = meta(eta_rl=1e-3)
-    assert slots.pretrain(selector, [{"kind": "upload"}, {"kind": "merge", "slot": 1, "reward": None}, *log]) == 300
+    assert pretrain(selector, [{"kind": "upload"}, {"kind": "merge", "slot": 1, "reward": None}, *log]) == 300
     assert selector.best() == 5
     selector.save(tmp_path / "meta.safetensors")
     other = meta(seed=8)

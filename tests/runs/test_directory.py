@@ -222,8 +222,7 @@ def test_a_failed_first_write_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_finished_run_leaves_no_temporary_files(finished):
     names = {path.name for path in finished("fedasmu").directory.iterdir()}
-    logs = {"events.jsonl", "metrics.jsonl"}
-    assert names == {"config.toml", "world.json", "summary.json", "model.safetensors"} | logs
+    assert names == {"config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"}
 
 
 def test_a_run_that_fails_in_the_middle_leaves_a_log_that_adds_up(federate, tmp_path):

@@ -143,9 +143,6 @@ def press_twice(driver: Ticking) -> None:
     press(driver)
 
 
-# ---- to the end
-
-
 def test_a_finished_run_leaves_its_files_and_no_checkpoint(stage: Stage) -> None:
     ended = stage.live()
     assert stage.events() == [float(tick) for tick in range(1, 11)]

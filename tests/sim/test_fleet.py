@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from freshet.errors import ConfigError
 from freshet.options import FleetOptions
 from freshet.sim.fleet import Fleet
 
@@ -121,3 +122,45 @@ def test_uploads_are_lost_at_the_given_rate_and_always_the_same_ones():
 def test_an_impossible_fleet_is_refused(bad):
     with pytest.raises(ValidationError):
         FleetOptions(**bad)
+
+
+# ---- fleets given from Python
+
+
+def test_lists_and_single_numbers_are_accepted():
+    fleet = Fleet([1, 2, 3], up_rate=1e6, down_rate=(1e6, 2e6, 3e6))
+    assert fleet.train_seconds.dtype == np.float64
+    assert fleet.up_rate.tolist() == [1e6] * 3
+    assert fleet.epoch(2, 3) == 1.0
+    assert fleet.down(1, 2_000_000) == 1.0
+
+
+BAD_FLEETS = {
+    "a wrong length": ({"up_rate": [1.0]}, "fleet.up_rate: has 1 numbers, but train_seconds has 2; one per device"),
+    "negative": (
+        {"train_seconds": [1.0, -2.0]},
+        "fleet.train_seconds: must be positive and finite, but device 1 has -2",
+    ),
+    "zero": ({"down_rate": [0.0, 1.0]}, "fleet.down_rate: must be positive and finite, but device 0 has 0"),
+    "NaN": ({"train_seconds": [np.nan, 1.0]}, "device 0 has nan"),
+    "infinity": ({"up_rate": [1.0, np.inf]}, "device 1 has inf"),
+    "nobody": ({"train_seconds": []}, "must be one number per device"),
+    "a table": ({"train_seconds": [[1.0, 2.0]]}, "but its shape is (1, 2)"),
+    "texts": ({"train_seconds": ["fast", "slow"]}, "fleet.train_seconds: must be one number per device"),
+    "ragged": ({"up_rate": [[1.0], [1.0, 2.0]]}, "fleet.up_rate: must be one number per device"),
+    "a single number of seconds": ({"train_seconds": 3.0}, "but its shape is ()"),
+    "a negative latency": ({"up_latency": -0.1}, "fleet.up_latency: must be a finite number from 0"),
+    "a latency that is none": ({"down_latency": None}, "fleet.down_latency: must be a finite number from 0"),
+    "more lost than sent": ({"loss": 1.5}, "fleet.loss: must be a probability in 0..1"),
+    "on without off": ({"on_seconds": 5.0}, "must both be 0"),
+    "a negative seed": ({"seed": -1}, "fleet.seed: must be a whole number from 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FLEETS)
+def test_a_bad_fleet_is_one_sentence(case):
+    changes, says = BAD_FLEETS[case]
+    with pytest.raises(ConfigError) as caught:
+        Fleet(**({"train_seconds": [1.0, 2.0], "up_rate": [1.0, 1.0], "down_rate": [1.0, 1.0]} | changes))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

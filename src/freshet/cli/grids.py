@@ -1,20 +1,27 @@
-"""What a grid of runs looks like in a terminal while it runs: a live table, or one line per run on a pipe."""
+"""A grid of runs in a terminal: while it runs a live table, or one line per run on a pipe; then its results."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import number
-from freshet.experiments.compare import Watch
+from freshet.cli.folders import writable
+from freshet.cli.screen import clock, number
+from freshet.cli.tables import print_results, wide_console
+from freshet.experiments import files, results
+from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left
 from freshet.experiments.store import State, Store
+from freshet.report.panel_figures import draw
 
 
 class GridScreen(Watch):
@@ -99,8 +106,8 @@ class GridScreen(Watch):
         over = sum(state in (State.FINISHED, State.FAILED) for state in self._states.values())
         left = self.left()
         parts = [world] if world else []
-        parts += [f"{over} of {len(self._states)} runs", f"{_clock(time.monotonic() - self._start)} so far"]
-        return " · ".join([*parts, *([] if left is None else [f"about {_clock(left)} left"])])
+        parts += [f"{over} of {len(self._states)} runs", f"{clock(time.monotonic() - self._start)} so far"]
+        return " · ".join([*parts, *([] if left is None else [f"about {clock(left)} left"])])
 
     def left(self) -> float | None:
         """Real seconds until everything is done, by the pace so far."""
@@ -118,7 +125,95 @@ class GridScreen(Watch):
         return seconds_left(done, list(todo.values()))
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+class TuneScreen(Watch):
+    """A bar for the run under way, and a line for each trial."""
+
+    def __init__(self, console: Console, trials: int) -> None:
+        self._console, self._trials, self._best = console, trials, -1.0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("accuracy [bold]{task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("tuning", total=1.0, accuracy="–", visible=console.is_terminal)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def on_begin(self, job: Job, state: State) -> None:
+        self._bar.reset(self._task, total=job.config.run.until, description=f"seed {job.seed}", accuracy="–")
+
+    def on_progress(self, time: float) -> None:
+        self._bar.update(self._task, completed=time)
+
+    def on_metrics(self, row: dict[str, Any]) -> None:
+        self._bar.update(self._task, accuracy=number(row["accuracy"]))
+
+    def on_trial(self, record: Mapping[str, Any], count: int) -> None:
+        """One trial is over."""
+        self._best = max(self._best, record["value"] if record["value"] is not None else -1.0)
+        values = ", ".join(f"{key.partition('.')[2]} {value:.4g}" for key, value in record["values"].items())
+        result = record["error"] or (record["state"] if record["value"] is None else f"{record['value']:.4f}")
+        best = f"best {self._best:.4f}" if self._best >= 0 else "nothing yet"
+        line = f"trial {count}/{self._trials}: {result} ({best}) {values}"
+        self._bar.console.print(Text(line), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a command runs and how its results are told."""
+
+    jobs: Sequence[Job]
+    store: Store
+    title: str
+    notes: Sequence[str]
+    stem: str
+    scale: dict[str, Any] | None = None
+    look: str = "curves"
+    reference: str = ""
+
+
+def work(grid: Grid, *, retry: bool, listing: bool) -> None:
+    """Run what is missing, then print and write the results."""
+    console, jobs, store = wide_console(), grid.jobs, grid.store
+    results.named_places(list(dict.fromkeys(job.entry for job in jobs)), grid.reference)
+    if listing:
+        _list(console, jobs, store, grid.title, grid.notes)
+        return
+    writable(store.folder)
+    with GridScreen(Console(stderr=True), jobs, store) as screen:
+        done = run_grid(jobs, store, watch=screen, retry=retry)
+    told = {"title": grid.title, "notes": grid.notes, "scale": grid.scale, "look": grid.look, "named": grid.reference}
+    found = results.document(jobs, store, **told)  # type: ignore[arg-type]
+    made = [*files.write(found, store.folder, grid.stem), *draw(found, store.folder, grid.stem)]
+    print_results(console, found)
+    for path in made:
+        typer.echo(str(path))
+    states = [run["state"] for world in found["worlds"] for line in world["lines"] for run in line["runs"]]
+    if not done:
+        left = len(to_do(jobs, store))
+        typer.echo(f"interrupted with {left} runs to do; the same command goes on from here", err=True)
+        raise typer.Exit(130)
+    if State.FAILED in states:
+        typer.echo(f"{states.count(State.FAILED)} runs failed and are not averaged; --retry tries them again", err=True)
+        raise typer.Exit(1)
+
+
+def _list(console: Console, jobs: Sequence[Job], store: Store, title: str, notes: Sequence[str]) -> None:
+    console.print(Text(title, style="bold"))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("world", "method", "seed", "state", "run"):
+        table.add_column(heading)
+    for job in jobs:
+        world, label = Text(job.world.name or job.config.data.name), Text(job.entry.title)
+        table.add_row(world, label, str(job.seed), str(store.state(job.key)), job.key)
+    console.print(table)
+    for note in notes:
+        console.print(Text(note, style="dim"), soft_wrap=True)
+    typer.echo(f"{len(jobs)} runs, {len(to_do(jobs, store))} to do, in {store.folder}")

@@ -1,5 +1,6 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,23 +9,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from freshet.cli.screen import number, results_table, size
-from freshet.cli.tables import wide_console
 from freshet.errors import RunError
-from freshet.methods import find, options_for, registry
-from freshet.runs.audit import Audit
-from freshet.runs.audit import audit as audit_run
 from freshet.runs.reader import Run
-from freshet.runs.summary import remarks
 
 if TYPE_CHECKING:
     from freshet.experiments.cells import Cell
+    from freshet.runs.audit import Audit
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's options with their defaults.")] = None,
 ) -> None:
     """List the methods: kind, citation, variants; with a name, its options and their defaults."""
+    from freshet.methods import options_for, registry
+
     console = Console()
     if name is not None:
         _options(console, name)
@@ -55,6 +53,8 @@ def _value(default: object) -> str:
 
 
 def _options(console: Console, name: str) -> None:
+    from freshet.methods import find, options_for
+
     method, preset = find(name)
     options = options_for(name, {})
     console.print(f"[bold]{name}[/bold]: {method.about.citation}", highlight=False)
@@ -88,9 +88,11 @@ def cells(
 ) -> None:
     """List the paper's twelve cells (network x data set); with a name, its settings, length and published results."""
     from freshet.experiments.cells import CELLS
-    from freshet.experiments.presets import find_cell
 
     if name is not None:
+        from freshet.cli.tables import wide_console
+        from freshet.experiments.presets import find_cell
+
         _cell(wide_console(), find_cell(name))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -132,25 +134,64 @@ def _cell(console: Console, cell: "Cell") -> None:
 
 
 def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Show what a run was and what came out of it."""
-    run = Run(directory)
-    summary, config = run.summary(), run.config()
-    console = Console()
+    """Show what a run was and what came out of it; of a run that is still going or was killed, what is there."""
+    run, console = Run(directory), Console()
+    config = run.config()
+    if (directory / "summary.json").is_file():
+        _ended(console, run)
+    else:
+        _unfinished(console, run, config)
+    for section in ("method", "fleet", "data", "model", "training", "run"):
+        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
+        console.print(f"[dim]{section}:[/dim] {escape(values)}", highlight=False, soft_wrap=True)
+
+
+def _ended(console: Console, run: Run) -> None:
+    """The results of a run that has a summary."""
+    from freshet.cli.screen import results_table
+    from freshet.runs.summary import remarks
+
+    summary = run.summary()
     try:
         table, facts = results_table([summary]), _facts(summary)
         said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
+        raise RunError(f"{run.directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
     console.print(table)
     for remark in said:
         console.print(f"[yellow]{escape(remark)}", highlight=False, soft_wrap=True)
+    _print_facts(console, facts)
+
+
+def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
+    """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
+    from freshet.cli.screen import number
+    from freshet.report.reading import read
+
+    found, folder = read(run.directory), run.directory
+    kinds = Counter(str(event.get("kind")) for event in found.events)
+    until, rounds = (config.get("run", {}).get(key) for key in ("until", "rounds"))
+    end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds} rounds"] * bool(rounds))
+    last = found.metrics[-1] if found.metrics else {}
+    facts = {
+        "status": "not ended: the run is still going, or was killed",
+        "virtual time": f"{found.end:g} s of {end}",
+        "newest test": f"accuracy {number(last.get('accuracy'))} at {last['time']:g} s" if last else "none yet",
+        "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
+        "log": "; ".join(found.notes) or "whole lines up to here",
+    }
+    saved = any((folder / "checkpoint").glob("[0-9]*"))
+    again = (
+        f"freshet resume {folder}" if saved else f"freshet run --config {folder / 'config.toml'} (no checkpoint yet)"
+    )
+    _print_facts(console, facts | {"if it was killed": again})
+
+
+def _print_facts(console: Console, facts: dict[str, str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in facts.items():
         table.add_row(f"[dim]{key}", escape(value))
     console.print(table)
-    for section in ("method", "fleet", "data", "model", "training", "run"):
-        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
-        console.print(f"[dim]{section}:[/dim] {escape(values)}", highlight=False, soft_wrap=True)
 
 
 def _duration(summary: dict[str, Any]) -> str:
@@ -159,6 +200,8 @@ def _duration(summary: dict[str, Any]) -> str:
 
 
 def _facts(summary: dict[str, Any]) -> dict[str, str]:
+    from freshet.cli.screen import number, size
+
     return {
         "status": str(summary["status"]),
         "virtual time": _duration(summary),
@@ -174,6 +217,8 @@ def audit(
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
 ) -> None:
     """Replay each run's log against the formulas; name the first line that does not add up (exit code 1)."""
+    from freshet.runs.audit import audit as audit_run
+
     failed = False
     for directory in directories:
         found = audit_run(Run(directory))
@@ -183,7 +228,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _verdict(found: Audit) -> str:
+def _verdict(found: "Audit") -> str:
     """What may be said of a log in which nothing wrong was found."""
     seen = f"{found.events} events, {found.aggregations} aggregations, {found.merges} merges"
     skipped = ", ".join(f"{kind} ({count})" for kind, count in found.unknown.items())

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from freshet.cli.screen import size
 from freshet.errors import ConfigError, RunError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
@@ -40,6 +39,7 @@ def report(
 
     Example: freshet report runs/demo -o report.html --open
     """
+    from freshet.cli.screen import size
     from freshet.report.experiment import find_results
     from freshet.report.page import report as write
 
@@ -79,6 +79,7 @@ def export(
 
     Example: freshet export runs/demo --csv metrics.csv --latex table.tex
     """
+    from freshet.cli.screen import size
     from freshet.report import export as to
     from freshet.report.reading import read_all
 

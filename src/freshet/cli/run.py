@@ -1,23 +1,18 @@
 """``freshet run`` and ``freshet demo``."""
 
-from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from freshet.cli.screen import LiveProgress, results_table
-from freshet.compute.processes import WorkerPool
-from freshet.config import load_tables, override, resolve, seconds, with_method
+from freshet.cli.folders import fresh, writable
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.length import with_length
-from freshet.experiments.presets import cell_settings, find_cell
-from freshet.federation import Federation
-from freshet.result import Result
 from freshet.runs.reader import Run
-from freshet.runs.writer import Observer
-from freshet.trackers import tracker
+
+if TYPE_CHECKING:
+    from freshet.result import Result
+    from freshet.runs.writer import Observer
 
 #: The demo: the paper's two methods, our variant that adds progress instead of mixing models, and the plain reference.
 DEMO_METHODS = ("fedasmu", "fedasmu-progress", "fedssmu", "fedavg")
@@ -62,6 +57,13 @@ def run(
 
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
+    from freshet.cli.screen import LiveProgress
+    from freshet.config import load_tables, override, resolve, seconds, with_method
+    from freshet.experiments.length import with_length
+    from freshet.experiments.presets import cell_settings, find_cell
+    from freshet.federation import Federation
+    from freshet.trackers import tracker
+
     if method is None and config is None:
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
     tables: dict[str, Any] = load_tables(config) if config else {}
@@ -92,6 +94,10 @@ def resume(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+    from freshet.cli.screen import LiveProgress
+    from freshet.config import resolve
+    from freshet.federation import Federation
+
     config = resolve(Run(directory).config())
     federation = Federation.from_config(config)
     if quiet:
@@ -114,17 +120,18 @@ def pretrain(
 
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
-    from freshet.methods.parts import slots
+    from freshet.config import resolve
+    from freshet.methods.parts import meta
     from freshet.methods.parts.fresh import ASMUOptions
 
     configs = [resolve(Run(directory).config()) for directory in directories]
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
         raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")
-    selector = slots.MetaSelector(epochs.pop(), rate, ASMUOptions().rho, seed)
+    selector = meta.MetaSelector(epochs.pop(), rate, ASMUOptions().rho, seed)
     before = selector.distribution()
     events = (event for directory in directories for event in Run(directory).events())
-    count = slots.pretrain(selector, events, passes)
+    count = meta.pretrain(selector, events, passes)
     if count == 0:
         raise RunError("these runs hold no requests to learn from")
     selector.save(out)
@@ -134,7 +141,9 @@ def pretrain(
     typer.echo(f"{out}: {passes} x {count} requests; first trips will ask at slot {selector.best()}")
 
 
-def _finish(result: Result, quiet: bool) -> None:
+def _finish(result: "Result", quiet: bool) -> None:
+    from freshet.cli.screen import results_table
+
     if not quiet:
         Console().print(results_table([result.summary]))
     typer.echo(str(result.directory))
@@ -153,10 +162,16 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", help="Root of all random streams.")] = 0,
 ) -> None:
     """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
+    from contextlib import closing
+
+    from freshet.cli.screen import LiveProgress, results_table
+    from freshet.compute.processes import WorkerPool
+    from freshet.config import resolve, seconds
+    from freshet.federation import Federation
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
 
-    out = _fresh(out)
+    out = writable(fresh(out))
     results: list[Result] = []
     pool = WorkerPool()
     with LiveProgress(Console(stderr=True)) as progress, closing(pool):
@@ -177,9 +192,4 @@ def demo(
     screen.print(f"{picture}  [dim]accuracy over virtual time[/dim]", soft_wrap=True, highlight=False)
     if any(result.summary["status"] == "interrupted" for result in results):
         raise typer.Exit(130)
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, or one beside it with a number when it is taken."""
-    names = (folder if n == 0 else folder.with_name(f"{folder.name}-{n + 1}") for n in range(10_000))
-    return next(name for name in names if not name.exists())
+    screen.print(f"see all of it in a browser: freshet report {out} --open", soft_wrap=True, highlight=False)

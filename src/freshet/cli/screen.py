@@ -1,21 +1,28 @@
 """What a run looks like in a terminal: a live progress line and tables."""
 
 import math
+import time
 from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from freshet.methods import known
 from freshet.report.columns import COLUMNS, Column
 from freshet.runs.writer import Observer
 
+#: A run is timed once so many uploads, so much of its length and so many seconds of it are over.
+FIRST_UPLOADS, FIRST_SHARE, FIRST_SECONDS = 3, 0.01, 1.0
+#: A shorter run is not worth a line about its duration.
+LONG_SECONDS = 20.0
+
 
 class LiveProgress(Observer):
-    """A bar over virtual time, or over rounds where they end the run, with the newest accuracy. On a pipe it stays
-    silent."""
+    """A bar over virtual time, or over rounds where they end the run, with the newest accuracy and the real time that
+    the run will have taken. It only moves to and fro until the first event (workers start, loops are compiled). On a
+    pipe it stays silent but for messages, one of them the expected duration."""
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
@@ -25,12 +32,14 @@ class LiveProgress(Observer):
             TextColumn("accuracy [bold]{task.fields[accuracy]}"),
             TextColumn("[dim]uploads {task.fields[uploads]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("[cyan]{task.fields[expected]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._end, self._rounds, self._share = math.inf, 0, 0.0
+        self._began: tuple[float, float] | None = None
+        self._start, self._uploads, self._told = 0.0, 0, False
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -42,8 +51,9 @@ class LiveProgress(Observer):
     def begin(self, label: str, until: float, rounds: int = 0) -> None:
         """A new run starts; it ends at ``until`` or after so many rounds (0: no limit), whichever is first."""
         self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
+        self._start, self._began, self._uploads, self._told = time.monotonic(), None, 0, False
         self._task = self.bar.add_task(
-            label, total=1.0, now="0", rounds=self._of_rounds(0), accuracy="  –  ", uploads=0
+            label, total=None, now="0", rounds=self._of_rounds(0), accuracy="  –  ", uploads=0, expected=""
         )
 
     def _of_rounds(self, done: int) -> str:
@@ -51,12 +61,40 @@ class LiveProgress(Observer):
 
     def _move(self, share: float, **shown: Any) -> None:
         """The bar never goes back: the limit that is nearer counts."""
-        if self._task is not None:
-            self._share = min(1.0, max(self._share, share))
-            self.bar.update(self._task, completed=self._share, **shown)
+        if self._task is None:
+            return
+        self._share = min(1.0, max(self._share, share))
+        if self._began is None:
+            self._began = (time.monotonic(), self._share)
+        length = self.expected()
+        if length is not None:
+            shown["expected"] = f"of about {clock(length)}"
+            self._tell(length)
+        self.bar.update(self._task, total=1.0, completed=self._share, **shown)
+
+    def expected(self) -> float | None:
+        """Real seconds from start to end, by the pace since the first event; None before the first trips."""
+        if self._began is None:
+            return None
+        began, share = self._began
+        spent, done = time.monotonic() - began, self._share - share
+        if self._uploads < FIRST_UPLOADS or done < FIRST_SHARE or spent < FIRST_SECONDS:
+            return None
+        return (began - self._start) + spent / done * (1.0 - share)
+
+    def _tell(self, length: float) -> None:
+        """On a pipe, where there is no bar: once, if the run is long."""
+        if not self._told and self.bar.disable and length >= LONG_SECONDS:
+            self.on_message(
+                f"expected to take about {clock(length)} in all, by the pace of its first {self._share:.0%}"
+            )
+        self._told = True
 
     def on_progress(self, time: float) -> None:
         self._move(time / self._end, now=f"{time:.0f}")
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        self._uploads += event.get("kind") == "upload"
 
     def on_metrics(self, row: dict[str, Any]) -> None:
         share = row["rounds"] / self._rounds if self._rounds else 0.0
@@ -68,7 +106,16 @@ class LiveProgress(Observer):
 
     def on_end(self, summary: dict[str, Any]) -> None:
         share = 1.0 if summary["status"] == "finished" else 0.0
-        self._move(share, now=f"{summary['virtual_time']:.0f}", rounds=self._of_rounds(summary["rounds"]))
+        self._uploads = 0  # nothing is left to be expected
+        shown = {"now": f"{summary['virtual_time']:.0f}", "rounds": self._of_rounds(summary["rounds"]), "expected": ""}
+        self._move(share, **shown)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:05, or 2:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(count: float) -> str:

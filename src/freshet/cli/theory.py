@@ -11,15 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from freshet.cli.folders import writable
 from freshet.cli.tables import wide_console
 from freshet.compute.processes import available_cores
 from freshet.errors import ConfigError
 from freshet.experiments import theory as checks
 from freshet.experiments import theory_results as results
 from freshet.experiments.grid import parse_seeds
-
-#: What `freshet paper` says about this suite: name, title, cells, methods, settings.
-ROW = ("theory", "convergence theorem against measured gradients", "digits, convex", "2", "tau_max, local steps")
 
 
 def theory(
@@ -44,6 +42,7 @@ def theory(
             typer.echo(f"{job.name} {'missing' if job in todo else 'finished'}")
         typer.echo(f"{len({job.computed() for job in jobs})} runs, {len(todo)} to do, in {folder}")
         return
+    writable(folder)
     with TheoryScreen(Console(stderr=True), len(todo)) as screen:
         done = checks.run_all(todo, folder, at_once, screen.on_done)
     if not done:

@@ -156,7 +156,7 @@ def _import() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        problem = f"Ray is not installed ({error}); install it with: pip install 'freshet[ray]'"
+        problem = f"Ray is not installed ({error}); install it with: pip install 'freshet-fl[ray]'"
         raise ConfigError("run.executor", problem) from None
 
 

@@ -12,7 +12,7 @@ from freshet.core import gates, saving
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
-from freshet.core.streams import stream
+from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
 from freshet.errors import RunError
@@ -20,8 +20,6 @@ from freshet.errors import RunError
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
-#: Random devices drawn at a time.
-DRAWS = 4096
 
 
 @dataclass(slots=True)
@@ -47,7 +45,15 @@ class Refused(Exception):
 class Server:
     """Holds the global model and its versions, applies the gates, and lets the method decide."""
 
-    def __init__(self, method: Method, world: World, weights: Vector, lr: float, lr_decay: float) -> None:
+    def __init__(
+        self,
+        method: Method,
+        world: World,
+        weights: Vector,
+        lr: float,
+        lr_decay: float,
+        selection: Selection = "uniform",
+    ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
         self.world = world
@@ -58,10 +64,9 @@ class Server:
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
-        self.draws = 0
+        self.selector = selector(selection, world.seed, world.samples)
         self.rule = method.rule(method.options)
         self._prejudges = overrides(type(method), Method, "prejudge")
-        self._block: tuple[int, list[int]] | None = None
         self.urgent: list[int] = []
 
     # ---- what is true now
@@ -100,32 +105,25 @@ class Server:
     # ---- events
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
-        """Up to ``count`` idle and available devices with data, uniformly without replacement, in ascending order."""
-        flights, waiting, samples = self.flights, self.waiting, self.world.samples
-        chosen: set[int] = set()
-        for _ in range(4 * count + 64):  # enough while most devices are idle
-            if len(chosen) == count:
-                return sorted(chosen)
-            device = self._draw()
-            if device in flights or device in chosen or device in waiting:
-                continue
-            if samples[device] > 0 and available(device):
-                chosen.add(device)
-        if len(chosen) < count:
-            busy = flights.keys() | waiting | chosen
-            idle = [d for d in range(self.world.devices) if d not in busy and samples[d] > 0 and available(d)]
-            order = stream(self.world.seed, "select rest", self.draws).permutation(len(idle))
-            chosen.update(idle[index] for index in order[: count - len(chosen)])
-        return sorted(chosen)
+        """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
+        flights, waiting = self.flights, self.waiting
 
-    def _draw(self) -> int:
-        """The next device of one long random sequence, whose place is all the state there is."""
-        block, place = divmod(self.draws, DRAWS)
-        if self._block is None or self._block[0] != block:
-            drawn = stream(self.world.seed, "select", block).integers(self.world.devices, size=DRAWS)
-            self._block = (block, drawn.tolist())
-        self.draws += 1
-        return self._block[1][place]
+        def free(device: int) -> bool:
+            return device not in flights and device not in waiting and available(device)
+
+        return self.selector.select(count, free, self._look)
+
+    def _look(self, rng: np.random.Generator) -> View:
+        return View(self.version, self.rounds, self.world.samples, self.trips, rng)
+
+    @property
+    def draws(self) -> int:
+        """The selector's place in its random sequence."""
+        return self.selector.draws
+
+    @draws.setter
+    def draws(self, place: int) -> None:
+        self.selector.draws = place
 
     def trigger(self, devices: Sequence[int]) -> list[Assignment]:
         """Send the current model to these devices. For a synchronous method this opens a round."""

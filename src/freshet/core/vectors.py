@@ -5,7 +5,7 @@ They are loaded when the first vector is touched, since that takes a moment.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 
@@ -24,9 +24,12 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-def load_kernels() -> None:
-    """Load the compiled loops now, or compile them if this is the first time on this machine."""
-    _kernels()
+def load_kernels(say: Callable[[str], None]) -> None:
+    """Load the compiled loops now, or compile them if this is the first time on this machine, and say so."""
+    from freshet.core.compiling import announced
+
+    with announced(say):
+        _kernels()
 
 
 def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) -> Vector:

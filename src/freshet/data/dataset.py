@@ -1,17 +1,25 @@
-"""The one shape in which data travel through Freshet: arrays in memory, checked once, shared by all workers."""
+"""The one shape in which data travel through Freshet: arrays in memory, checked once, shared by all workers.
+
+Inputs that are too large for memory stay where they are and are read by the batch (``LazyRows``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from freshet.data import outside
+from freshet.data.outside import LazyRows
 from freshet.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
+Rows = Array | LazyRows
+#: Images that are read for the channel mean and spread of a data set that is not in memory.
+MEASURED = 2000
 
 _SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams: a split never reuses another's draws
 
@@ -24,9 +32,9 @@ class DataSet:
     """
 
     name: str
-    x_train: Array
+    x_train: Rows
     y_train: Array
-    x_test: Array
+    x_test: Rows
     y_test: Array
     classes: int
     class_names: tuple[str, ...] = ()
@@ -35,6 +43,8 @@ class DataSet:
     pad_id: int | None = None  # text only: the id that fills short samples
     vocabulary: int | None = None  # text only: number of token ids
     groups: Array | None = None  # natural client of each training sample
+    whole: tuple[int, int] | None = None  # training and test samples of the full data set, where that is known
+    held_out: bool = False  # the test samples are a part of the training set
 
     def with_validation(self, fraction: float, seed: int) -> DataSet:
         """Hold out a stratified part of the training samples and put it in the place of the test set.
@@ -55,6 +65,7 @@ class DataSet:
             x_test=self.x_train[held],
             y_test=self.y_train[held],
             groups=None if self.groups is None else self.groups[keep],
+            held_out=True,
         )
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
@@ -69,6 +80,26 @@ class DataSet:
             y_test=self.y_test[b],
             groups=None if self.groups is None else self.groups[a],
         )
+
+    def facts(self) -> dict[str, Any]:
+        """How many samples there are, and how many the full data set has."""
+        train, test = len(self.y_train), len(self.y_test)
+        whole = self.whole or (train, test)
+        facts = {"name": self.name, "train": train, "test": test, "whole_train": whole[0], "whole_test": whole[1]}
+        return facts | {"held_out": self.held_out, "part": self.part()}
+
+    def part(self) -> str | None:
+        """One sentence when this is not the whole data set, for whoever reads results; else None."""
+        train, test = len(self.y_train), len(self.y_test)
+        whole = self.whole or (train, test)
+        if (train, test) == whole and not self.held_out:
+            return None
+        said = [f"trains on {train:,} of {whole[0]:,} samples" if train != whole[0] else "trains on all samples"]
+        if self.held_out:
+            said.append(f"tests on {test:,} samples held out of the training set")
+        else:
+            said.append(f"tests on {test:,} of {whole[1]:,}" if test != whole[1] else "tests on all test samples")
+        return f"{self.name} is not whole: {' and '.join(said)}"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -121,7 +152,7 @@ def check(dataset: DataSet) -> DataSet:
     return dataset
 
 
-def _check_part(where: str, x: Array, y: Array, dataset: DataSet) -> None:
+def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     if len(y) == 0 or x.size == 0:
         raise DataError(f"{where} set is empty; at least one sample is needed")
     if y.ndim != 1 or y.dtype != np.int64:
@@ -132,6 +163,8 @@ def _check_part(where: str, x: Array, y: Array, dataset: DataSet) -> None:
     if low < 0 or high >= dataset.classes:
         bad = low if low < 0 else high
         raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
+    if isinstance(x, LazyRows):  # the first sample stands for all; each is checked when it is read
+        x = x.read(np.zeros(1, np.int64))
     if x.dtype == np.uint8:
         _check_images(where, x)
     elif x.dtype == np.int32:
@@ -176,26 +209,112 @@ def from_arrays(
     groups: Any = None,
     vocabulary: int | None = None,
     pad_id: int | None = None,
+    input_column: str = "",
+    label_column: str = "",
+    lazy: bool = False,
 ) -> DataSet:
     """A checked DataSet from a user's own data.
 
-    ``train`` and ``test`` are each a pair ``(x, y)`` of arrays or tensors, or a torch ``Dataset`` of such pairs, which
-    is read once. Floats become float32, integer (samples, length) arrays become token ids, uint8 stays uint8
-    and gets the channel mean and spread of the training images.
+    ``train`` and ``test`` are each a pair ``(x, y)`` of arrays or tensors, a torch ``Dataset`` of such pairs, or a
+    Hugging Face ``Dataset`` whose columns are named. Floats become float32, integer (samples, length) arrays become
+    token ids, uint8 stays uint8 and gets the channel mean and spread of the training images. Datasets are read once, or
+    with ``lazy`` batch by batch whenever they are needed. ``groups`` is an array or the name of a column.
     """
-    x_train, y_train = _pair(f"{name}: train", train)
-    x_test, y_test = _pair(f"{name}: test", test)
+    columns = (input_column, label_column)
+    sides = {
+        side: _side(f"{name}: {side}", given, columns, lazy, vocabulary)
+        for side, given in (("train", train), ("test", test))
+    }
+    (x_train, y_train, names), (x_test, y_test, _) = sides["train"], sides["test"]
+    if x_train.dtype != np.int32:
+        vocabulary = None
     if classes is None:
-        classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=1)
-    if vocabulary is None and x_train.dtype == np.int32 and x_train.size and x_test.size:
-        vocabulary = 1 + int(max(x_train.max(), x_test.max()))
-    mean, std = channel_statistics(x_train) if x_train.dtype == np.uint8 and x_train.size else (None, None)
-    column = None if groups is None else np.asarray(groups)
+        classes = max(len(names), 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=1))
+    if vocabulary is None and isinstance(x_train, np.ndarray) and isinstance(x_test, np.ndarray):
+        ids = x_train.dtype == np.int32 and x_train.size and x_test.size
+        vocabulary = 1 + int(max(x_train.max(), x_test.max())) if ids else None
+    mean, std = _statistics(x_train)
+    if isinstance(groups, str):
+        source = outside.source_of(f"{name}: train", train, *columns)
+        groups = None if source is None else source.column(groups)
+        if groups is None:
+            raise DataError(f"{name}: groups names a column, but the training data are arrays; give an array")
     return check(
         DataSet(
-            name, x_train, y_train, x_test, y_test, classes, tuple(class_names), mean, std, pad_id, vocabulary, column
+            name,
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            classes,
+            tuple(class_names) or names,
+            mean,
+            std,
+            pad_id,
+            vocabulary,
+            None if groups is None else outside.array(f"{name}: groups", groups),
+            (len(y_train), len(y_test)),
         )
     )
+
+
+class Wishes(Protocol):
+    """Those settings of ``data`` that concern data from Python."""
+
+    @property
+    def lazy(self) -> bool: ...
+    @property
+    def input_column(self) -> str: ...
+    @property
+    def label_column(self) -> str: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+
+def own_data(name: str, train: Any, test: Any, groups: Any, wishes: Wishes) -> DataSet | None:
+    """The data that were given from Python, or None when none were."""
+    if isinstance(train, DataSet):
+        if test is not None:
+            raise DataError("a DataSet has its test samples in it: leave test out")
+        return train if groups is None else check(replace(train, groups=outside.array("groups", groups)))
+    if train is None:
+        if test is not None:
+            raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
+        if groups is not None:
+            raise DataError("groups are for data of your own: give train and test beside them")
+        return None
+    if test is None:
+        raise DataError("test data are missing: give test=(x, y) or a Dataset beside train")
+    return from_arrays(
+        name,
+        train,
+        test,
+        groups=groups,
+        input_column=wishes.input_column,
+        label_column=wishes.label_column,
+        lazy=wishes.lazy,
+        vocabulary=wishes.vocabulary if wishes.lazy else None,
+    )
+
+
+def _side(
+    where: str, given: Any, columns: tuple[str, str], lazy: bool, vocabulary: int | None
+) -> tuple[Rows, Array, tuple[str, ...]]:
+    """Inputs, labels and class names of the training or the test set."""
+    source = outside.source_of(where, given, *columns) if lazy else None
+    if source is None:
+        return outside.read(where, given, *columns)
+    rows = LazyRows.of(where, source, vocabulary)
+    if rows.dtype == np.int32 and vocabulary is None:
+        raise DataError(f"{where} token ids that are not read at once need a vocabulary size; give vocabulary")
+    return rows, outside.labels(where, source.labels()), source.class_names
+
+
+def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Channel mean and spread of uint8 images; of images that are not in memory, those of an even sample."""
+    if x.dtype != np.uint8 or not x.size:
+        return None, None
+    return channel_statistics(x.read(outside.spread(len(x), MEASURED)) if isinstance(x, LazyRows) else x)
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -211,58 +330,3 @@ def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, .
         means.append(mean)
         stds.append(std if std > 1e-6 else 1.0)
     return tuple(means), tuple(stds)
-
-
-def _pair(where: str, source: Any) -> tuple[Array, Array]:
-    if isinstance(source, (tuple, list)) and len(source) == 2:
-        x, y = source
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        samples = [source[i] for i in range(len(source))]
-        if not samples:
-            raise DataError(f"{where} set is empty; at least one sample is needed")
-        if not all(isinstance(s, (tuple, list)) and len(s) == 2 for s in samples):
-            raise DataError(f"{where} data set does not give (x, y) pairs")
-        x = _stack(where, [s[0] for s in samples])
-        y = [int(s[1]) for s in samples]
-    else:
-        raise DataError(f"{where} data are a {type(source).__name__}; allowed: a pair (x, y) or a torch Dataset")
-    return _samples(where, _array(where, x)), _labels(where, _array(where, y))
-
-
-def _stack(where: str, items: list[Any]) -> Array:
-    arrays = [_array(where, item) for item in items]
-    if hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
-        arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
-    if len({a.shape for a in arrays}) > 1:
-        raise DataError(f"{where} samples differ in shape; all must have the same")
-    return np.stack(arrays)
-
-
-def _array(where: str, value: Any) -> Array:
-    if hasattr(value, "detach"):  # a torch tensor, wherever it lives
-        value = value.detach().cpu().numpy()
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{where} samples cannot form one array ({error})") from error
-
-
-def _samples(where: str, x: Array) -> Array:
-    if x.ndim == 0:
-        raise DataError(f"{where} samples are a single number; an array with one row per sample is needed")
-    if x.dtype == np.uint8:
-        return np.ascontiguousarray(x)
-    if x.dtype.kind in "iu" and x.ndim == 2:
-        if x.size and (x.min() < 0 or x.max() > np.iinfo(np.int32).max):
-            raise DataError(f"{where} token ids run from {x.min()} to {x.max()}; allowed: 0 to 2147483647")
-        return np.ascontiguousarray(x, dtype=np.int32)
-    if x.dtype.kind != "f":
-        raise DataError(f"{where} samples have type {x.dtype}; allowed: uint8 images, integer (N, length) ids, floats")
-    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinity, which check() names
-        return np.ascontiguousarray(x, dtype=np.float32)
-
-
-def _labels(where: str, y: Array) -> Array:
-    if y.dtype.kind not in "iu" and y.size:
-        raise DataError(f"{where} labels have type {y.dtype}; allowed: integers from 0")
-    return np.ascontiguousarray(y, dtype=np.int64)

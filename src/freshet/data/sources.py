@@ -191,6 +191,7 @@ def _assemble(spec: Spec, arrays: dict[str, Array], options: Options) -> DataSet
         std=spec.std,
         pad_id=0 if spec.kind == "text" else None,
         vocabulary=options.vocabulary if spec.kind == "text" else None,
+        whole=spec.counts[0],
     )
 
 
@@ -204,4 +205,5 @@ def _digits(spec: Spec) -> DataSet:
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([0])))
     test = stratified(y, len(y) // 5, rng)
     train = np.setdiff1d(np.arange(len(y)), test)
-    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names)
+    whole = spec.counts[0]
+    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names, whole=whole)

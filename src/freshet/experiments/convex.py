@@ -141,4 +141,4 @@ class Logistic:
 def digits(mu: float) -> Logistic:
     """The problem on Freshet's embedded digits (1,438 training samples of 64 pixels, 10 classes)."""
     dataset = load("digits")
-    return Logistic.of(dataset.x_train, dataset.y_train, dataset.classes, mu)
+    return Logistic.of(np.asarray(dataset.x_train), dataset.y_train, dataset.classes, mu)

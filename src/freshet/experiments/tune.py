@@ -57,7 +57,7 @@ def load_optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
-        raise RunError("freshet tune needs Optuna; install it with: pip install 'freshet[tune]'") from None
+        raise RunError("freshet tune needs Optuna; install it with: pip install 'freshet-fl[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -5,6 +5,7 @@ is ``module:Class``.
 import importlib
 import inspect
 import pkgutil
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -48,7 +49,9 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     for method in registry().values():
         if name in method.about.names:
             return method, dict(method.about.variants.get(name, {}))
-    raise ConfigError("method.name", f"{name!r} is not known; choose one of {', '.join(names())}, or module:Class")
+    close = get_close_matches(name.lower(), names(), n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, or module:Class"
+    raise ConfigError("method.name", f"{name!r} is not known; {hint}")
 
 
 def known(name: str) -> About | None:

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -178,6 +177,8 @@ class StepRule(LocalRule):
         local.scratch |= {name: local.tensor(_remembered(local, name)) for name in ("H", "V")}
 
     def adjust(self, local: Local) -> None:
+        import torch
+
         H, V, g = local.scratch["H"], local.scratch["V"], local.gradient
         if self.lambda_:
             g.add_(drift(local), alpha=self.lambda_)

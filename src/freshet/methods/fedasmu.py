@@ -24,7 +24,7 @@ l*. ``equations = "published"`` keeps the printed forms where they are not the d
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Op
 from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import mix
 from freshet.errors import ConfigError
-from freshet.methods.parts import audits, slots
+from freshet.methods.parts import audits
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
     Control,
@@ -49,6 +49,9 @@ from freshet.methods.parts.staleness import (
 )
 from freshet.methods.parts.stepping import move_along, write_step
 from freshet.methods.parts.steps import StepMemory, Trained
+
+if TYPE_CHECKING:
+    from freshet.methods.parts.meta import MetaSelector
 
 
 @dataclass
@@ -64,7 +67,7 @@ class ServerState:
     """Everything that the server has learned."""
 
     steps: StepMemory
-    meta: slots.MetaSelector
+    meta: "MetaSelector"
     devices: dict[int, DeviceControl] = field(default_factory=dict)
     adaptations: int = 0
     skipped: int = 0
@@ -112,11 +115,13 @@ class FedASMU(Method):
             raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
     def __init__(self, options: ASMUOptions, world: World) -> None:
+        from freshet.methods.parts.meta import MetaSelector
+
         super().__init__(options, world)
         budget = options.control_budget_mb * 2**20
         steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
-        self.state = ServerState(steps, slots.MetaSelector(world.epochs, *learning))
+        self.state = ServerState(steps, MetaSelector(world.epochs, *learning))
         if options.meta_from:
             self.state.meta.load(Path(options.meta_from))
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -118,7 +117,7 @@ class DualRule(LocalRule):
 
     def begin(self, local: Local) -> None:
         dual = local.memory.get("lambda")
-        local.scratch["lambda"] = torch.zeros_like(local.base) if dual is None else local.tensor(dual)
+        local.scratch["lambda"] = local.base.new_zeros(local.base.shape) if dual is None else local.tensor(dual)
 
     def adjust(self, local: Local) -> None:
         pull = drift(local).add_(local.scratch["lambda"])

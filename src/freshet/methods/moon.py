@@ -15,18 +15,17 @@ property of the model (``model.head``), the same for every method of a compariso
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy
 
 from freshet.core.about import About, Range
 from freshet.core.method import Local, LocalRule, Options
 from freshet.errors import ConfigError
 from freshet.methods.fedavg import FedAvg
-from freshet.models import has_features
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class MOONOptions(Options):
@@ -54,8 +53,11 @@ class MOON(FedAvg):
         return Contrast(options.mu, options.T) if options.mu else LocalRule()
 
 
-def contrastive(z: Tensor, z_g: Tensor, z_p: Tensor, T: float) -> Tensor:
+def contrastive(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Tensor":
     """``l_con``, mean over the batch: softmax cross-entropy on two logits, of which the first is right."""
+    import torch
+    from torch.nn.functional import cosine_similarity, cross_entropy
+
     logits = torch.stack([cosine_similarity(z, z_g), cosine_similarity(z, z_p)], dim=1) / T
     return cross_entropy(logits, torch.zeros(len(z), dtype=torch.long, device=z.device))
 
@@ -68,7 +70,9 @@ class Contrast(LocalRule):
     mu: float
     T: float
 
-    def check(self, module: nn.Module) -> None:
+    def check(self, module: "nn.Module") -> None:
+        from freshet.models import has_features
+
         if not has_features(module):
             problem = f"MOON needs a module with features(x) and classify(z), which {type(module).__name__} has not"
             raise ConfigError("model.name", problem)
@@ -78,7 +82,11 @@ class Contrast(LocalRule):
             local.scratch["global"] = local.frozen(local.snapshot())
             local.scratch["previous"] = local.frozen(local.memory["previous"])
 
-    def loss(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
+        from torch.nn.functional import cross_entropy
+
+        from freshet.models import has_features
+
         if "previous" not in local.scratch:
             return super().loss(local, x, y)
         z_g, z_p = local.scratch["global"](x), local.scratch["previous"](x)

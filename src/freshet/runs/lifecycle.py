@@ -7,9 +7,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -55,6 +55,8 @@ class Plan:
     checkpoint_every: float
     checkpoint_minutes: float
     stop_diverged: bool
+    #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ready(NamedTuple):
@@ -140,7 +142,8 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
         writer.elapsed = clock.seconds
-        for sentence in server.method.opening():
+        part = plan.data.get("part")
+        for sentence in [*([part] if part else []), *server.method.opening()]:
             writer.say(sentence)
         keeper = Checkpoints(driver, writer.directory, clock, plan.checkpoint_every, plan.checkpoint_minutes)
         status = "failed"
@@ -158,7 +161,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
             summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds())
-            summary |= server.method.closing()
+            summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             writer.close(summary, server.world.layout, weights)

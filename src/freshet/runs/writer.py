@@ -66,6 +66,9 @@ def default_directory(method: str, seed: int) -> Path:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            problem = f"the folder runs/ cannot be written ({error.strerror}); give another with --out or out="
+            raise ConfigError("run.out", problem) from None
         return path
     raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")
 
@@ -175,12 +178,15 @@ class RunWriter:
             observer.on_message(message)
 
     @staticmethod
-    def create(directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = ()) -> "RunWriter":
-        """Begin a new run directory."""
+    def create(
+        directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = (), note: str | None = None
+    ) -> "RunWriter":
+        """Begin a new run directory; a note becomes the first line of its config.toml."""
         RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / "config.toml", tomli_w.dumps(config).encode())
+            heading = f"# {' '.join(note.split())}\n" if note else ""
+            write_atomically(directory / "config.toml", (heading + tomli_w.dumps(config)).encode())
             return RunWriter(directory, observers)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None

@@ -141,26 +141,28 @@ class Simulation:
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number = assignment.device, assignment.trip
         journey = self.journeys[device] = Journey(assignment)
-        start = journey.started = now + self.fleet.down(device, assignment.nbytes)
+        start = journey.started = now + self.fleet.down(device, assignment.nbytes, now)
         if self.rule.asks:
             rng = stream(self.server.world.seed, "slot", device, number)
             journey.slot = self.rule.plan(self.devices.get(device), assignment, rng)
         if journey.slot is None:
             self._finish(start, journey, assignment.epochs)
         else:
-            asked = start + (journey.slot.epoch - 1) * self._epoch(device)
-            self.heap.push(Happening(asked + self.fleet.up(device, CONTROL_BYTES), Rank.REQUEST, device, number))
+            asked = start + (journey.slot.epoch - 1) * self._epoch(device, start)
+            heard = asked + self.fleet.up(device, CONTROL_BYTES, asked)
+            self.heap.push(Happening(heard, Rank.REQUEST, device, number))
         leaves = self.fleet.leaves(device, now)
         if leaves < math.inf:
             self.heap.push(Happening(leaves, Rank.LOST, device, number))
 
-    def _epoch(self, device: int) -> float:
-        return self.fleet.epoch(device, self.server.world.epochs)
+    def _epoch(self, device: int, time: float) -> float:
+        return self.fleet.epoch(device, self.server.world.epochs, time)
 
     def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
         device, number = journey.assignment.device, journey.assignment.trip
-        arrival = resume + epochs * self._epoch(device) + self.fleet.up(device, self.server.upload_bytes)
+        done = resume + epochs * self._epoch(device, resume)
+        arrival = done + self.fleet.up(device, self.server.upload_bytes, done)
         self._hand_out(journey, arrival)
         rank = Rank.LOST if self.fleet.is_lost(device, number) else Rank.UPLOAD
         self.heap.push(Happening(arrival, rank, device, number))
@@ -194,7 +196,8 @@ class Simulation:
         effects = self.coordinator.request(Request(entry.device, entry.trip, journey.slot))
         self._carry_out(entry.time, effects)
         journey.fresh = fresh = effects.fresh
-        resume = entry.time + self.fleet.down(entry.device, CONTROL_BYTES if fresh is None else fresh.nbytes)
+        size = CONTROL_BYTES if fresh is None else fresh.nbytes
+        resume = entry.time + self.fleet.down(entry.device, size, entry.time)
         if fresh is not None:
             self.heap.push(Happening(resume, Rank.MERGE, entry.device, entry.trip))
         self._finish(resume, journey, journey.assignment.epochs - (journey.slot.epoch - 1))
@@ -211,8 +214,8 @@ class Simulation:
     def _hurry(self, now: float, device: int) -> None:
         """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""
         journey = self.journeys[device]
-        heard = now + self.fleet.down(device, CONTROL_BYTES)
-        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device))
+        heard = now + self.fleet.down(device, CONTROL_BYTES, now)
+        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device, journey.started))
         if journey.slot is None and epochs < journey.assignment.epochs and journey.future is not None:
             journey.future.cancel()
             journey.assignment = journey.assignment._replace(epochs=epochs)
@@ -224,7 +227,7 @@ class Simulation:
             return
         del self.journeys[entry.device]
         if self.rule.timed:
-            download = self.fleet.down(entry.device, journey.assignment.nbytes)
+            download = self.fleet.down(entry.device, journey.assignment.nbytes, journey.started)
             self.devices.completed(entry.device, download + (entry.time - journey.started))
         looked = False
 

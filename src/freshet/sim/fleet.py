@@ -2,20 +2,25 @@
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
+from freshet.errors import ConfigError
 from freshet.options import FleetOptions
+from freshet.traces import Trace, read_trace
 
 Floats = NDArray[np.float64]
+#: Bytes per second in one Mbit/s.
+MBPS = 1e6 / 8
 
 
 @dataclass
 class Fleet:
-    """Per-device figures: seconds per local training, bytes per second up and down."""
+    """Per-device figures: seconds per local training, bytes per second up and down (a number: the same for all)."""
 
     train_seconds: Floats
     up_rate: Floats
@@ -26,18 +31,43 @@ class Fleet:
     off_seconds: float = 0.0
     loss: float = 0.0
     seed: int = 0
+    #: Where speeds, rates and absences are known over time; the figures above are then those of the first rows.
+    trace: Trace | None = None
+    #: What ``train_seconds`` were derived from, if they were.
+    seconds_per_sample: Floats | None = None
     _switches: dict[int, tuple[bool, list[float], np.random.Generator]] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self.train_seconds = _figures("train_seconds", self.train_seconds)
+        devices = len(self.train_seconds)
+        self.up_rate = _figures("up_rate", self.up_rate, devices)
+        self.down_rate = _figures("down_rate", self.down_rate, devices)
+        if self.seconds_per_sample is not None:
+            self.seconds_per_sample = _figures("seconds_per_sample", self.seconds_per_sample, devices)
+        for name in ("up_latency", "down_latency", "on_seconds", "off_seconds", "loss"):
+            setattr(self, name, _amount(name, getattr(self, name)))
+        if self.loss > 1:
+            raise ConfigError("fleet.loss", f"must be a probability in 0..1, but {self.loss:g} was given")
+        if (self.on_seconds == 0) != (self.off_seconds == 0):
+            raise ConfigError("fleet.on_seconds", "and off_seconds must both be 0 (always reachable) or both positive")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError("fleet.seed", f"must be a whole number from 0, but {self.seed!r} was given")
+        if self.trace is not None and len(self.trace) != devices:
+            raise ConfigError("fleet.trace", f"has {len(self.trace)} devices, but there are {devices} train_seconds")
+
     @staticmethod
-    def draw(options: FleetOptions, seed: int) -> "Fleet":
-        """Devices at random: training seconds uniform between fastest and ratio x fastest, the two ends included."""
+    def draw(options: FleetOptions, seed: int, work: Floats | None = None) -> "Fleet":
+        """Devices at random: training seconds uniform between fastest and ratio x fastest, the two ends included.
+
+        With a trace: as it says; ``work`` is the number of samples that each device goes through in one local training.
+        """
         rng = stream(seed, "fleet")
         seconds = options.fastest * (1.0 + (options.ratio - 1.0) * rng.random(options.devices))
         if options.devices > 1:
             seconds[np.argmax(seconds)] = options.fastest * options.ratio
         seconds[np.argmin(seconds)] = options.fastest
         share = 1.0 / (1.0 + (options.link_ratio - 1.0) * rng.random(options.devices))
-        return Fleet(
+        fleet = Fleet(
             train_seconds=seconds,
             up_rate=share * options.up_mbps * 1e6 / 8,
             down_rate=share * options.down_mbps * 1e6 / 8,
@@ -48,21 +78,59 @@ class Fleet:
             loss=options.loss,
             seed=seed,
         )
+        return fleet.following(read_trace(options.trace).part(options.devices, seed), work) if options.trace else fleet
 
     def __len__(self) -> int:
         return len(self.train_seconds)
 
-    def up(self, device: int, size: int) -> float:
-        """Seconds until ``size`` bytes from the device have reached the server."""
-        return self.up_latency + size / self.up_rate.item(device)
+    def following(self, trace: Trace, work: Floats | None) -> "Fleet":
+        """The same fleet with the speeds, rates and absences of a trace; a rate that it leaves out stays.
 
-    def down(self, device: int, size: int) -> float:
-        """Seconds until ``size`` bytes from the server have reached the device."""
-        return self.down_latency + size / self.down_rate.item(device)
+        ``train_seconds_k = seconds_per_sample_k * work_k`` with the first row's figure.
+        """
+        if work is None:
+            raise ConfigError("fleet.trace", "gives seconds per sample, and here no samples are known; leave it out")
+        first = [history.rows[0] for history in trace.histories]
+        per_sample = np.array([row.seconds_per_sample for row in first])
+        up = [
+            rate if row.up_mbps is None else row.up_mbps * MBPS for row, rate in zip(first, self.up_rate, strict=True)
+        ]
+        down = [
+            rate if row.down_mbps is None else row.down_mbps * MBPS
+            for row, rate in zip(first, self.down_rate, strict=True)
+        ]
+        return replace(
+            self,
+            train_seconds=per_sample * work,
+            up_rate=np.array(up),
+            down_rate=np.array(down),
+            trace=trace,
+            seconds_per_sample=per_sample,
+            on_seconds=0.0,
+            off_seconds=0.0,
+            _switches={},
+        )
 
-    def epoch(self, device: int, epochs: int) -> float:
-        """Seconds per epoch, when a whole local training has ``epochs`` of them."""
-        return self.train_seconds.item(device) / epochs
+    def up(self, device: int, size: int, time: float = 0.0) -> float:
+        """Seconds until ``size`` bytes that the device sends at ``time`` have reached the server."""
+        mbps = None if self.trace is None else self.trace.histories[device].figures(time).up_mbps
+        return self.up_latency + size / (self.up_rate.item(device) if mbps is None else mbps * MBPS)
+
+    def down(self, device: int, size: int, time: float = 0.0) -> float:
+        """Seconds until ``size`` bytes that the server sends at ``time`` have reached the device."""
+        mbps = None if self.trace is None else self.trace.histories[device].figures(time).down_mbps
+        return self.down_latency + size / (self.down_rate.item(device) if mbps is None else mbps * MBPS)
+
+    def pace(self, device: int, time: float) -> float:
+        """How much longer training takes than ``train_seconds`` say, when it goes on at ``time``: 1 without a trace."""
+        if self.trace is None:
+            return 1.0
+        history = self.trace.histories[device]
+        return history.figures(time).seconds_per_sample / history.rows[0].seconds_per_sample
+
+    def epoch(self, device: int, epochs: int, time: float = 0.0) -> float:
+        """Seconds per epoch from ``time`` on, when a whole local training has ``epochs`` of them."""
+        return self.train_seconds.item(device) * self.pace(device, time) / epochs
 
     def is_lost(self, device: int, trip: int) -> bool:
         """Whether this trip's upload gets lost on the way."""
@@ -70,6 +138,8 @@ class Fleet:
 
     def available(self, device: int, time: float) -> bool:
         """Whether the device is reachable at this time."""
+        if self.trace is not None:
+            return self.trace.histories[device].available(time)
         if self.on_seconds == 0:
             return True
         starts_on, switches = self._until(device, time)
@@ -77,6 +147,8 @@ class Fleet:
 
     def leaves(self, device: int, time: float) -> float:
         """When a device that is reachable now goes away."""
+        if self.trace is not None:
+            return self.trace.histories[device].leaves(time)
         if self.on_seconds == 0:
             return math.inf
         _, switches = self._until(device, time)
@@ -94,3 +166,35 @@ class Fleet:
             length = float(rng.exponential(self.on_seconds if on_now else self.off_seconds))
             switches.append((switches[-1] if switches else 0.0) + length)
         return starts_on, switches
+
+
+def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
+    """One positive, finite number per device; a single number stands for all where their number is known."""
+    try:
+        values = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"fleet.{name}", f"must be one number per device, but {str(given)[:50]!r} was given"
+        ) from None
+    if values.ndim == 0 and devices is not None:
+        values = np.full(devices, values)
+    if values.ndim != 1 or len(values) == 0:
+        raise ConfigError(f"fleet.{name}", f"must be one number per device, but its shape is {values.shape}")
+    if devices is not None and len(values) != devices:
+        raise ConfigError(
+            f"fleet.{name}", f"has {len(values)} numbers, but train_seconds has {devices}; one per device"
+        )
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise ConfigError(f"fleet.{name}", f"must be positive and finite, but device {bad[0]} has {values[bad[0]]:g}")
+    return values
+
+
+def _amount(name: str, given: Any) -> float:
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"fleet.{name}", f"must be a finite number from 0, but {str(given)[:50]!r} was given")
+    return value

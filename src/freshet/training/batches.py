@@ -1,5 +1,9 @@
-"""The federation's data in memory, once: who holds which samples, and mini-batches of them as float tensors."""
+"""The federation's data: who holds which samples, and mini-batches of them as float tensors.
 
+They are in memory once, or are read by the batch where they are (``LazyRows``), with the same bits.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from freshet.data.augment import crop_flip
-from freshet.data.dataset import DataSet
+from freshet.data.dataset import DataSet, Rows
+from freshet.data.outside import LazyRows
+from freshet.data.shards import OwnTests
 
 Indices = NDArray[np.int64]
 
@@ -20,10 +26,10 @@ class Samples:
     """Inputs and labels as stored; images of uint8 are normalised when a batch is taken.
 
     Images lie in memory as (N, H, W, C) and are handed out as (N, C, H, W) views of that: the layout in which
-    convolutions are fastest, at no cost per batch.
+    convolutions are fastest, at no cost per batch. Labels are always in memory.
     """
 
-    x: Tensor
+    x: Tensor | LazyRows
     y: Tensor
     #: Per entry of a sample, in the order of ``x``.
     mean: Tensor | None
@@ -32,22 +38,29 @@ class Samples:
     @staticmethod
     def of(dataset: DataSet, *, test: bool) -> "Samples":
         x, y = (dataset.x_test, dataset.y_test) if test else (dataset.x_train, dataset.y_train)
-        stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if x.ndim == 4 else x)
+        stored = x if isinstance(x, LazyRows) else torch.from_numpy(channels_last(x))
         mean = std = None
         if dataset.mean is not None and dataset.std is not None:
-            scale, pixels = (255.0 if x.dtype == np.uint8 else 1.0), stored[0].size // stored.shape[-1]
+            scale = 255.0 if x.dtype == np.uint8 else 1.0
+            pixels = math.prod(x.shape[1:]) // (x.shape[1] if x.ndim == 4 else x.shape[-1])
             both = (torch.tensor(values, dtype=torch.float32) for values in (dataset.mean, dataset.std))
             mean, std = (values.repeat(pixels) * scale for values in both)
-        return Samples(torch.from_numpy(stored), torch.from_numpy(y.astype(np.int64)), mean, std)
+        return Samples(stored, torch.from_numpy(y.astype(np.int64)), mean, std)
 
     def to(self, device: str) -> "Samples":
-        """The same samples on a device (themselves on the CPU)."""
+        """The same samples on a device (themselves on the CPU); what is not in memory goes there by the batch."""
         mean, std = (None if values is None else values.to(device) for values in (self.mean, self.std))
-        return Samples(self.x.to(device), self.y.to(device), mean, std)
+        return Samples(self.x if isinstance(self.x, LazyRows) else self.x.to(device), self.y.to(device), mean, std)
 
     def take(self, index: Tensor, augment: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:
         """These samples as a batch that a model accepts."""
-        return self._prepare(self.x.index_select(0, index), augment), self.y[index]
+        return self._prepare(self._stored(index), augment), self.y[index]
+
+    def _stored(self, index: Tensor) -> Tensor:
+        """A copy of these samples as they are in memory, or would be."""
+        if isinstance(self.x, LazyRows):
+            return torch.from_numpy(channels_last(self.x.read(index.cpu().numpy()))).to(self.y.device)
+        return self.x.index_select(0, index)
 
     def _prepare(self, x: Tensor, augment: np.random.Generator | None = None) -> Tensor:
         if augment is not None and x.ndim == 4:
@@ -62,31 +75,56 @@ class Samples:
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in batches (copies: a model may write to its input)."""
         for start in range(0, len(self.y), size):
-            yield self._prepare(self.x[start : start + size].clone()), self.y[start : start + size]
+            y = self.y[start : start + size]
+            if isinstance(self.x, LazyRows):
+                x = self._stored(torch.arange(start, start + len(y)))
+            else:
+                x = self.x[start : start + size].clone()
+            yield self._prepare(x), y
+
+
+def channels_last(x: NDArray[Any]) -> NDArray[Any]:
+    """Images (N, C, H, W) as contiguous (N, H, W, C); everything else as it is."""
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if x.ndim == 4 else x)
 
 
 def arranged(dataset: DataSet) -> DataSet:
     """The same data set with its images lying in memory as ``Samples`` wants them, so that no second copy is needed."""
 
-    def lay(x: NDArray[Any]) -> NDArray[Any]:
-        if x.ndim != 4:
-            return x
-        return np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    def lay(x: Rows) -> Rows:
+        return x if isinstance(x, LazyRows) or x.ndim != 4 else channels_last(x).transpose(0, 3, 1, 2)
 
     return replace(dataset, x_train=lay(dataset.x_train), x_test=lay(dataset.x_test))
 
 
 @dataclass(frozen=True)
+class DeviceTests:
+    """Test samples of each device: numbers of samples of the common test set, or of a set of the devices' own."""
+
+    samples: Samples
+    shards: Sequence[Indices]
+
+    def to(self, device: str) -> "DeviceTests":
+        return DeviceTests(self.samples.to(device), self.shards)
+
+
+@dataclass(frozen=True)
 class FederatedData:
-    """Training samples with their shards, and test samples."""
+    """Training samples with their shards, and test samples; where devices have tests of their own, those too."""
 
     train: Samples
     test: Samples
     shards: Sequence[Indices]
+    device_tests: DeviceTests | None = None
 
     def to(self, device: str) -> "FederatedData":
-        return FederatedData(self.train.to(device), self.test.to(device), self.shards)
+        own = self.device_tests and self.device_tests.to(device)
+        return FederatedData(self.train.to(device), self.test.to(device), self.shards, own)
 
     @staticmethod
-    def of(dataset: DataSet, shards: Sequence[Indices]) -> "FederatedData":
-        return FederatedData(Samples.of(dataset, test=False), Samples.of(dataset, test=True), shards)
+    def of(dataset: DataSet, shards: Sequence[Indices], own: OwnTests | None = None) -> "FederatedData":
+        test, tests = Samples.of(dataset, test=True), None
+        if own is not None:
+            samples = test if own.data is None else Samples.of(own.as_test_of(dataset), test=True)
+            tests = DeviceTests(samples, own.shards)
+        return FederatedData(Samples.of(dataset, test=False), test, shards, tests)

@@ -1,15 +1,18 @@
 """Terms that several methods add to the local gradient, each through ``LocalRule.adjust``; no loop of their own."""
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from freshet.core.method import Local, LocalRule
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def drift(local: Local) -> Tensor:
+
+def drift(local: Local) -> "Tensor":
     """``u - w^b``: how far local training has moved from its base; valid until the next call."""
+    import torch
+
     if "drift" not in local.scratch:
         local.scratch["drift"] = torch.empty_like(local.base)
     out: Tensor = local.scratch["drift"]

@@ -1,0 +1,147 @@
+"""Which idle devices are triggered next: uniformly, in proportion to their samples, or as a user's function says.
+
+A selector's only state is ``draws``, its place in one long random sequence: with that number saved, selection goes on
+as if it had never stopped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.core.streams import stream
+from freshet.errors import ConfigError
+
+#: Random devices drawn at a time.
+DRAWS = 4096
+KINDS = ("uniform", "by_samples")
+Free = Callable[[int], bool]
+
+
+class View(NamedTuple):
+    """What a user's function may know when it selects."""
+
+    version: int
+    rounds: int
+    #: Samples of each device.
+    samples: NDArray[np.int64]
+    #: Trips that each device has begun; a device that never did is not in it.
+    trips: Mapping[int, int]
+    #: A stream of this selection's own: use it for all that is random, and the run can be repeated.
+    rng: np.random.Generator
+
+
+#: ``function(view, count, candidates)`` gives at most ``count`` of the candidates.
+Choice = Callable[[View, int, list[int]], Sequence[int]]
+#: By name, or a user's function.
+Selection = str | Choice
+Look = Callable[[np.random.Generator], View]
+
+
+class Uniform:
+    """Every free device is equally likely."""
+
+    def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
+        self.seed, self.samples, self.draws = seed, samples, 0
+        self._block: tuple[int, list[int]] | None = None
+
+    def select(self, count: int, free: Free, look: Look) -> list[int]:
+        """Up to ``count`` free devices with data, drawn one after the other without replacement, in ascending order.
+
+        Drawing from all and passing over those that are not free is the same as drawing from the free ones.
+        """
+        chosen: set[int] = set()
+        for _ in range(4 * count + 64):  # enough while most devices are free
+            if len(chosen) == count:
+                return sorted(chosen)
+            device = self._draw()
+            if device not in chosen and self.samples[device] > 0 and free(device):
+                chosen.add(device)
+        if len(chosen) < count:
+            rest = [d for d in candidates(self.samples, free) if d not in chosen]
+            chosen.update(rest[index] for index in self._order(rest)[: count - len(chosen)])
+        return sorted(chosen)
+
+    def _draw(self) -> int:
+        """The next device of the sequence."""
+        block, place = divmod(self.draws, DRAWS)
+        if self._block is None or self._block[0] != block:
+            self._block = (block, self._drawn(block))
+        self.draws += 1
+        return self._block[1][place]
+
+    def _drawn(self, block: int) -> list[int]:
+        drawn: list[int] = stream(self.seed, "select", block).integers(len(self.samples), size=DRAWS).tolist()
+        return drawn
+
+    def _order(self, rest: list[int]) -> NDArray[np.int64]:
+        """In which order the remaining free devices come, when hardly any is left to be found by drawing."""
+        return stream(self.seed, "select rest", self.draws).permutation(len(rest))
+
+
+class BySamples(Uniform):
+    """The next device is k with probability ``n_k / sum of n`` over the free devices that are not yet chosen."""
+
+    def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
+        super().__init__(seed, samples)
+        self._shares = np.cumsum(samples, dtype=np.float64)
+
+    def _drawn(self, block: int) -> list[int]:
+        points = stream(self.seed, "select by samples", block).random(DRAWS) * self._shares[-1]
+        drawn: list[int] = np.searchsorted(self._shares, points, side="right").tolist()
+        return drawn
+
+    def _order(self, rest: list[int]) -> NDArray[np.int64]:
+        """``E_k / n_k`` ascending, E exponential: the order in which drawing without replacement would find them."""
+        waits = stream(self.seed, "select rest by samples", self.draws).exponential(size=len(rest))
+        return np.argsort(waits / self.samples[rest], kind="stable")
+
+
+class Chosen:
+    """A user's function selects; what it gives is checked."""
+
+    def __init__(self, seed: int, samples: NDArray[np.int64], choice: Choice) -> None:
+        self.seed, self.samples, self.choice, self.draws = seed, samples, choice, 0
+
+    def select(self, count: int, free: Free, look: Look) -> list[int]:
+        found = candidates(self.samples, free)
+        view = look(stream(self.seed, "select by function", self.draws))
+        self.draws += 1
+        given = self.choice(view, count, list(found)) if found else []
+        return checked(given, count, found)
+
+
+Selector = Uniform | Chosen
+
+
+def selector(kind: Selection, seed: int, samples: NDArray[np.int64]) -> Selector:
+    """The selector that ``run.selection`` names, or that asks a function given from Python."""
+    if callable(kind):
+        return Chosen(seed, samples, kind)
+    if kind not in KINDS:
+        raise ConfigError("run.selection", f"must be one of {', '.join(KINDS)} or a function, but {kind!r} was given")
+    return (Uniform if kind == "uniform" else BySamples)(seed, samples)
+
+
+def candidates(samples: NDArray[np.int64], free: Free) -> list[int]:
+    """All free devices with data, in ascending order."""
+    return [device for device in np.flatnonzero(samples > 0).tolist() if free(device)]
+
+
+def checked(given: Any, count: int, found: Sequence[int]) -> list[int]:
+    """What a user's function selected, in ascending order, if it may be triggered."""
+    try:
+        numbers = np.asarray(given if hasattr(given, "__len__") else list(given))
+    except (TypeError, ValueError):
+        raise ConfigError("run.selection", f"must give device numbers, but {given!r} came back") from None
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise ConfigError("run.selection", f"must give a list of device numbers, but {given!r} came back")
+    devices = sorted(numbers.tolist())
+    if len(devices) > count:
+        raise ConfigError("run.selection", f"gave {len(devices)} devices, but at most {count} were asked for")
+    if len(set(devices)) < len(devices):
+        raise ConfigError("run.selection", f"gave a device twice: {devices}")
+    if strange := set(devices) - set(found):
+        raise ConfigError("run.selection", f"gave device {min(strange)}, which is not one of the candidates")
+    return devices

@@ -1,0 +1,296 @@
+"""Data that people bring: pairs of arrays, torch Datasets, and tables with named columns (Hugging Face ``datasets``).
+
+A source has a length, gives the inputs of some rows, and knows all labels; nothing here imports the libraries that the
+data come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from freshet.errors import DataError
+
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
+#: Rows of a table or Dataset that are read at a time.
+CHUNK = 1000
+_LABELS = ("label", "labels", "y", "target", "targets")
+
+
+class Source(Protocol):
+    """Samples that are read by number."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, rows: Indices) -> Sequence[Any]:
+        """The inputs of these samples."""
+
+    def labels(self) -> Array:
+        """The labels of all samples."""
+
+    def column(self, name: str) -> Array:
+        """A further column, such as the user that each sample belongs to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """A torch ``Dataset`` or ``Subset``, or any other sequence of (x, y) pairs."""
+
+    where: str
+    items: Any
+    class_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def inputs(self, rows: Indices) -> Sequence[Any]:
+        return [self._pair(row)[0] for row in rows.tolist()]
+
+    def labels(self) -> Array:
+        """From the list that most Datasets keep, if it agrees with the samples; else by going through them once."""
+        known = known_labels(self.items)
+        if known is not None and all(
+            np.array_equal(known[row], plain(self._pair(row)[1])) for row in {0, len(self) // 2, len(self) - 1}
+        ):
+            return known
+        return array(self.where, [plain(self._pair(row)[1]) for row in range(len(self))])
+
+    def column(self, name: str) -> Array:
+        raise DataError(f"{self.where} data have no column {name!r}; give groups as an array with one entry per sample")
+
+    def _pair(self, row: int) -> tuple[Any, Any]:
+        sample = self.items[row]
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise DataError(f"{self.where} data set does not give (x, y) pairs")
+        return sample[0], sample[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table with named columns: a Hugging Face ``datasets.Dataset``."""
+
+    where: str
+    table: Any
+    x: str
+    y: str
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(getattr(self.table.features.get(self.y), "names", None) or ())
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def inputs(self, rows: Indices) -> Sequence[Any]:
+        found: Sequence[Any] = self._only(self.x)[rows.tolist()][self.x]
+        return found
+
+    def labels(self) -> Array:
+        return self.column(self.y)
+
+    def column(self, name: str) -> Array:
+        if name not in self.table.column_names:
+            raise DataError(f"{self.where} data have no column {name!r}; columns: {', '.join(self.table.column_names)}")
+        return array(self.where, self._only(name)[:][name])
+
+    def _only(self, name: str) -> Any:
+        """The table without what is not asked for, unless a transform of the user's may need it."""
+        custom = getattr(self.table, "format", {}).get("type") == "custom"
+        return self.table if custom else self.table.select_columns([name])
+
+
+def is_table(given: Any) -> bool:
+    """Whether this is a Hugging Face Dataset, or looks like one."""
+    return all(hasattr(given, name) for name in ("column_names", "features", "select_columns"))
+
+
+def source_of(where: str, given: Any, x: str = "", y: str = "") -> Source | None:
+    """Given data as a source; None for a pair of arrays, which is in memory already."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return None
+    if isinstance(given, dict):
+        raise DataError(f"{where} data are a dict of {', '.join(map(str, given))[:80]}; give one of these")
+    if is_table(given):
+        return Table(where, given, *_columns(where, given, x, y))
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str):
+        return Items(where, given)
+    kind = type(given).__name__
+    raise DataError(f"{where} data are a {kind}; allowed: a pair (x, y), a torch Dataset or a Hugging Face Dataset")
+
+
+def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
+    """The columns with inputs and labels: as named, or as can be told without doubt."""
+    names = list(table.column_names)
+    listed = ", ".join(names)
+    if not y:
+        encoded = [name for name in names if hasattr(table.features[name], "names")]
+        guesses = encoded or [name for name in names if name in _LABELS]
+        if len(guesses) != 1:
+            raise DataError(f"{where} data have the columns {listed}; name the labels with data.label_column")
+        y = guesses[0]
+    rest = [name for name in names if name != y]
+    if not x and len(rest) != 1:
+        raise DataError(f"{where} data have the columns {listed}; name the inputs with data.input_column")
+    x = x or rest[0]
+    for key, name in (("data.input_column", x), ("data.label_column", y)):
+        if name not in names:
+            raise DataError(f"{where} data have no column {name!r} ({key}); columns: {listed}")
+    return x, y
+
+
+def read(where: str, given: Any, x: str = "", y: str = "") -> tuple[Array, Array, tuple[str, ...]]:
+    """Inputs, labels and class names in memory."""
+    source = source_of(where, given, x, y)
+    if source is None:
+        return samples(where, array(where, given[0])), labels(where, array(where, given[1])), ()
+    if len(source) == 0:
+        raise DataError(f"{where} set is empty; at least one sample is needed")
+    rows = (np.arange(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
+    if isinstance(source, Items):  # x and y come together, and may be costly
+        pairs = [source._pair(row) for row in range(len(source))]
+        inputs = stack(where, [pair[0] for pair in pairs])
+        return samples(where, inputs), labels(where, array(where, [plain(pair[1]) for pair in pairs])), ()
+    parts = [stack(where, source.inputs(chunk)) for chunk in rows]
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise DataError(f"{where} samples differ in shape; all must have the same")
+    return samples(where, np.concatenate(parts)), labels(where, source.labels()), source.class_names
+
+
+def known_labels(items: Any) -> Array | None:
+    """The labels that a Dataset keeps as one list, as torchvision's and torch's own do; None if it has none."""
+    if hasattr(items, "dataset") and hasattr(items, "indices"):  # a Subset
+        inner = known_labels(items.dataset)
+        return None if inner is None else inner[np.asarray(items.indices, dtype=np.int64)]
+    if getattr(items, "target_transform", None) is not None:
+        return None
+    tensors = getattr(items, "tensors", None)
+    if isinstance(tensors, tuple) and len(tensors) == 2:
+        return array("", tensors[1])
+    for name in ("targets", "labels"):
+        value = getattr(items, name, None)
+        if value is not None and hasattr(value, "__len__") and len(value) == len(items):
+            return array("", value)
+    return None
+
+
+def plain(value: Any) -> Any:
+    """A number or array instead of a tensor."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def stack(where: str, items: Sequence[Any]) -> Array:
+    """Single samples as one array."""
+    if hasattr(items, "detach"):
+        return array(where, items)
+    arrays = [array(where, item) for item in items]
+    if len(items) and hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
+        arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
+    if len({a.shape for a in arrays}) > 1:
+        raise DataError(f"{where} samples differ in shape; all must have the same")
+    return np.stack(arrays)
+
+
+def array(where: str, value: Any) -> Array:
+    try:
+        return np.asarray(plain(value))
+    except ValueError as error:
+        raise DataError(f"{where} samples cannot form one array ({error})") from error
+
+
+def samples(where: str, x: Array) -> Array:
+    """Inputs in one of the three types that travel through Freshet."""
+    if x.ndim == 0:
+        raise DataError(f"{where} samples are a single number; an array with one row per sample is needed")
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    if x.dtype.kind in "iu" and x.ndim == 2:
+        if x.size and (x.min() < 0 or x.max() > np.iinfo(np.int32).max):
+            raise DataError(f"{where} token ids run from {x.min()} to {x.max()}; allowed: 0 to 2147483647")
+        return np.ascontiguousarray(x, dtype=np.int32)
+    if x.dtype.kind in "USO":
+        raise DataError(f"{where} samples have type {x.dtype}, perhaps texts; turn them into numbers (token ids) first")
+    if x.dtype.kind != "f":
+        raise DataError(f"{where} samples have type {x.dtype}; allowed: uint8 images, integer (N, length) ids, floats")
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinity, which check() names
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def labels(where: str, y: Array) -> Array:
+    if y.dtype.kind not in "iu" and y.size:
+        raise DataError(f"{where} labels have type {y.dtype}; allowed: integers from 0")
+    return np.ascontiguousarray(y, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyRows:
+    """Inputs that stay where they are until a batch of them is taken: ``rows[index]`` is a part, ``read`` the numbers.
+
+    It has the shape and type of the array it stands for, as the first sample tells; every sample is checked when read.
+    """
+
+    where: str
+    source: Source
+    index: Indices
+    sample_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    limit: int | None = None  # token ids are below this
+
+    @staticmethod
+    def of(where: str, source: Source, limit: int | None) -> LazyRows:
+        if len(source) == 0:
+            raise DataError(f"{where} set is empty; at least one sample is needed")
+        first = samples(where, stack(where, source.inputs(np.zeros(1, np.int64))))
+        return LazyRows(where, source, np.arange(len(source)), first.shape[1:], first.dtype, limit)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.index), *self.sample_shape)
+
+    @property
+    def ndim(self) -> int:
+        return 1 + len(self.sample_shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __getitem__(self, rows: Any) -> LazyRows:
+        return LazyRows(self.where, self.source, self.index[rows], self.sample_shape, self.dtype, self.limit)
+
+    def read(self, rows: Indices) -> Array:
+        """These samples in memory."""
+        x = samples(self.where, stack(self.where, self.source.inputs(self.index[rows])))
+        if x.shape[1:] != self.sample_shape or x.dtype != self.dtype:
+            raise DataError(
+                f"{self.where} samples differ: {self.dtype} {self.sample_shape} at first, {x.dtype} {x.shape[1:]} later"
+            )
+        bad = _bad_rows(x, self.limit)
+        if len(bad):
+            fault = "a token id outside the vocabulary" if x.dtype == np.int32 else "NaN or infinity"
+            raise DataError(f"{self.where} sample {self.index[rows][bad[0]]} holds {fault}")
+        return x
+
+
+def _bad_rows(x: Array, limit: int | None) -> Indices:
+    flat = x.reshape(len(x), -1)
+    if x.dtype == np.float32:
+        return np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if x.dtype == np.int32 and limit is not None:
+        return np.flatnonzero((flat >= limit).any(axis=1))
+    return np.empty(0, np.int64)
+
+
+def spread(count: int, most: int) -> Indices:
+    """Up to ``most`` numbers, evenly spaced over 0..count-1."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
