@@ -18,10 +18,10 @@ import torch
 
 from freshet.compute.memory import keep_freed_memory
 from freshet.core import gates
-from freshet.core.schedules import constant
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from freshet.core.schedules import constant
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.trigger import Trigger
 from freshet.core.vectors import Vector

@@ -18,10 +18,10 @@ from freshet import Federation
 from freshet.compute.memory import keep_freed_memory
 from freshet.compute.processes import WorkerPool
 from freshet.core import saving
-from freshet.core.schedules import constant
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint

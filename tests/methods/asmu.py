@@ -1,5 +1,6 @@
 """Scaffolding for the tests of FedASMU and FedSSMU: a small smooth network, its loss in float64, a scripted server."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,18 @@ def plain_layout(size: int, buffers: int = 0) -> Layout:
     return Layout.build([("w", (size,), "learnable"), *([("b", (buffers,), "buffer")] if buffers else [])])
 
 
-def server_of(name: str, w0: np.ndarray, layout: Layout, devices: int = 8, epochs: int = 1, **options: Any) -> Server:
-    """A server with learning rate ``lr`` = 0.1 and no decay."""
+def server_of(
+    name: str,
+    w0: np.ndarray,
+    layout: Layout,
+    devices: int = 8,
+    epochs: int = 1,
+    reach: Callable[[int], float] = float,
+    **options: Any,
+) -> Server:
+    """A server with learning rate ``lr`` = 0.1 and no decay; ``reach`` is that of the devices' optimiser."""
     method, _ = find(name)
-    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3)
+    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
     rule: Method = method(options_for(name, options), world)
     return Server(rule, world, w0.astype(np.float32), constant(0.1))
 

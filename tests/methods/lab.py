@@ -76,7 +76,7 @@ def server_of(
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
     """The device in flight uploads this model; what is logged."""
-    flight, told = server.flights[device], report or REPORTS.get(server.method.name, {})
+    flight, told = server.flights[device], report or REPORTS.get(server.method.about.name, {})
     return logged(server.upload(Upload(device, flight.trip, flight.base, weights, 1, told)))
 
 

@@ -282,7 +282,8 @@ class Server:
     def _kept_contract(self, verdict: object) -> Aggregate:
         """A method from elsewhere that does not keep to its side is told so in one sentence."""
         if not isinstance(verdict, Aggregate):
-            raise RunError(f"{self._name} decided {verdict!r:.80}; expected Aggregate, Discard, Reject or Wait")
+            answer = " ".join(repr(verdict).split())[:80]
+            raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
         problem = gates.aggregate_problem(verdict, self.world.layout.size)
         if problem is not None:
             raise RunError(f"{self._name} gave an Aggregate whose {problem}")

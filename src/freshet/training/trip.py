@@ -293,7 +293,8 @@ def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:
     """The numbers of a merge; a rule from elsewhere that gives something else is told so in one sentence."""
     if not isinstance(numbers, dict) or OWN_KEYS[Merged].intersection(numbers):
         own, name = ", ".join(sorted(OWN_KEYS[Merged])), type(rule).__name__
-        raise RunError(f"{name}.merge gave {numbers!r:.80}; expected a dict of numbers, none of them named {own}")
+        answer = " ".join(repr(numbers).split())[:80]
+        raise RunError(f"{name}.merge gave {answer}; expected a dict of numbers, none of them named {own}")
     return numbers
 
 
