@@ -174,7 +174,7 @@ class Fleet:
 
 
 def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
-    """One positive, finite number per device; a single number stands for all where their number is known."""
+    """One positive number per device, a rate maybe infinite; one number stands for all where their number is known."""
     try:
         values = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
@@ -189,9 +189,10 @@ def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
         raise ConfigError(
             f"fleet.{name}", f"has {len(values)} numbers, but train_seconds has {devices}; one per device"
         )
-    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & (values > 0)))
     if len(bad):
-        raise ConfigError(f"fleet.{name}", f"must be positive and finite, but device {bad[0]} has {values[bad[0]]:g}")
+        wanted = "positive" if name.endswith("_rate") else "positive and finite"
+        raise ConfigError(f"fleet.{name}", f"must be {wanted}, but device {bad[0]} has {values[bad[0]]:g}")
     return values
 
 
