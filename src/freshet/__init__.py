@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from freshet._version import __version__
-from freshet.errors import ConfigError, DataError, FreshetError, RunError
+from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 
 if TYPE_CHECKING:
     from freshet.core.about import About
@@ -29,6 +29,7 @@ __all__ = [
     "Options",
     "Result",
     "RunError",
+    "Stop",
     "__version__",
 ]
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.

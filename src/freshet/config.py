@@ -102,6 +102,7 @@ class RunOptions(Options):
     target: float = Field(
         0.8, ge=0, le=1, description="accuracy whose first crossing is reported", json_schema_extra=ASIDE
     )
+    stop_at_target: bool = Field(False, description="end the run with the first test that reaches run.target")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
@@ -118,6 +119,11 @@ class RunOptions(Options):
     )
     checkpoint_minutes: float = Field(
         5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=ASIDE
+    )
+    keep_checkpoint: bool = Field(
+        True,
+        description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
+        json_schema_extra=ASIDE,
     )
     device_memory_mb: int = Field(
         512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
@@ -187,8 +193,12 @@ class Config:
         }
 
     def aside(self) -> list[str]:
-        """``section.key`` of every setting that decides nothing, as said at its field."""
-        return undecided({"method": type(self.method)} | SECTIONS)
+        """``section.key`` of every setting that decides nothing, as said at its field.
+
+        The target does decide where it ends the run.
+        """
+        aside = undecided({"method": type(self.method)} | SECTIONS)
+        return [key for key in aside if key != "run.target"] if self.run.stop_at_target else aside
 
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved

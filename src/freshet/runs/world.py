@@ -6,7 +6,7 @@ Written whole at the start of a run and never changed. Nothing in it is trusted:
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -47,6 +47,12 @@ class RunWorld:
     aside: list[str]
     #: Numbers of the events that the method wants drawn over time.
     curves: list[Curve]
+    #: One sample as the network sees it: its shape; for texts the number of token ids and the one that fills.
+    sample_shape: list[int] | None = None
+    vocabulary: int | None = None
+    pad_id: int | None = None
+    #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
+    fingerprint: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -116,6 +122,10 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         loss=_share(found["loss"], "loss"),
         aside=_list(found, "aside", _text),
         curves=_list(found, "curves", _curve),
+        sample_shape=None if found.get("sample_shape") is None else _list(found, "sample_shape", _count),
+        vocabulary=None if found.get("vocabulary") is None else _count(found["vocabulary"], "vocabulary"),
+        pad_id=None if found.get("pad_id") is None else _count(found["pad_id"], "pad_id"),
+        fingerprint=_hashes(found.get("fingerprint", {}), "fingerprint"),
     )
 
 
@@ -123,6 +133,12 @@ def _curve(value: Any, key: str) -> Curve:
     if not isinstance(value, list) or len(value) != len(Curve._fields):
         _refuse(key, f"a list of {', '.join(Curve._fields)}")
     return Curve(*(_text(each, key) for each in value))
+
+
+def _hashes(value: Any, key: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        _refuse(key, "an object with one text for each part")
+    return {name: _text(each, key) for name, each in value.items()}
 
 
 def _refuse(key: str, wanted: str) -> NoReturn:
