@@ -108,7 +108,7 @@ def build(
     """
     entry = _entry(name)
     shape = tuple(whole("model.input_shape", side) for side in input_shape)
-    whole("model.classes", classes, low=2)
+    whole("model.classes", classes, low=1)
     flag("model.head", head)
     known = _options(entry)
     for option in options:

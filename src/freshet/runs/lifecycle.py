@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
+from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED
 from freshet.runs.summary import remarks, summarise, time_to_target
 from freshet.runs.writer import RunWriter
@@ -52,7 +55,7 @@ class Plan:
 
     method: str
     seed: int
-    target: float
+    target: float | None
     until: float
     checkpoint_every: float
     checkpoint_minutes: float
@@ -63,6 +66,9 @@ class Plan:
     keep: bool = False
     #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
     data: Mapping[str, Any] = field(default_factory=dict)
+    metric: Metric = ACCURACY
+    #: Parameters that do not train, for the file of the final model.
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Ready(NamedTuple):
@@ -153,6 +159,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
         writer.elapsed = clock.seconds
+        writer.judge_by(plan.metric)
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.opening()]:
             writer.say(sentence)
@@ -171,12 +178,12 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             weights = server.method.evaluated(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
-            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds())
+            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
             summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
             summary |= {"stopped": writer.stopped} if status == "stopped" else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
-            writer.close(summary, server.world.layout, weights)
+            writer.close(summary, server.world.layout, weights, plan.frozen)
     if status in ENDED:
         keeper.clear(keep=1 if plan.keep and status != "diverged" else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
@@ -212,14 +219,14 @@ def _target(plan: Plan, writer: RunWriter) -> Callable[[], bool]:
     target behind it is not stopped again.
     """
     seen = len(writer.metrics)
-    if not plan.stop_at_target or time_to_target(writer.metrics, plan.target) is not None:
+    if not plan.stop_at_target or time_to_target(writer.metrics, plan.target, plan.metric) is not None:
         return lambda: False
 
     def reached() -> bool:
         nonlocal seen
         writer.await_tests()
         new, seen = writer.metrics[seen:], len(writer.metrics)
-        if time_to_target(new, plan.target) is None:
+        if time_to_target(new, plan.target, plan.metric) is None:
             return False
         writer.stopped = writer.stopped or f"the target of {plan.target:g} is reached"
         return True

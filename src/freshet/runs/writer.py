@@ -19,13 +19,15 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from freshet.core import events
-from freshet.core.events import Event, Record
+from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
+from freshet.runs.facts import ACCURACY, Metric
 
 _log = logging.getLogger(__name__)
 
@@ -105,9 +107,9 @@ def weights_sha256(weights: Vector) -> str:
     return hashlib.sha256(weights.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def to_safetensors(layout: Layout, weights: Vector) -> bytes:
-    """Named tensors of a flat vector."""
-    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries})
+def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS) -> bytes:
+    """Named tensors of a flat vector, and those that are not in it."""
+    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries} | dict(frozen))
 
 
 def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = None) -> None:
@@ -149,6 +151,7 @@ class RunWriter:
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
+        self._judged: Record = {}
         self._queue: deque[_Line] = deque()
         #: What was cut off when the run was resumed, in words.
         self.cuts: list[str] = []
@@ -180,6 +183,10 @@ class RunWriter:
             file.truncate(length)
         file.seek(length)
         return file
+
+    def judge_by(self, metric: Metric) -> None:
+        """What the run is judged by; rows of metrics say so where it is not the accuracy."""
+        self._judged = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
 
     def say(self, message: str) -> None:
         """Tell those who watch; if nobody does, the log of the process."""
@@ -267,7 +274,8 @@ class RunWriter:
         self._tell(lambda observer: observer.on_event(record))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
-            row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
+            scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
+            row = plain(row | scores | self._judged)
             self.metrics.append(row)
             self._metrics.write(_line(row))
             self._metrics.flush()
@@ -286,10 +294,12 @@ class RunWriter:
         self.seq -= len(self._queue)
         self._queue.clear()
 
-    def close(self, summary: Record, layout: Layout, weights: Vector) -> None:
+    def close(
+        self, summary: Record, layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS
+    ) -> None:
         """Finish the run: logs closed, final model and summary written."""
         self._events.close()
         self._metrics.close()
-        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights))
+        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
         write_atomically(self.directory / "summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
         self._tell(lambda observer: observer.on_end(summary))

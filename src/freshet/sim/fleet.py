@@ -111,6 +111,11 @@ class Fleet:
             _switches={},
         )
 
+    def working(self, work: Floats, usual: float) -> "Fleet":
+        """The same devices when time follows work: ``train_seconds_k work_k / usual``; the usual work takes what
+        ``train_seconds`` say."""
+        return replace(self, train_seconds=self.train_seconds * work / usual)
+
     def up(self, device: int, size: int, time: float = 0.0) -> float:
         """Seconds until ``size`` bytes that the device sends at ``time`` have reached the server."""
         mbps = None if self.trace is None else self.trace.histories[device].figures(time).up_mbps
