@@ -11,6 +11,7 @@ from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Noted
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.errors import RunError
 from freshet.methods.asofed import ASOFed
@@ -22,7 +23,7 @@ from tests.methods.lab import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, log
 
 def served(method: type[strangers.Half]) -> Server:
     world = World(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
-    return Server(method(method.Options(), world), world, vector(1), 0.1, 1.0)
+    return Server(method(method.Options(), world), world, vector(1), constant(0.1))
 
 
 # ---- methods of one's own
