@@ -14,6 +14,7 @@ from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.coordinator import Coordinator
+from freshet.core.method import Method
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
@@ -44,7 +45,7 @@ class Federation:
         test: Any = None,
         *,
         devices: int | None = None,
-        method: str | Mapping[str, Any] = "fedasmu",
+        method: str | type[Method] | Mapping[str, Any] = "fedasmu",
         fleet: Fleet | Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         data: str | Mapping[str, Any] | None = None,
@@ -137,7 +138,10 @@ class Federation:
     ) -> Result:
         """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
         run = Run(directory)
-        config = resolve(run.config())
+        tables = run.config()
+        if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
+            tables["method"]["name"] = self.config.method_name
+        config = resolve(tables)
         mine = self.parts.settled(
             replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until}))
         )
@@ -197,6 +201,6 @@ class Federation:
             yield Ready(simulation, server, writer)
 
 
-def _named(section: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A section that may be given by its name alone."""
-    return {"name": section} if isinstance(section, str) else dict(section or {})
+def _named(section: str | type[Method] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """A section that may be given by its name alone, or a method by its class."""
+    return {"name": section} if isinstance(section, str | type) else dict(section or {})
