@@ -9,7 +9,7 @@ from torch import nn
 from freshet.core import events
 from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
-from freshet.core.messages import NOTHING, Assignment, Number, Upload
+from freshet.core.messages import NO_VECTORS, NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
 from freshet.core.server import Server
 from freshet.core.streams import stream
@@ -170,8 +170,9 @@ class Device:
         memory: Memory | None = None,
         instruction: Mapping[str, Number] = NOTHING,
         seconds: float | None = None,
+        vectors: Mapping[str, Vector] = NO_VECTORS,
     ) -> Outcome:
-        assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction)
+        assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction, vectors)
         return self.trainer.train(Work(assignment, None, None, rule, memory or {}, seconds))
 
     def batches(self, trip: int = 1) -> list[list[np.ndarray]]:

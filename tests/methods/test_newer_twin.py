@@ -93,7 +93,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(case: str) -> Non
                 continue
             steps, change = int(rng.integers(1, 9)), rng.standard_normal(LEARNABLE).astype(np.float32)
             u = uploads[device] = vector(int(rng.integers(1 << 30)))
-            vectors = {name: change for name in server.rule.sends}
+            vectors = dict.fromkeys(server.rule.sends, change)
             events = logged(server.upload(upload_of(server, device, u, steps, vectors=vectors)))
             more[device] = change if "scaffold" in case else steps
         result = twin.aggregate(uploads, *[more] if "scaffold" in case else [SAMPLES, more][: 1 + ("nova" in case)])

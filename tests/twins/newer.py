@@ -1,8 +1,8 @@
 """Naive twins of SCAFFOLD, FedOpt, FedNova, CA2FL and FADAS, written from the papers. Versions start at 1.
 
-Of the synchronous ones ``aggregate(uploads, n, ...)`` ends a round as in ``synchronous``; the asynchronous ones are driven
-by ``trigger`` and ``upload`` as in ``asynchronous``. Everything is kept that a paper names, also where it could be summed
-up: all controls, all cached updates, all coefficients of a path.
+Of the synchronous ones ``aggregate(uploads, n, ...)`` ends a round as in ``synchronous``; the asynchronous ones are
+driven by ``trigger`` and ``upload`` as in ``asynchronous``. Everything is kept that a paper names, also where it could
+be summed up: all controls, all cached updates, all coefficients of a path.
 """
 
 from __future__ import annotations

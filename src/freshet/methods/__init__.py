@@ -48,7 +48,7 @@ def named(method: object) -> str:
     if inspect.isclass(method):
         return outside.GivenName(_checked(method, method.__name__))
     if not isinstance(method, str):
-        raise ConfigError("method.name", f"must be a name or a subclass of freshet.Method, but {method!r} was given")
+        raise ConfigError("method.name", f"must be a string or a subclass of freshet.Method, but {method!r} was given")
     return method
 
 
@@ -62,7 +62,9 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
         if name in method.about.names:
             return method, dict(method.about.variants.get(name, {}))
     close = get_close_matches(name.lower(), names(), n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, module:Class or file.py:Class"
+    hint = (
+        f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, module:Class or file.py:Class"
+    )
     raise ConfigError("method.name", f"{name!r} is not known; {hint}")
 
 

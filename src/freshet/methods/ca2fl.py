@@ -15,7 +15,7 @@ Decisions of ours [D]: a device that is twice in a buffer is calibrated by the h
 and its newest update is kept (a public implementation calibrates the second by the first). Updates enter the cache
 with the step that they are part of: one that is refused, lost, in a buffer that was never full, or in a step that would
 not have been finite leaves nothing there. Buffers of the network become the plain mean over the M devices. Defaults M
-= 10, eta = 1. The cache is one model per device in the server's memory; a run that needs more than 1 GiB for it says so.
+= 10, eta = 1. The cache is one model per device in the server's memory; a run that needs more than 1 GiB says so.
 """
 
 from dataclasses import dataclass, field

@@ -15,8 +15,8 @@ mu. Equal steps give FedAvg, bit for bit (FedProx where mu > 0).
 Decisions of ours [D]: p_i is normalised over the devices that uploaded, as everywhere here. Momentum and the proximal
 term together: the term joins the gradient before momentum, so |a_i|_1 is how far the optimiser is led by ``1 - eta mu
 x_k`` instead of 1, x_k being how far it is (the authors' code puts the term after momentum and has another recursion).
-``tau_eff = "steps"`` is ``sum_S p_i tau_i``, which the authors' code takes where mu > 0. Under Adam |a_i|_1 is the number
-of steps. Weight decay is a part of the gradient. Buffers of the network take FedAvg's mean. Server momentum is
+``tau_eff = "steps"`` is ``sum_S p_i tau_i``, which the authors' code takes where mu > 0. Under Adam |a_i|_1 is the
+number of steps. Weight decay is a part of the gradient. Buffers of the network take FedAvg's mean. Server momentum is
 ``fedavgm``'s, not FedNova's.
 """
 

@@ -116,8 +116,7 @@ class FedOpt(RoundMethod):
         if o.server != "sgd":
             state.v = second_moment(o, state.v, delta)
             step = state.m / (np.sqrt(state.v) + o.tau)
-        with np.errstate(over="ignore"):  # a model that is not finite is refused
-            new[:n] = x[:n] + o.eta * step
+        new[:n] = x[:n] + o.eta * step
         norms = {"delta_norm": float(np.linalg.norm(delta)), "m_norm": float(np.linalg.norm(state.m))}
         return new, {"alpha": o.eta, **norms}
 

@@ -1,4 +1,4 @@
-"""Methods from elsewhere: a class given from Python, ``file.py:Class``, or ``module:Class``, also of the current folder.
+"""Methods from elsewhere: a class given from Python, ``file.py:Class``, ``module:Class`` also of the current folder.
 
 What is loaded from a folder that Python does not search goes to worker processes by value, since they could not import
 it; ``sys.path`` is as before once it is loaded.
@@ -74,6 +74,7 @@ def _from_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    _by_value(module)
     _files[path] = module
     return module
 
@@ -90,8 +91,6 @@ def _searched(folder: Path) -> Iterator[None]:
     if any(Path(entry or ".").resolve() == folder for entry in sys.path if isinstance(entry, str)):
         yield
         return
-    from cloudpickle import register_pickle_by_value
-
     importlib.invalidate_caches()  # the file may be a moment old
     before = set(sys.modules)
     sys.path.append(str(folder))
@@ -102,4 +101,11 @@ def _searched(folder: Path) -> Iterator[None]:
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if file and folder in Path(file).resolve().parents:
-            register_pickle_by_value(sys.modules[name])
+            _by_value(sys.modules[name])
+
+
+def _by_value(module: ModuleType) -> None:
+    """Send what a module holds with its code: elsewhere it could not be imported."""
+    from cloudpickle import register_pickle_by_value
+
+    register_pickle_by_value(module)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from freshet.core.events import Contribution
 from freshet.core.gates import overflows
 from freshet.core.messages import Upload
@@ -64,7 +66,8 @@ class RoundMethod(Method):
         if not members:  # everybody was lost: the round counts, the model stays
             return Aggregate(server.weights, (), {"alpha": 0.0, "samples": []}, length=0.0)
         before, shares = replace(self.state), self.shares(members)
-        new, more = self.aggregate(server, members, shares)
+        with np.errstate(over="ignore"):  # a model that is not finite is refused
+            new, more = self.aggregate(server, members, shares)
         self.world.layout.max_counters(new, *(m.weights for m in members))
         n = self.world.layout.learnable
         length = distance(new[:n], server.weights[:n])
