@@ -14,7 +14,7 @@ from freshet.core.checks import first_problem
 from freshet.core.method import Facts, Method, Options
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
-from freshet.methods import find, options_for
+from freshet.methods import find, named, options_for
 from freshet.options import FleetOptions
 from freshet.traces import read_trace
 from freshet.training.options import TrainingOptions
@@ -225,9 +225,7 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     check_tables(tables)
     tables = _with_trace(tables)
     given = dict(tables.get("method", {}))
-    name = given.pop("name", "fedasmu")
-    if not isinstance(name, str):
-        raise ConfigError("method.name", f"must be a string, but {name!r} was given")
+    name = named(given.pop("name", "fedasmu"))
     method = options_for(name, given)
     parts: dict[str, Any] = {}
     for section, model in SECTIONS.items():

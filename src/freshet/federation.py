@@ -16,6 +16,7 @@ from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.coordinator import Coordinator
+from freshet.core.method import Method
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
@@ -50,7 +51,7 @@ class Federation:
         test: Any = None,
         *,
         devices: int | None = None,
-        method: str | Mapping[str, Any] = "fedasmu",
+        method: str | type[Method] | Mapping[str, Any] = "fedasmu",
         fleet: Fleet | Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         data: str | Mapping[str, Any] | None = None,
@@ -185,7 +186,10 @@ class Federation:
         Where it trains (``run.executor``, ``workers``, ``address``) is this federation's affair; all else is the run's.
         """
         run = Run(directory)
-        made_with = resolve(run.config())
+        tables = run.config()
+        if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
+            tables["method"]["name"] = self.config.method_name
+        made_with = resolve(tables)
         self._check_same(run, made_with)
         config = _going_on(made_with, self.config, until, rounds)
         run.check_resumable(longer=config.run.until != made_with.run.until or config.run.rounds != made_with.run.rounds)
@@ -268,9 +272,9 @@ class Federation:
             yield Ready(simulation, server, writer)
 
 
-def _named(section: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A section that may be given by its name alone."""
-    return {"name": section} if isinstance(section, str) else dict(section or {})
+def _named(section: str | type[Method] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """A section that may be given by its name alone, or a method by its class."""
+    return {"name": section} if isinstance(section, str | type) else dict(section or {})
 
 
 def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:

@@ -25,7 +25,7 @@ from freshet.training.trainer import Work, initial_weights
 #: Seconds of virtual time.
 UNTIL = 60.0
 #: Methods whose runs must be the same bits on every executor.
-METHODS = ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn")
+METHODS = ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn", "scaffold", "ca2fl")
 
 
 def linear() -> nn.Module:

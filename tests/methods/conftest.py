@@ -26,7 +26,7 @@ def simulate(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
     def run(method: str, options: dict[str, Any] | None = None, until: float = 40.0, **sections: Any) -> Result:
         key = repr((method, options, until, sections))
         if key not in known:
-            tables = {name: SMALL[name] | sections.get(name, {}) for name in SMALL}
+            tables = {name: SMALL.get(name, {}) | sections.get(name, {}) for name in SMALL | sections}
             federation = Federation(method={"name": method} | (options or {}), **tables)
             out: Path = tmp_path_factory.mktemp("run") / method.replace(":", ".")
             known[key] = federation.run(until, out=out)

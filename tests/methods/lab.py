@@ -9,7 +9,7 @@ from torch import nn
 from freshet.core import events
 from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
-from freshet.core.messages import NOTHING, Assignment, Number, Upload
+from freshet.core.messages import NO_VECTORS, NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
 from freshet.core.schedules import constant
 from freshet.core.server import Server
@@ -22,8 +22,8 @@ from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome
 from freshet.training.trainer import Trainer, Work
 
-ASYNCHRONOUS = ("asofed", "fedasync", "fedbuff", "fedsa", "port")
-SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fedprox", "moon")
+ASYNCHRONOUS = ("asofed", "ca2fl", "fadas", "fedasync", "fedbuff", "fedsa", "port")
+SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fednova", "fedopt", "fedprox", "moon", "scaffold")
 LEARNABLE, BUFFERS, COUNTERS = 18, 3, 2
 SIZE = LEARNABLE + BUFFERS + COUNTERS
 #: Two layers; the first has a weight and a bias, the second two spans that are not neighbours of each other's kind.
@@ -76,8 +76,22 @@ def server_of(
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
     """The device in flight uploads this model; what is logged."""
-    flight, told = server.flights[device], report or REPORTS.get(server.method.about.name, {})
-    return logged(server.upload(Upload(device, flight.trip, flight.base, weights, 1, told)))
+    told = report or REPORTS.get(server.method.about.name, {})
+    return logged(server.upload(upload_of(server, device, weights, report=told)))
+
+
+def upload_of(
+    server: Server,
+    device: int,
+    weights: Vector,
+    steps: int = 1,
+    report: Mapping[str, Number] = NOTHING,
+    vectors: Mapping[str, Vector] | None = None,
+) -> Upload:
+    """What a device in flight sends; vectors that go with it are zero unless given."""
+    flight, n = server.flights[device], server.world.layout.learnable
+    sent = {name: np.zeros(n, np.float32) for name in server.rule.sends} if vectors is None else vectors
+    return Upload(device, flight.trip, flight.base, weights, steps, report, {}, sent)
 
 
 def logged(happened: Iterable[Event]) -> list[Record]:
@@ -157,8 +171,9 @@ class Device:
         memory: Memory | None = None,
         instruction: Mapping[str, Number] = NOTHING,
         seconds: float | None = None,
+        vectors: Mapping[str, Vector] = NO_VECTORS,
     ) -> Outcome:
-        assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction)
+        assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction, vectors)
         return self.trainer.train(Work(assignment, None, None, rule, memory or {}, seconds))
 
     def batches(self, trip: int = 1) -> list[list[np.ndarray]]:

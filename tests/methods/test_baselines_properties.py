@@ -95,7 +95,7 @@ def test_reduction_lattice(case: str) -> None:
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_uploads_equal_to_the_model_change_nothing(name: str) -> None:
-    options = {"fedbuff": {"K": 2}, "port": {"K": 2}}.get(name, {})
+    options = {"fedbuff": {"K": 2}, "port": {"K": 2}, "ca2fl": {"M": 2}, "fadas": {"M": 2}}.get(name, {})
     server = server_of(name, samples=UNEQUAL, **options)
     w0 = server.weights
     for _ in range(3):  # for FedLWS gamma is 1, for FedDyn lambda and G stay 0
@@ -109,7 +109,7 @@ def test_uploads_equal_to_the_model_change_nothing(name: str) -> None:
         same(server.weights, w0)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedlws", "fedprox", "moon", "port", "asofed"])
+@pytest.mark.parametrize("name", ["fedavg", "fedlws", "fednova", "fedopt", "fedprox", "moon", "port", "asofed"])
 def test_scaling_all_sample_counts_changes_nothing(name: str) -> None:
     options = {"port": {"K": 4}}.get(name, {})
     results = []
@@ -125,9 +125,12 @@ def test_scaling_all_sample_counts_changes_nothing(name: str) -> None:
     close(results[0], results[1], 1e-7)
 
 
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, "fedbuff", "port"])
+BUFFERED = {"fedbuff": "K", "port": "K", "ca2fl": "M", "fadas": "M"}
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *BUFFERED])
 def test_the_order_of_uploads_changes_rounding_only(name: str) -> None:
-    options: dict[str, Any] = {"K": 4} if name in ("fedbuff", "port") else {}
+    options: dict[str, Any] = {BUFFERED[name]: 4} if name in BUFFERED else {}
     results = []
     for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
         server = server_of(name, samples=UNEQUAL, **options)
@@ -142,9 +145,9 @@ def test_the_order_of_uploads_changes_rounding_only(name: str) -> None:
         same(results[0], results[1])
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "port", *SYNCHRONOUS])
+@pytest.mark.parametrize("name", [*BUFFERED, *SYNCHRONOUS])
 def test_a_model_that_is_not_finite_counts_nowhere(name: str) -> None:
-    options: dict[str, Any] = {"K": 3} if name in ("fedbuff", "port") else {}
+    options: dict[str, Any] = {BUFFERED[name]: 3} if name in BUFFERED else {}
     bad = vector(9)
     bad[2] = np.inf
     results = []

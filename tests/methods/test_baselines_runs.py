@@ -25,6 +25,8 @@ BASELINES = (*ASYNCHRONOUS, *SYNCHRONOUS)
 #: Options that let a buffer fill, and a first stage end, within a short run.
 SHORT: dict[str, dict[str, Any]] = {
     "asofed": {"lambda_": 0.01},
+    "ca2fl": {"M": 4},
+    "fadas": {"M": 4},
     "fedbuff": {"K": 4},
     "port": {"K": 3},
     "fedsa": {"stage1_updates": 4, "stage1_epochs": 6},
@@ -91,6 +93,10 @@ BITS = [
     ("moon", {"mu": 0.0}, "fedavg", None, {}),
     ("fedlws", {"beta": 0.0, "tau_min": 0.0}, "fedavg", None, {}),
     ("feddyn", {"alpha": 0.0}, "fedavg", None, {}),  # shards of equal size
+    ("fednova", None, "fedavg", None, {}),  # so equal steps
+    ("fednova", {"mu": 0.3}, "fedprox", {"mu": 0.3}, {}),
+    ("fednova", {"mu": 0.3}, "fedprox", {"mu": 0.3}, {"training": {"momentum": 0.5}}),
+    ("fedadam", None, "fedopt", {"server": "adam"}, {}),
     ("fedsa", {"stage1_updates": 0}, "fedasync", None, {"training": {"epochs": 1}}),  # E_k = 1 whatever the estimates
     ("fedbuff", {"K": 1, "exponent": 0.0}, "fedbuff", {"K": 1}, {"run": {"trigger": "concurrency", "in_flight": 1}}),
 ]
@@ -211,6 +217,18 @@ def forge_estimate(event: dict[str, Any]) -> None:
     event["estimate"] += 0.25
 
 
+def forge_share(event: dict[str, Any]) -> None:
+    event["c_share"] *= 1.001
+
+
+def forge_cached(event: dict[str, Any]) -> None:
+    event["cached"][0] = 1 - event["cached"][0]
+
+
+def forge_tau_max(event: dict[str, Any]) -> None:
+    event["tau_max"] += 1
+
+
 FORGERIES = [
     ("fedasync", forge_alpha),
     ("asofed", forge_alpha),
@@ -230,6 +248,21 @@ FORGERIES = [
     ("fedlws", forge_weight),
     ("fedlws", forge("gamma")),
     ("fedlws", forge("tau")),
+    ("scaffold", forge_weight),
+    ("scaffold", forge_alpha),
+    ("scaffold", forge_share),
+    ("fedopt", forge_weight),
+    ("fedopt", forge_alpha),
+    ("fednova", forge_weight),
+    ("fednova", forge("a")),
+    ("fednova", forge("steps")),
+    ("fednova", forge_alpha),
+    ("ca2fl", forge_weight),
+    ("ca2fl", forge_alpha),
+    ("ca2fl", forge_cached),
+    ("fadas", forge_weight),
+    ("fadas", forge_alpha),
+    ("fadas", forge_tau_max),
 ]
 
 
@@ -264,7 +297,7 @@ def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Si
 CLI = CliRunner()
 
 
-def test_all_twelve_methods_are_listed_with_their_kind_and_citation() -> None:
+def test_all_methods_are_listed_with_their_kind_and_citation() -> None:
     assert set(registry()) == {*BASELINES, "fedasmu", "fedssmu"}
     listing = CLI.invoke(app, ["methods"], env={"COLUMNS": "240"})
     assert listing.exit_code == 0

@@ -6,13 +6,19 @@ from importlib.resources import files
 from pathlib import Path
 
 from freshet.experiments.cells import METHODS
+from freshet.methods import registry
 from freshet.report.page import SCRIPTS, render
 from freshet.report.palette import COLOURS, LIGHT, ORDER, THEMES, dash, paint, styles, variables
 
 
 def test_the_papers_methods_have_colours_of_their_own():
-    assert ORDER == METHODS and len(set(LIGHT)) == COLOURS == len(METHODS)
+    assert ORDER[:12] == METHODS and len(set(LIGHT)) == COLOURS == len(METHODS)
     assert styles(METHODS) == list(range(12))
+
+
+def test_further_methods_of_freshet_have_lines_of_their_own():
+    assert set(ORDER) == set(registry())
+    assert [dash(style) for style in styles(ORDER[12:])] == ["dash"] * (len(ORDER) - 12)
 
 
 def test_a_method_keeps_its_colour_whoever_is_with_it():

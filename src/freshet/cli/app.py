@@ -18,7 +18,7 @@ from freshet.errors import FreshetError
 
 app = typer.Typer(
     name="freshet",
-    help="Federated learning over unequal devices: twelve methods in virtual time, with every decision on record.",
+    help="Federated learning over unequal devices: seventeen methods in virtual time, with every decision on record.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",

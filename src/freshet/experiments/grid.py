@@ -72,7 +72,9 @@ class Job:
 def run_key(config: Config) -> str:
     """A run's name in a grid: method and seed to be read by people, and the hash that decides."""
     digest = hashlib.sha256(json.dumps(config.essence(), sort_keys=True).encode()).hexdigest()[:_DIGITS]
-    method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name)
+    method = "".join(
+        letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name.rpartition("/")[2]
+    )
     return f"{method}-seed{config.run.seed}-{digest}"
 
 

@@ -1,5 +1,5 @@
 """The methods, one file each. Every class of this package with an ``about`` of its own is found by the name in it; so
-is ``module:Class``.
+are ``module:Class`` and ``file.py:Class``, and a class may stand in the place of a name.
 """
 
 import importlib
@@ -16,6 +16,7 @@ from freshet.core.about import About
 from freshet.core.checks import first_problem
 from freshet.core.method import Method
 from freshet.errors import ConfigError
+from freshet.methods.parts import outside
 
 
 @cache
@@ -42,15 +43,28 @@ def names() -> list[str]:
     return sorted(name for method in registry().values() for name in method.about.names)
 
 
+def named(method: object) -> str:
+    """The name of what was given for a method: a name, or a class, which then goes with its name wherever that goes."""
+    if inspect.isclass(method):
+        return outside.GivenName(_checked(method, method.__name__))
+    if not isinstance(method, str):
+        raise ConfigError("method.name", f"must be a string or a subclass of freshet.Method, but {method!r} was given")
+    return method
+
+
 def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     """The class behind a name and the options that a variant presets."""
+    if isinstance(name, outside.GivenName):
+        return name.method, {}
     if ":" in name:
         return _from_path(name), {}
     for method in registry().values():
         if name in method.about.names:
             return method, dict(method.about.variants.get(name, {}))
     close = get_close_matches(name.lower(), names(), n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, or module:Class"
+    hint = (
+        f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, module:Class or file.py:Class"
+    )
     raise ConfigError("method.name", f"{name!r} is not known; {hint}")
 
 
@@ -61,11 +75,14 @@ def known(name: str) -> About | None:
 
 
 def _from_path(path: str) -> type[Method]:
-    module_name, _, class_name = path.partition(":")
     try:
-        method = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("method.name", f"{path!r} cannot be imported ({error})") from None
+        method = outside.load(path)
+    except Exception as error:  # of somebody else's code
+        if path.startswith(f"{outside.CUSTOM}:"):
+            again = "give it again, as in Federation(method=TheClass, ...).resume(RUN)"
+            raise ConfigError("method.name", f"{path!r} stands for a class given from Python; {again}") from None
+        why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        raise ConfigError("method.name", f"{path!r} cannot be imported ({why})") from error
     return _checked(method, repr(path))
 
 

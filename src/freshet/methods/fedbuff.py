@@ -18,21 +18,22 @@ become the plain mean over the K devices, untouched by eta_g and momentum; the d
 exponent 1/2, no bound on tau.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
+from freshet.core.gates import overflows
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Discard, Method, Options, Verdict, Wait, World
-from freshet.core.server import Flight, Server
-from freshet.core.vectors import Vector
+from freshet.core.method import Aggregate, Discard, Method, Options, Reject, Verdict, Wait, World
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import distance
 from freshet.methods.parts.arrivals import polynomial
+from freshet.methods.parts.buffers import Sums, Wide, empty
 
 
 class FedBuffOptions(Options):
@@ -49,15 +50,10 @@ class FedBuffOptions(Options):
 
 
 @dataclass
-class Buffer:
-    """Sums over the uploads since the last flush (learnable deltas, statistics, largest counters), who they came from
-    as (device, base, staleness) in order of arrival, and the server's momentum."""
+class Buffer(Sums):
+    """The buffer, and the server's momentum."""
 
-    B: NDArray[np.float64]
-    statistics: NDArray[np.float64]
-    counters: Vector
-    arrived: list[tuple[int, int, int]] = field(default_factory=list)
-    m: NDArray[np.float64] | None = None
+    m: Wide | None = None
 
 
 class FedBuff(Method):
@@ -80,41 +76,40 @@ class FedBuff(Method):
 
     def __init__(self, options: FedBuffOptions, world: World) -> None:
         super().__init__(options, world)
-        self.state = self._empty()
-
-    def _empty(self) -> Buffer:
-        layout = self.world.layout
-        statistics, counters = layout.floats - layout.learnable, layout.size - layout.floats
-        return Buffer(np.zeros(layout.learnable), np.zeros(statistics), np.zeros(counters, np.float32))
+        self.state = Buffer(*empty(world.layout))
 
     def prejudge(self, server: Server, flight: Flight) -> Discard | None:
         s = server.staleness(flight)
         return Discard("too stale") if self.options.too_stale(s - 1) else None
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        o, layout, u, s = self.options, self.world.layout, upload.weights, server.staleness(flight)
-        n, floats, buffer = layout.learnable, layout.floats, self.state
+        o, n, u, s, buffer = (
+            self.options,
+            self.world.layout.learnable,
+            upload.weights,
+            server.staleness(flight),
+            self.state,
+        )
         delta = server.store.get(flight.base)[:n].astype(np.float64) - u[:n]
-        buffer.B += polynomial(s - 1, o.exponent) * delta
-        buffer.statistics += u[n:floats]
-        np.maximum(buffer.counters, u[floats:], out=buffer.counters)
-        buffer.arrived.append((upload.device, flight.base, s))
+        buffer.add(self.world.layout, polynomial(s - 1, o.exponent) * delta, u, upload.device, flight.base, s)
         return self._flush(server) if len(buffer.arrived) == o.K else Wait()
 
-    def _flush(self, server: Server) -> Aggregate:
-        o, n, floats, w = self.options, self.world.layout.learnable, self.world.layout.floats, server.weights
-        buffer, self.state = self.state, self._empty()
+    def _flush(self, server: Server) -> Verdict:
+        o, layout, w, buffer = self.options, self.world.layout, server.weights, self.state
+        self.state = Buffer(*empty(layout), m=buffer.m)
         step = buffer.B / o.K
+        if o.beta and buffer.m is not None:
+            step = o.beta * buffer.m + step
+        new = buffer.model(layout, w[: layout.learnable] - o.eta_g * step)
+        length = distance(new[: layout.learnable], w[: layout.learnable])
+        if overflows(new, length):
+            return Reject(NOT_FINITE)
         if o.beta:
-            step = step if buffer.m is None else o.beta * buffer.m + step
             self.state.m = step
-        new = w.copy()
-        new[:n] = w[:n] - o.eta_g * step
-        new[n:floats] = buffer.statistics / o.K
-        new[floats:] = buffer.counters
         discounts = [polynomial(s - 1, o.exponent) for _, _, s in buffer.arrived]
         parts = [Contribution(*who, discount / o.K) for who, discount in zip(buffer.arrived, discounts, strict=True)]
-        return Aggregate(new, parts, {"alpha": o.eta_g * sum(part.weight for part in parts), "discounts": discounts})
+        numbers = {"alpha": o.eta_g * sum(part.weight for part in parts), "discounts": discounts}
+        return Aggregate(new, parts, numbers, length)
 
     @classmethod
     def audit(cls, options: FedBuffOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

@@ -95,7 +95,7 @@ class FedDyn(RoundMethod):
             u = member.weights[:n].astype(np.float64)
             mean += share * u
             moved += u - theta[:n]
-        self.state.G += moved / self.world.devices
+        self.state.G = self.state.G + moved / self.world.devices
         theta_next[:n] = mean + self.state.G
         return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}
 

@@ -37,7 +37,8 @@ THEMES: dict[str, Theme] = {
 LIGHT, RAMP = tuple(THEMES["light"]["c"]), tuple(THEMES["light"]["ramp"])
 INK, MUTED, GRID = (str(THEMES["light"][name]) for name in ("ink", "muted", "grid"))
 COLOURS = len(LIGHT)
-#: Whose colour is whose, in the order of the paper's table; any other method takes one that is free.
+#: Whose colour is whose: the twelve of the paper's table in its order, then others, with those colours and a dash. A
+#: method that is not here takes what is free.
 ORDER = (
     "fedasmu",
     "fedasync",
@@ -51,6 +52,11 @@ ORDER = (
     "moon",
     "feddyn",
     "fedlws",
+    "ca2fl",
+    "fadas",
+    "scaffold",
+    "fedopt",
+    "fednova",
 )
 DASHES = ("solid", "dash", "dot")
 

@@ -64,7 +64,7 @@ class Observer:
 
 def default_directory(method: str, seed: int) -> Path:
     """``runs/<time>-<method>-seed<n>``, made now, with a number added if that is taken."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{method.replace(':', '.')}-seed{seed}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{method.rpartition('/')[2].replace(':', '.')}-seed{seed}"
     for number in range(10_000):
         path = Path("runs") / (stem if number == 0 else f"{stem}-{number}")
         try:

@@ -1,23 +1,30 @@
 """Synchronous rounds that aggregate once, at the end: what FedAvg and its descendants share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from freshet.core.events import Contribution
+from freshet.core.gates import overflows
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, Verdict, Wait, World
-from freshet.core.server import Flight, Server
-from freshet.core.vectors import Vector, combine
+from freshet.core.method import Aggregate, Method, Reject, Verdict, Wait, World
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import Vector, combine, distance
 
 WAIT = Wait()
 
 
 class Member(NamedTuple):
-    """One device's upload in the open round."""
+    """One device's upload in the open round, and the learning rate that it trained with."""
 
     device: int
     weights: Vector
     samples: int
+    trip: int
+    lr: float
+    steps: int
+    vectors: dict[str, Vector]
 
 
 def sample_shares(members: list[Member]) -> list[float]:
@@ -34,7 +41,11 @@ class Round:
 
 
 class RoundMethod(Method):
-    """Collects a round's uploads and calls ``aggregate`` with them in ascending order of device."""
+    """Collects a round's uploads and calls ``aggregate`` with them in ascending order of device.
+
+    A round whose model would not be finite leaves no trace: the state goes back to what it was before ``aggregate``,
+    which therefore puts new values into its fields and changes none in place.
+    """
 
     state: Round
 
@@ -44,7 +55,9 @@ class RoundMethod(Method):
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         samples = int(self.world.samples[upload.device])
-        self.state.members[upload.device] = Member(upload.device, upload.weights, samples)
+        self.state.members[upload.device] = Member(
+            upload.device, upload.weights, samples, flight.trip, flight.lr, upload.steps, dict(upload.vectors)
+        )
         return WAIT
 
     def finish_round(self, server: Server) -> Verdict | None:
@@ -52,14 +65,20 @@ class RoundMethod(Method):
         self.state.members.clear()
         if not members:  # everybody was lost: the round counts, the model stays
             return Aggregate(server.weights, (), {"alpha": 0.0, "samples": []}, length=0.0)
-        shares = self.shares(members)
-        new, more = self.aggregate(server, members, shares)
+        before, shares = replace(self.state), self.shares(members)
+        with np.errstate(over="ignore"):  # a model that is not finite is refused
+            new, more = self.aggregate(server, members, shares)
         self.world.layout.max_counters(new, *(m.weights for m in members))
+        n = self.world.layout.learnable
+        length = distance(new[:n], server.weights[:n])
+        if overflows(new, length):
+            self.state = before
+            return Reject(NOT_FINITE)
         parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
-        return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more})
+        return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
 
     def shares(self, members: list[Member]) -> list[float]:
-        """The weight of each member's model; they sum to 1."""
+        """The weight of each member in the new model, as it is logged."""
         return sample_shares(members)
 
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:

@@ -1,0 +1,122 @@
+"""CA2FL: a buffer of M uploads, calibrated with the last update of every device, those that are absent included.
+
+Y. Wang, Y. Cao, J. Wu, R. Chen, J. Chen, "Tackling the Data Heterogeneity in Asynchronous Federated Learning with
+Cached Update Calibration", ICLR 2024.
+
+An arrival from base ``x_{t-tau}`` brings ``Delta^i = u - x_{t-tau}``. The server keeps each device's last one, h^i
+(zero until it has one), and their mean over all n devices, ``h_t = 1/n sum_i h_t^i``. At the M-th arrival, S_t the
+buffer::
+
+    v_t = h_t + 1/M sum_{S_t} (Delta^i - h_t^i)      x_{t+1} = x_t + eta v_t      h_{t+1}^i = Delta^i for i in S_t
+
+With nothing in the cache this is FedBuff without its discount: staleness has no weight of its own here.
+
+Decisions of ours [D]: a device that is twice in a buffer is calibrated by the h_t^i of before that buffer both times,
+and its newest update is kept (a public implementation calibrates the second by the first). Updates enter the cache
+with the step that they are part of: one that is refused, lost, in a buffer that was never full, or in a step that would
+not have been finite leaves nothing there. Buffers of the network become the plain mean over the M devices. Defaults M
+= 10, eta = 1. The cache is one model per device in the server's memory; a run that needs more than 1 GiB says so.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from freshet.core.about import About, Range, Uploads
+from freshet.core.audit import Mismatch, expect
+from freshet.core.events import Aggregated, Contribution, Event
+from freshet.core.gates import overflows
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Method, Options, Reject, Verdict, Wait, World
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import Vector, distance
+from freshet.methods.parts.buffers import Sums, Wide, empty
+
+
+class CA2FLOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    M: int = Field(10, ge=1, description="uploads per aggregation")
+    eta: float = Field(1.0, gt=0, description="server learning rate")
+
+
+@dataclass
+class Cache:
+    """The buffer, the updates that it will put into the cache, the cache h^i by device, and its mean h."""
+
+    buffer: Sums
+    h: Wide
+    pending: dict[int, Vector] = field(default_factory=dict)
+    h_i: dict[int, Vector] = field(default_factory=dict)
+
+
+class CA2FL(Method):
+    """The server's part; devices do plain SGD."""
+
+    about = About(
+        "ca2fl",
+        "async",
+        "CA2FL",
+        "Wang et al., Cached Update Calibration, ICLR 2024",
+        space={"M": Uploads(2, 20, whole=True), "eta": Range(0.1, 3.0, log=True)},
+    )
+    Options: ClassVar[type[Options]] = CA2FLOptions
+    options: CA2FLOptions
+    state: Cache
+
+    def __init__(self, options: CA2FLOptions, world: World) -> None:
+        super().__init__(options, world)
+        self.state = Cache(Sums(*empty(world.layout)), np.zeros(world.layout.learnable))
+
+    def opening(self) -> list[str]:
+        size = 4 * self.world.layout.learnable * self.world.devices / 2**30
+        return [f"CA2FL keeps an update of each device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
+
+    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+        layout, u, state, device = self.world.layout, upload.weights, self.state, upload.device
+        delta = u[: layout.learnable].astype(np.float64) - server.store.get(flight.base)[: layout.learnable]
+        calibrated = delta - state.h_i[device] if device in state.h_i else delta
+        state.buffer.add(layout, calibrated, u, device, flight.base, server.staleness(flight))
+        with np.errstate(over="ignore"):  # then the step is not finite, and is refused
+            state.pending[device] = delta.astype(np.float32)
+        return self._step(server) if len(state.buffer.arrived) == self.options.M else Wait()
+
+    def _step(self, server: Server) -> Verdict:
+        o, state, x, layout = self.options, self.state, server.weights, self.world.layout
+        n, buffer, pending = layout.learnable, state.buffer, state.pending
+        state.buffer, state.pending = Sums(*empty(layout)), {}
+        v = state.h + buffer.B / o.M
+        new = buffer.model(layout, x[:n] + o.eta * v)
+        length = distance(new[:n], x[:n])
+        if overflows(new, length) or not all(np.isfinite(delta).all() for delta in pending.values()):
+            return Reject(NOT_FINITE)
+        parts = [Contribution(*who, o.eta / o.M) for who in buffer.arrived]
+        numbers = {"alpha": o.eta, "cached": [int(part.device in state.h_i) for part in parts]}
+        norms = {"h_norm": float(np.linalg.norm(state.h)), "v_norm": float(np.linalg.norm(v))}
+        self._remember(pending)
+        return Aggregate(new, parts, numbers | norms, length)
+
+    def _remember(self, pending: dict[int, Vector]) -> None:
+        """``h^i <- Delta^i``, and h their mean over all devices."""
+        state = self.state
+        for device in sorted(pending):
+            before = state.h_i.get(device)
+            change = pending[device].astype(np.float64)
+            state.h += (change if before is None else change - before) / self.world.devices
+            state.h_i[device] = pending[device]
+
+    @classmethod
+    def audit(cls, options: CA2FLOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        """M uploads of one weight make a step, and those are calibrated whose device had been in one before."""
+        if not isinstance(event, Aggregated):
+            return
+        parts, known = event.contributions, memory.setdefault("cached", set())
+        if len(parts) != options.M:
+            raise Mismatch(f"{len(parts)} uploads make an aggregation, not M = {options.M}")
+        for part, cached in zip(parts, event.numbers["cached"], strict=True):
+            expect(f"weight of device {part.device}", part.weight, options.eta / options.M)
+            expect(f"cached of device {part.device}", cached, int(part.device in known))
+        expect("alpha", event.numbers["alpha"], options.eta)
+        known.update(part.device for part in parts)

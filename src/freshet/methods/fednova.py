@@ -1,0 +1,144 @@
+"""FedNova: every device's progress is divided by the length of its path, so that who trains longer does not count more.
+
+J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization", NeurIPS 2020.
+
+Local training that adds its gradients up with weights a_i moves by ``y_i - x = -eta |a_i|_1 d_i``, where d_i is a mean
+of gradients. With ``p_i = n_i / sum_S n``::
+
+    x <- x - tau_eff eta sum_S p_i d_i = x + sum_S p_i tau_eff / |a_i|_1 (y_i - x)        tau_eff = sum_S p_i |a_i|_1
+
+|a_i|_1 is how far tau_i steps along a constant unit gradient lead, in units of eta: tau_i for plain SGD, ``sum_k (1 -
+rho^k) / (1 - rho)`` with momentum rho (``World.reach``), ``(1 - (1 - eta mu)^tau_i) / (eta mu)`` with the proximal term
+mu. Equal steps give FedAvg, bit for bit (FedProx where mu > 0).
+
+Decisions of ours [D]: p_i is normalised over the devices that uploaded, as everywhere here. Momentum and the proximal
+term together: the term joins the gradient before momentum, so |a_i|_1 is how far the optimiser is led by ``1 - eta mu
+x_k`` instead of 1, x_k being how far it is (the authors' code puts the term after momentum and has another recursion).
+``tau_eff = "steps"`` is ``sum_S p_i tau_i``, which the authors' code takes where mu > 0. Under Adam |a_i|_1 is the
+number of steps. Weight decay is a part of the gradient. Buffers of the network take FedAvg's mean. Server momentum is
+``fedavgm``'s, not FedNova's.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from freshet.core.about import About, Range
+from freshet.core.audit import Mismatch, expect
+from freshet.core.events import Aggregated, Event
+from freshet.core.messages import Upload
+from freshet.core.method import LocalRule, Options
+from freshet.core.server import Flight, Server
+from freshet.core.vectors import Vector, combine
+from freshet.methods.parts.rounds import Member, RoundMethod
+from freshet.methods.parts.terms import proximal
+
+
+class FedNovaOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    mu: float = Field(0.0, ge=0, description="proximal term of the local loss (0: none)")
+    tau_eff: Literal["paths", "steps"] = Field(
+        "paths", description="effective steps of a round: mean of the |a_i|, or mean of the steps"
+    )
+
+
+@lru_cache(maxsize=4096)
+def path(reach: Callable[[int], float], steps: int, eta_mu: float) -> float:
+    """``|a_i|_1``: how far so many steps lead along a constant unit gradient, held back by the proximal term.
+
+    The optimiser answers a gradient j steps later with ``r_{j+1} - r_j``, r_k being its k-th step along a constant one.
+    """
+    if not eta_mu:
+        return float(reach(steps))
+    reached = np.array([0.0, *(reach(k) for k in range(1, steps + 1))])
+    answer = np.diff(np.diff(reached), prepend=0.0)
+    gradient, moved = np.zeros(steps), 0.0
+    for k in range(steps):
+        gradient[k] = 1.0 - eta_mu * moved
+        moved += float(answer[: k + 1] @ gradient[k::-1])
+    return moved
+
+
+def effective(samples: Sequence[int], lengths: Sequence[float]) -> float:
+    """``tau_eff = sum p_i |a_i|``; exactly their common value where all are equal."""
+    return sum(n * a for n, a in zip(samples, lengths, strict=True)) / sum(samples)
+
+
+def weights_of(samples: Sequence[int], a: Sequence[float], tau_eff: float) -> list[float]:
+    """``p_i tau_eff / |a_i|``."""
+    total = sum(samples)
+    return [n / total * (tau_eff / a_i) for n, a_i in zip(samples, a, strict=True)]
+
+
+class FedNova(RoundMethod):
+    """The server's part."""
+
+    about = About(
+        "fednova",
+        "sync",
+        "FedNova",
+        "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020",
+        space={"mu": Range(0.0, 0.5)},
+    )
+    Options: ClassVar[type[Options]] = FedNovaOptions
+    options: FedNovaOptions
+
+    @classmethod
+    def rule(cls, options: FedNovaOptions) -> LocalRule:
+        return proximal(options.mu)
+
+    def objection(self, upload: Upload, flight: Flight) -> str | None:
+        too_strong = flight.lr * self.options.mu >= 1.0
+        return "cannot be normalised: method.mu times the learning rate must be below 1" if too_strong else None
+
+    def _paths(self, members: list[Member]) -> list[float]:
+        return [path(self.world.reach, m.steps, m.lr * self.options.mu) for m in members]
+
+    def _tau_eff(self, members: list[Member], a: list[float]) -> float:
+        lengths = a if self.options.tau_eff == "paths" else [float(m.steps) for m in members]
+        return effective([m.samples for m in members], lengths)
+
+    def shares(self, members: list[Member]) -> list[float]:
+        a = self._paths(members)
+        return weights_of([m.samples for m in members], a, self._tau_eff(members, a))
+
+    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+        n, total, a = self.world.layout.learnable, sum(m.samples for m in members), self._paths(members)
+        p = [m.samples / total for m in members]
+        new = combine([(p_i, m.weights) for p_i, m in zip(p, members, strict=True)])
+        kept = sum(p_i - share for p_i, share in zip(p, shares, strict=True))  # 0 where all paths are equal
+        step = [(share, m.weights[:n]) for share, m in zip(shares, members, strict=True)]
+        combine([*step, (kept, server.weights[:n])], out=new[:n])
+        steps, reach = [m.steps for m in members], [self.world.reach(m.steps) for m in members]
+        numbers: dict[str, Any] = {"alpha": sum(shares), "steps": steps, "a": a, "lr": [m.lr for m in members]}
+        if reach != steps:
+            numbers["reach"] = reach
+        return new, numbers | {"tau_eff": self._tau_eff(members, a)}
+
+    @classmethod
+    def audit(cls, options: FedNovaOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        """tau_eff and every weight; |a_i| from the steps (with momentum: from what the optimiser reaches)."""
+        if not isinstance(event, Aggregated) or not event.contributions:
+            return
+        n, parts = event.numbers, event.contributions
+        for place, part in enumerate(parts):
+            _audit_path(options, n, place, part.device)
+        expect("tau_eff", n["tau_eff"], effective(n["samples"], n["a" if options.tau_eff == "paths" else "steps"]))
+        for part, weight in zip(parts, weights_of(n["samples"], n["a"], n["tau_eff"]), strict=True):
+            expect(f"weight of device {part.device}", part.weight, weight)
+        expect("alpha", n["alpha"], sum(part.weight for part in parts))
+
+
+def _audit_path(options: FedNovaOptions, n: Any, place: int, device: int) -> None:
+    a, steps, eta_mu, name = n["a"][place], n["steps"][place], n["lr"][place] * options.mu, f"|a| of device {device}"
+    if "reach" not in n:
+        expect(name, a, path(float, steps, eta_mu))
+    elif not eta_mu:
+        expect(name, a, n["reach"][place])
+    elif not 0.0 < a <= n["reach"][place]:
+        raise Mismatch(f"{name} is {a!r}, beyond what the optimiser reaches in {steps} steps")

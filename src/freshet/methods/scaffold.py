@@ -1,0 +1,130 @@
+"""SCAFFOLD: control variates on server and devices take the drift out of local training.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning", ICML 2020.
+
+Device i, from x, with its control c_i and the server's c (zero at first), K steps on mini-batch gradients g_i::
+
+    y <- y - eta_l (g_i(y) - c_i + c)      c_i^+ = c_i - c + (x - y_i) / (K eta_l)      (the paper's Option II)
+
+Server, S the devices that uploaded and N all devices::
+
+    x <- x + eta_g / |S| sum_S (y_i - x)       c <- c + 1/N sum_S (c_i^+ - c_i)
+
+c goes down with the model and ``c_i^+ - c_i`` comes up with it, so that messages weigh twice FedAvg's.
+
+Decisions of ours [D]: Option II is the mean of the g_i along the path, since ``(x - y_i) / (K eta_l)`` is the mean of
+``g_i - c_i + c``; we sum the g_i up, which is the same for plain SGD and is still a gradient under momentum, Adam or a
+changing rate. g_i holds the weight decay (as f_i does in Option II). The correction joins the gradient before momentum.
+Devices count alike, as in the paper, whatever their samples. Buffers of the network take the plain mean, untouched by
+eta_g. **What is lost leaves no trace:** a device takes its c_i^+ over only when the server tells it, at its next trip,
+that the upload of that trip was aggregated; so c is the mean of all c_i also where uploads are lost or refused.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from freshet.core.about import About, Range
+from freshet.core.audit import expect
+from freshet.core.events import Aggregated, Event
+from freshet.core.messages import Number, Vectors
+from freshet.core.method import Local, LocalRule, Options, World
+from freshet.core.server import Server
+from freshet.core.vectors import Vector, combine, norm
+from freshet.methods.parts.rounds import Member, Round, RoundMethod
+
+
+class SCAFFOLDOptions(Options):
+    """Hyper-parameters with the paper's symbols."""
+
+    eta_g: float = Field(1.0, gt=0, description="server learning rate")
+
+
+@dataclass
+class Controls(Round):
+    """The server's control c, and of each device the trip whose change of control is in it."""
+
+    c: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    heard: dict[int, int] = field(default_factory=dict)
+
+
+class SCAFFOLD(RoundMethod):
+    """The server's part."""
+
+    about = About(
+        "scaffold",
+        "sync",
+        "SCAFFOLD",
+        "Karimireddy et al., SCAFFOLD, ICML 2020",
+        space={"eta_g": Range(0.1, 3.0, log=True)},
+    )
+    Options: ClassVar[type[Options]] = SCAFFOLDOptions
+    options: SCAFFOLDOptions
+    state: Controls
+
+    def __init__(self, options: SCAFFOLDOptions, world: World) -> None:
+        super().__init__(options, world)
+        self.state = Controls(c=np.zeros(world.layout.learnable, np.float32))
+
+    @classmethod
+    def rule(cls, options: SCAFFOLDOptions) -> LocalRule:
+        return ControlledRule()
+
+    def instruct(self, server: Server, device: int) -> dict[str, Number]:
+        return {"heard": self.state.heard.get(device, 0)}
+
+    def vectors(self, server: Server, device: int) -> Vectors:
+        return {"c": self.state.c}
+
+    def shares(self, members: list[Member]) -> list[float]:
+        return [self.options.eta_g / len(members)] * len(members)
+
+    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+        n, N, state, x = self.world.layout.learnable, self.world.devices, self.state, server.weights
+        new = combine([(1.0 / len(members), member.weights) for member in members])
+        step = [(share, member.weights[:n]) for share, member in zip(shares, members, strict=True)]
+        combine([*step, (1.0 - self.options.eta_g, x[:n])], out=new[:n])
+        state.c = combine([(1.0, state.c), *((1.0 / N, member.vectors["change"]) for member in members)])
+        state.heard = state.heard | {member.device: member.trip for member in members}
+        numbers = {"alpha": self.options.eta_g, "N": N, "c_share": 1.0 / N, "c_norm": norm(state.c)}
+        return new, numbers
+
+    @classmethod
+    def audit(cls, options: SCAFFOLDOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Aggregated) and event.contributions:
+            for part in event.contributions:
+                expect(f"weight of device {part.device}", part.weight, options.eta_g / len(event.contributions))
+            expect("alpha", event.numbers["alpha"], options.eta_g)
+            expect("c_share", event.numbers["c_share"], 1.0 / event.numbers["N"])
+
+
+@dataclass(frozen=True)
+class ControlledRule(LocalRule):
+    """The device's part. Its memory: the control of its last trip, what that trip made of it, and the trip's number.
+
+    A trip whose upload is lost changes no control, so it need not be computed (``remembers`` stays False).
+    """
+
+    sends: ClassVar[tuple[str, ...]] = ("change",)
+    decay_first: ClassVar[bool] = True
+
+    def begin(self, local: Local) -> None:
+        memory, zeros = local.memory, local.base.new_zeros(local.base.shape)
+        confirmed = memory.get("trip") == local.assignment.instruction["heard"]
+        c_i = memory.get("next" if confirmed else "c")
+        local.scratch["c_i"] = zeros if c_i is None else local.tensor(c_i)
+        local.scratch["correction"] = local.tensor(local.assignment.vectors["c"]) - local.scratch["c_i"]
+        local.scratch["sum"] = zeros.clone()
+
+    def adjust(self, local: Local) -> None:
+        local.scratch["sum"].add_(local.gradient)
+        local.gradient.add_(local.scratch["correction"])
+
+    def finish(self, local: Local) -> None:
+        c_i: Vector = local.scratch["c_i"].cpu().numpy()
+        following: Vector = (local.scratch["sum"] / local.steps).cpu().numpy()
+        local.vectors["change"] = combine([(1.0, following), (-1.0, c_i)])
+        local.memory |= {"c": c_i, "next": following, "trip": local.assignment.trip}

@@ -1,0 +1,77 @@
+"""A step that is refused leaves no trace in a method's state, so that the next one is as if it had never been."""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.core import saving
+from freshet.core.server import NOT_FINITE, Server
+from tests.methods.lab import LEARNABLE, UNEQUAL, same, server_of, upload_of, vector
+
+#: Options under which models of 3e38 lead beyond all floats.
+STEPS: dict[str, dict[str, Any]] = {
+    "scaffold": {"eta_g": 3.0},
+    "fedavgm": {"eta": 3.0},
+    "fedadam": {"eta": 1e39},
+    "fedyogi": {"eta": 1e39},
+    "fedadagrad": {"eta": 1e39},
+    "feddyn": {},
+    "ca2fl": {"M": 4, "eta": 3.0},
+    "fadas": {"M": 4, "eta": 1e39},
+    "fedbuff": {"K": 4, "eta_g": 3.0, "beta": 0.5},
+}
+#: Those of them whose every step would be too long.
+NEVER = ("fedadam", "fedyogi", "fedadagrad", "fadas")
+
+
+def play(server: Server, models: list[Any]) -> list[Any]:
+    """Four devices start from one model and upload; the events of the last upload."""
+    server.trigger(list(range(4)))
+    events: list[Any] = []
+    for device, u in enumerate(models):
+        change = {name: u[:LEARNABLE].copy() for name in server.rule.sends}
+        events = server.upload(upload_of(server, device, u, vectors=change))
+    return events
+
+
+def huge() -> list[Any]:
+    """Finite models that lie at the end of the floats, all on the same side."""
+    return [np.full_like(vector(1), 3e38) for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_beyond_all_floats_leaves_no_trace(name: str) -> None:
+    server = server_of(name, samples=UNEQUAL, **STEPS[name])
+    if name not in NEVER:
+        play(server, [vector(10 + device) for device in range(4)])
+    before, w = deepcopy(saving.dump(server.method.state)), server.weights
+    events = play(server, huge())
+    assert [(type(event).__name__, event.reason) for event in events] == [("Rejected", NOT_FINITE)]
+    same(server.weights, w)
+    _same_tree(saving.dump(server.method.state), before)
+
+
+def _same_tree(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _same_tree(one[key], other[key])
+    elif isinstance(one, np.ndarray):
+        same(one, other)
+    else:
+        assert one == other
+
+
+def test_a_buffer_that_is_never_full_leaves_nothing_in_the_cache() -> None:
+    server = server_of("ca2fl", M=5)
+    play(server, [vector(10 + device) for device in range(4)])
+    assert server.method.state.h_i == {} and not server.method.state.h.any()
+
+
+def test_ca2fl_says_what_its_cache_needs() -> None:
+    server = server_of("ca2fl")
+    assert server.method.opening() == []
+    object.__setattr__(server.method.world, "devices", 2**24)
+    assert server.method.opening() == ["CA2FL keeps an update of each device: up to 1.1 GiB of memory"]
