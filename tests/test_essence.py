@@ -31,6 +31,9 @@ RUN = {
     "address": False,
     "workers": False,
     "in_flight": True,
+    "selection": True,
+    "evaluate_devices": True,  # so are its results on the devices
+    "personalise": True,
     "diverged": True,  # a run that stops has a shorter log
 }
 #: Another value for each field that decides nothing, with whatever it needs beside it.

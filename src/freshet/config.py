@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
@@ -141,6 +141,21 @@ class RunOptions(Options):
     diverged: Literal["stop", "continue"] = Field(
         "stop", description="what to do when a test loss is not finite, or above 1,000 times the first"
     )
+
+    evaluate_devices: str | int = Field(
+        "never",
+        description="test the global model on every device: never, at the end, or a number N: every N-th test",
+    )
+    personalise: int = Field(
+        0, ge=0, description="test it there also after so many steps of local training (0: not; changes nothing else)"
+    )
+
+    @field_validator("evaluate_devices")
+    @classmethod
+    def _when(cls, value: str | int) -> str | int:
+        if value in ("never", "end") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        raise ValueError('must be "never", "end" or a whole number of tests from 1')
 
     @property
     def end(self) -> float:
@@ -277,6 +292,9 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
+    if run.personalise and run.evaluate_devices == "never":
+        problem = 'needs tests on the devices; set run.evaluate_devices to "end" or to a number of tests'
+        raise ConfigError("run.personalise", problem)
     config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
-from freshet.report.columns import Column, best, chosen
+from freshet.report.columns import DEVICES, Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
 from freshet.report.reading import Record, RunData
 from freshet.runs.facts import number
@@ -88,13 +88,15 @@ def _cell(spread: Record, show: Callable[[float], str]) -> str:
 
 
 _LATEX = (
-    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "discards", "bytes_up", "bytes_down",
+    "accuracy", "best", "time_raw", "time_mean", *DEVICES, "mean_staleness", "discards", "rejected", "bytes_up",
+    "bytes_down",
 )  # fmt: skip
-_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "count": ""}
+_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "index": "", "count": ""}
 _SHOW: dict[str, Callable[[float], str]] = {
     "share": lambda value: f"{100 * value:.1f}",
     "seconds": lambda value: f"{value:.0f}",
     "mean": lambda value: f"{value:.1f}",
+    "index": lambda value: f"{value:.3f}",
     "count": lambda value: f"{value:.0f}",
     "bytes": lambda value: f"{value / 1e6:.1f}",
 }

@@ -20,7 +20,7 @@ from freshet.errors import ConfigError, RunError
 from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
-from freshet.report.columns import best, chosen
+from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
 from freshet.report.palette import THEMES, dash, variables
@@ -33,8 +33,8 @@ from freshet.runs.facts import number
 TRIP_BUDGET = 60_000
 SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "page.js")
 _COLUMNS = (
-    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected", "lost",
-    "bytes_up", "bytes_down", "wall_seconds",
+    "accuracy", "best", "time_raw", "time_mean", *DEVICES, "mean_staleness", "uploads", "discards", "rejected",
+    "lost", "bytes_up", "bytes_down", "wall_seconds",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ def summarise(
         "final_accuracy": accuracies[-1] if rows else None,
         "best_accuracy": max(accuracies) if rows else None,
         "final_loss": rows[-1]["loss"] if rows else None,
+        **devices_at_a_glance(rows),
         "target": target,
         "time_to_target": time_to_target(rows, target),
         **facts,
@@ -34,6 +35,12 @@ def summarise(
         "wall_seconds": round(wall, 3),
         "freshet": __version__,
     }
+
+
+def devices_at_a_glance(rows: Rows) -> Record:
+    """Median, 10th percentile, worst, best and Jain's index over the devices, at the last test that has them."""
+    last = next((row for row in reversed(rows) if "devices_median" in row), {})
+    return {key: value for key, value in last.items() if key.startswith(("devices_", "personal_"))}
 
 
 def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:

@@ -242,7 +242,7 @@ class RunWriter:
             observer.on_event(record)
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
-            row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
+            row = plain(row | {key: value for key, value in record.items() if key not in ("seq", "kind")})
             self.metrics.append(row)
             self._metrics.write(_line(row))
             self._metrics.flush()

@@ -12,6 +12,7 @@ from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
+from freshet.training.devices import DeviceScores, Exam, examine
 from freshet.training.flat import Factory, FlatModel
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
@@ -67,6 +68,10 @@ class Trainer:
                 total += float(cross_entropy(logits, y, reduction="sum"))
         count = len(self.data.test.y)
         return Score(right / count, total / count)
+
+    def examine(self, exam: Exam) -> DeviceScores:
+        """Accuracy and loss on what each device is tested on (``devices.py``)."""
+        return examine(self, exam)
 
 
 def chosen_device(wish: str) -> str:
