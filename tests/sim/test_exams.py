@@ -39,7 +39,7 @@ def test_they_change_nothing_of_a_run(method: str, federate, finished, tmp_path:
     assert without_exams(result.directory) == without_exams(plain.directory)
     assert len(exams(result.directory)) == len(result.rows)
     assert not exams(plain.directory) and not any("devices_median" in row for row in plain.rows)
-    assert audit(result.directory).ok
+    assert audit(Run(result.directory)).passed
 
 
 def test_at_every_other_test_and_at_the_last(federate, tmp_path: Path) -> None:
