@@ -123,8 +123,8 @@ def test_the_page_draws_everything_and_asks_nobody(opened: Callable[..., Driver]
     )
     assert drawn >= 2, "one median curve per method"
     assert page.execute_script("return document.querySelectorAll('#chart-accuracy .fills path').length") >= 2, "bands"
-    assert len(page.find_elements("css selector", "#headline tbody tr")) == 2
-    charts = ("target", "staleness", "timeline", "alpha", "slots", "choosers", "partition")
+    assert len(page.find_elements("css selector", ".headline tbody tr")) == 2
+    charts = ("loss", "target", "staleness", "timeline", "alpha", "slots", "choosers", "partition")
     for chart in (*(f"chart-{name}" for name in charts), "control-lambda", "control-upsilon"):
         box = page.find_element("css selector", f"#{chart} .main-svg").size
         assert box["width"] > 250, chart
@@ -188,8 +188,8 @@ def test_hover_on_a_curve_and_the_zoom_buttons(opened: Callable[..., Driver], ru
 
 def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver], runs: list[Path]) -> None:
     page = opened(*runs)
-    _, traffic, wall = page.find_elements("css selector", "#axis button")
-    assert (traffic.is_enabled(), wall.is_enabled()) == (True, True)
+    _, rounds, traffic, wall = page.find_elements("css selector", "#axis button")
+    assert all(button.is_enabled() for button in (rounds, traffic, wall))
     press(page, traffic)
     assert "MB" in page.find_element("css selector", "#chart-accuracy .xtitle").text
     press(page, page.find_elements("css selector", "#legend .chip")[1])
@@ -212,7 +212,7 @@ def test_foreign_text_is_text(opened: Callable[..., Driver], written: Write) -> 
     one = written(SHOT.replace("/", "_"), method=EVIL, events=events, run={EVIL: SHOT}, data={"name": SHOT})
     two = written("b", method=EVIL, fleet={"loss": 0.5}, status=EVIL, model={"name": EVIL})
     page = opened(one, two)
-    assert EVIL in page.find_element("id", "headline").text
+    assert EVIL in page.find_element("id", "worlds").text
     assert EVIL in page.find_element("id", "settings").text
     assert EVIL in page.find_element("id", "uncounted").text
     assert SHOT in page.find_element("id", "title").text
@@ -308,7 +308,7 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
     browser.get_log("browser")
     with serving(Server(place)) as server:
         browser.get(server.url)
-        cards = lambda: browser.find_element("id", "cards").text  # noqa: E731
+        cards = lambda: browser.find_element("id", "worlds").text  # noqa: E731
         wait(lambda: "10.0" in cards())
         assert "live" in browser.find_element("id", "live").text
         with (place / "metrics.jsonl").open("a") as file:

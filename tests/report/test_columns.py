@@ -28,6 +28,9 @@ def test_what_is_seldom_wanted_is_shown_where_somebody_has_it() -> None:
     none, some = {"rejected": spread(0.0), "lost": spread(0.0)}, {"rejected": spread(2.0), "lost": spread(0.0)}
     assert [column.key for column in chosen(("rejected", "lost"), [none, none])] == ["lost"]
     assert [column.key for column in chosen(("rejected", "lost"), [none, some])] == ["rejected", "lost"]
+    devices = [{"devices_worst": spread(0.0), "devices_jain": spread(None, 0)}]
+    keys = [column.key for column in chosen(("devices_worst", "devices_jain"), devices)]
+    assert keys == ["devices_worst"], "a worst device at 0 is worth telling"
 
 
 def test_the_best_of_several_lines() -> None:

@@ -24,7 +24,7 @@ class Column(NamedTuple):
     kind: Kind
     #: -1: more is better, 1: less is better, 0: neither.
     better: int = 0
-    #: Shown only where some line has it, and more than 0.
+    #: Shown only where some line has it; a count, where it is more than 0.
     seldom: bool = False
 
 
@@ -61,7 +61,12 @@ COUNTED = tuple(column for column in COLUMNS.values() if column.key == column.su
 def chosen(keys: Sequence[str], lines: Sequence[Record]) -> list[Column]:
     """These columns, without those that are seldom wanted and that no line needs."""
     columns = [COLUMNS[key] for key in keys]
-    return [column for column in columns if not column.seldom or any(line[column.key]["high"] for line in lines)]
+    return [column for column in columns if not column.seldom or any(_told(column, line) for line in lines)]
+
+
+def _told(column: Column, line: Record) -> bool:
+    high = line[column.key]["high"]
+    return high is not None and (column.kind != "count" or high > 0)
 
 
 def best(column: Column, lines: Sequence[Record]) -> Maybe:

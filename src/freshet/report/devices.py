@@ -13,7 +13,7 @@ _MOST_DEVICES = 100_000
 _PERSONAL = "personal_accuracy"
 
 
-class Test(NamedTuple):
+class Sounding(NamedTuple):
     """One test on the devices: when, and what each scores (None: no score)."""
 
     time: float
@@ -22,10 +22,10 @@ class Test(NamedTuple):
     personal: list[Maybe]
 
 
-def tests_of(run: RunData) -> list[Test]:
+def soundings(run: RunData) -> list[Sounding]:
     """The tests on the devices that are in the log, as long as their lists are; a value of another type is none."""
     events = (event for event in run.events if event.get("kind") == "devices")
-    found = [Test(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events]
+    found = [Sounding(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events]
     return [test for test in found if any(value is not None for value in test.plain)]
 
 
@@ -35,7 +35,7 @@ def _numbers(value: Any) -> list[Maybe]:
 
 def devices_figures(run: RunData) -> Record | None:
     """Bands over time and two scatters; None for a run without such tests."""
-    tests = tests_of(run)
+    tests = soundings(run)
     if not tests:
         return None
     seconds = run.world.train_seconds if run.world is not None else []
@@ -48,7 +48,7 @@ def devices_figures(run: RunData) -> Record | None:
     }
 
 
-def band_figure(tests: Sequence[Test]) -> Figure:
+def band_figure(tests: Sequence[Sounding]) -> Figure:
     """Worst to best in pale, 10th to 90th percentile darker, the median as a line; personalised dashed."""
     xs = rounded([test.time for test in tests], 3)
     parts = [_five([value for value in test.plain if value is not None]) for test in tests]
@@ -91,7 +91,7 @@ def _five(values: Sequence[float]) -> tuple[float, float, float, float, float]:
 
 
 def scatter(
-    test: Test, xs: Sequence[float], title: str, shown: str, shades: Sequence[float], shade: str
+    test: Sounding, xs: Sequence[float], title: str, shown: str, shades: Sequence[float], shade: str
 ) -> Figure | None:
     """A point per device, coloured by the other figure; hollow ones are personalised. None without the fleet's."""
     if len(xs) != len(test.plain) or len(shades) != len(xs):

@@ -80,7 +80,11 @@ def tuning(results: Record) -> Record:
 
 def _world(world: Record) -> Record:
     lines = [_line(line) for line in world["lines"]]
-    extra = [COLUMNS[key] for key in ("rejected", *DEVICES) if any(line[key] for line in lines)]
+    extra = [
+        COLUMNS[key]
+        for key in ("rejected", *DEVICES)
+        if any(line[key] is not None and (line[key] or key != "rejected") for line in lines)
+    ]
     return {
         "name": title_of(world),
         "target": number(world["target"]),

@@ -42,10 +42,10 @@ const Experiments = (() => {
   /* The trials of a tuning, best first. */
   function tuning(item) {
     const short = (value) => String(Number(value.toPrecision(4)));
-    const rows = item.trials.map((trial, at) => row(
-      cell(String(at + 1)), el("td", at ? {} : { class: "top-value" }, trial.score === null ? "—" : percent(trial.score)),
-      cell(trial.state), ...trial.values.map((value) => told(value, short)),
-    ));
+    const rows = item.trials.map((trial, at) => {
+      const score = el("td", at ? {} : { class: "top-value" }, trial.score === null ? "—" : percent(trial.score));
+      return row(cell(String(at + 1)), score, cell(trial.state), ...trial.values.map((value) => told(value, short)));
+    });
     const more = item.left_out ? [`${item.left_out} more trials are not shown.`] : [];
     return el(
       "div", {}, el("h2", {}, item.title), panel(Words.table(["rank", "score (%)", "state", ...item.keys], rows)),

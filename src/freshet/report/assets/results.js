@@ -100,7 +100,8 @@ const Results = (() => {
     const devices = world.columns.some(({ key }) => key.startsWith("devices_"))
       && "Devices: the last model on what each device is tested on; Jain index 1: all fare alike.";
     const test = compared(lines) && `${RATIO} Accuracy against the same reference: mean difference of final accuracy `
-      + "in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than 2 / 2ⁿ).";
+      + "in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than "
+      + "2 / 2ⁿ).";
     return el("p", { class: "fine" }, lines.length ? [times, devices, test].filter(Boolean).join(" ") : "");
   }
   /* All of one world; ``run`` is the only run of the page while it has not ended. */
