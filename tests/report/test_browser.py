@@ -201,6 +201,55 @@ def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver],
     assert errors(page) == []
 
 
+def test_ties_are_shown_as_ties(opened: Callable[..., Driver], written: Write) -> None:
+    values = {"fedasmu": [0.1, 0.90004, 0.9], "fedavg": [0.1, 0.9, 0.90004], "fedbuff": [0.1, 0.2, 0.3]}
+    page = opened(*(written(method, method=method, accuracy=accuracy) for method, accuracy in values.items()))
+    highest, first = page.find_elements("css selector", ".card")[:2]
+    assert highest.text.splitlines()[:2] == ["Highest final accuracy", "90.0%"]
+    for card in (highest, first):
+        assert "a tie" in card.text and "fedasmu" in card.text and "fedavg" in card.text
+        assert "fedbuff" not in card.text
+    tops = page.find_elements("css selector", ".headline tbody tr td:nth-child(2).top-value")
+    assert len(tops) == 2, "what reads the same is marked the same"
+    assert errors(page) == []
+
+
+def test_data_sets_have_tables_of_their_own_and_curves_by_choice(opened: Callable[..., Driver], written: Write) -> None:
+    one = written("a", data={"name": "digits"})
+    two = written("b", data={"name": "cifar10"}, method="fedavg", accuracy=[0.1, 0.2, 0.3], run={"target": 0.25})
+    page = opened(one, two)
+    assert [h.text for h in page.find_elements("css selector", ".world > h2")] == ["digits", "cifar10"]
+    tables = page.find_elements("css selector", ".world .headline tbody")
+    assert [[row.text.split()[0] for row in t.find_elements("css selector", "tr")] for t in tables] == [
+        ["fedasmu"],
+        ["fedavg"],
+    ]
+    assert "80 %" in page.find_element("id", "target-note").text
+    page.execute_script(
+        "const s = document.getElementById('world'); s.value = '1'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "25 %" in page.find_element("id", "target-note").text
+    assert errors(page) == []
+
+
+def test_the_devices_of_a_run_are_drawn(opened: Callable[..., Driver], written: Write) -> None:
+    def sounded(time: float, accuracy: list[float]) -> dict[str, Any]:
+        return {"time": time, "kind": "devices", "version": 1, "accuracy": accuracy, "personal_accuracy": [0.8, 1.0]}
+
+    facts = {"devices_median": 0.6, "devices_worst": 0.0, "devices_jain": 0.7}
+    events = [sounded(0.0, [0.1, 0.2]), sounded(10.0, [0.0, 0.9])]
+    page = opened(written("a", events=events, summary=facts), written("b", method="fedavg", accuracy=[0.1, 0.2]))
+    assert page.find_element("id", "devices").is_displayed() and page.find_element("id", "devices-link").is_displayed()
+    points = "return document.querySelectorAll('#chart-speed .points path').length"
+    assert page.execute_script(points) == 4, "two devices, plain and personalised"
+    assert len(page.find_elements("css selector", "#chart-devices .fills path")) >= 2
+    table = page.find_elements("css selector", ".headline")[1]
+    assert "0.700" in table.text and "60.0" in table.text
+    page.execute_script("const s = document.getElementById('run'); s.value = 'b'; s.dispatchEvent(new Event('change'))")
+    assert not page.find_element("id", "devices").is_displayed(), "this run did not test its devices"
+    assert errors(page) == []
+
+
 def test_foreign_text_is_text(opened: Callable[..., Driver], written: Write) -> None:
     part = {"device": 1, "base": 1, "staleness": 1, "weight": 1.0}
     events = [
@@ -318,6 +367,22 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
         wait(lambda: "finished" in browser.find_element("id", "live").text)
         assert errors(browser) == []
     browser.get("about:blank")
+
+
+def test_results_and_tunings_without_runs_make_a_page(browser: Driver, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(results("curves", [world("cnn", [line("fedasmu")])])))
+    trials = [{"value": 0.5, "state": "complete", "values": {"training.lr": 0.1}, "error": None}]
+    study = {"method": EVIL, "validation": 0.2, "seeds": [1], "space": {"training.lr": {}}, "trials": trials}
+    (tmp_path / "b.json").write_text(json.dumps(study))
+    path = report([], tmp_path / "report.html", None, sorted(tmp_path.glob("*.json")))
+    look(browser, 1300, False)
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    wait(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'yes'"))
+    text = browser.find_element("id", "experiments").text
+    assert "an experiment" in text and f"tuning of {EVIL}" in text and "50.0" in text
+    assert not browser.find_element("id", "accuracy").is_displayed()
+    assert errors(browser) == []
 
 
 def test_experiments_are_drawn_with_their_tables(browser: Driver, runs: list[Path], tmp_path: Path) -> None:

@@ -129,8 +129,9 @@ def test_the_table_of_an_experiment_has_rejected_uploads_and_devices_where_there
         experiment(results("curves", [world("w", lines)]))["worlds"][0]
         for lines in ([line("fedasmu")], [line("fedasmu"), line("fedavg", **more)])
     )
-    assert plain["columns"] == []
-    assert [column["key"] for column in rich["columns"]] == ["rejected", "devices_worst", "devices_jain"]
+    assert (plain["columns"], plain["devices"]) == ([], [])
+    assert [column["key"] for column in rich["columns"]] == ["rejected"]
+    assert [column["key"] for column in rich["devices"]] == ["devices_worst", "devices_jain"]
     assert (rich["lines"][0]["rejected"], rich["lines"][1]["rejected"]) == (None, 3.0)
 
 

@@ -50,7 +50,15 @@ def test_a_network_a_held_out_part_and_other_custom_data_are_worlds_of_their_own
     for what, other in others.items():
         assert len(worlds(read_all([base, other]))) == 2, what
     assert [world.name for world in worlds(read_all([base, others["network"]]))] == ["custom, custom", "custom, lenet5"]
-    assert [world.name for world in worlds(read_all([base, others["test set"]]))] == ["custom #1", "custom #2"]
+    assert [world.name for world in worlds(read_all([base, others["test set"]]))] == [
+        "custom, 7 test samples",
+        "custom, 8 test samples",
+    ]
+    assert [world.name for world in worlds(read_all([base, *others.values()]))][:3] == [
+        "custom, custom, test set, 7 test samples",
+        "custom, lenet5",
+        "custom, custom, held-out 20 %",
+    ]
 
 
 def test_exports_keep_worlds_apart_too(written: Write, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshet.report.columns import COLUMNS, DEVICES, overhead
+from freshet.report.columns import COLUMNS, DEVICES, Column, overhead
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
 from freshet.report.reading import Record
@@ -65,7 +65,7 @@ def tuning(results: Record) -> Record:
     ]
     ranked = sorted(trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"])
     split, seeds = number(results["validation"]) or 0.0, len(results["seeds"])
-    said = f"Scores: mean accuracy over {seeds} seeds on a held-out {100 * split:g} % of the training set."
+    said = f"Scores: mean accuracy over {seeds} seed{'s' if seeds != 1 else ''} on a held-out {100 * split:g} % of the training set."
     return {
         "title": f"tuning of {results['method']}",
         "look": "tuning",
@@ -80,18 +80,20 @@ def tuning(results: Record) -> Record:
 
 def _world(world: Record) -> Record:
     lines = [_line(line) for line in world["lines"]]
-    extra = [
-        COLUMNS[key]
-        for key in ("rejected", *DEVICES)
-        if any(line[key] is not None and (line[key] or key != "rejected") for line in lines)
-    ]
+    devices = [COLUMNS[key] for key in DEVICES if any(line[key] is not None for line in lines)]
+    extra = [COLUMNS["rejected"]] if any(line["rejected"] for line in lines) else []
     return {
         "name": title_of(world),
         "target": number(world["target"]),
         "until": number(world["until"]),
-        "columns": [{"key": column.key, "title": column.short, "kind": column.kind} for column in extra],
+        "columns": [_column(column) for column in extra],
+        "devices": [_column(column) for column in devices],
         "lines": lines,
     }
+
+
+def _column(column: Column) -> Record:
+    return {"key": column.key, "title": column.short, "kind": column.kind}
 
 
 def _line(line: Record) -> Record:

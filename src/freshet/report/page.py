@@ -34,7 +34,7 @@ from freshet.runs.facts import number
 TRIP_BUDGET = 60_000
 SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
-    "accuracy", "best", "time_raw", "time_mean", *DEVICES, "mean_staleness", "uploads", "discards", "rejected",
+    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
     "lost", "bytes_up", "bytes_down", "wall_seconds",
 )  # fmt: skip
 
@@ -95,7 +95,8 @@ def _world(name: str, groups: Sequence[Group], target: float) -> Record:
         "target": target,
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
-        "columns": columns(counted),
+        "columns": columns(counted, _COLUMNS),
+        "devices": columns(counted, DEVICES),
         "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
         "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
         "time_to_target": plots.time_to_target(counted),
@@ -115,9 +116,9 @@ def _settings(found: Sequence[ReportWorld], groups: Sequence[Sequence[Group]]) -
     return settings([group for members in groups for group in members]) | {"labels": labels}
 
 
-def columns(lines: Sequence[Record]) -> list[Record]:
-    """The columns of the table of results, with the best median of each."""
-    found = chosen(_COLUMNS, lines)
+def columns(lines: Sequence[Record], keys: Sequence[str]) -> list[Record]:
+    """The columns of a table of results, with the best median of each."""
+    found = chosen(keys, lines)
     return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best(c, lines)} for c in found]
 
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 from freshet.report.groups import shown
 from freshet.report.reading import RunData
-
-#: Settings that say what a model is tested on; all others may differ within a table, and the labels say how.
-_TESTED = ("name", "validation", "test_samples")
+from freshet.runs.facts import number
 
 
 @dataclass(frozen=True)
 class ReportWorld:
-    """Some runs, and a name that tells them from the others on the page."""
+    """Some runs, and a name that tells them from the others on the page.
+
+    Fleet, partition and training may differ among them: their labels say how.
+    """
 
     name: str
     runs: list[RunData]
@@ -27,19 +28,26 @@ def worlds(runs: Sequence[RunData]) -> list[ReportWorld]:
 
 
 def _identity(run: RunData) -> tuple[str, ...]:
-    """Data set, network, then what tells one test set from another of that name."""
-    config, data, world = run.config, run.config.get("data", {}), run.world
-    tested = [shown(data.get(key, 0)) for key in _TESTED[1:]]
-    own = [] if world is None else [str(world.test_samples), ", ".join(world.classes)]
-    network = config.get("model", {}).get("name", "unknown model")
-    return (shown(data.get("name", "unknown data")), shown(network), *tested, *own)
+    """Data set, network, then what tells one test set from another of that name, in words."""
+    data, world = run.config.get("data", {}), run.world
+    held_out = number(data.get("validation")) or 0.0
+    tested = shown(data.get("test_samples", 0)) if world is None else str(world.test_samples)
+    return (
+        shown(data.get("name", "unknown data")),
+        shown(run.config.get("model", {}).get("name", "unknown model")),
+        f"held-out {100 * held_out:g} %" if held_out else "test set",
+        f"{tested} test samples",
+        "" if world is None else f"{len(world.classes)} classes: {', '.join(world.classes)}",
+    )
 
 
 def _names(identities: Sequence[tuple[str, ...]]) -> list[str]:
-    """The data set; with the network where there are several, and a number where that is not enough."""
-    networks = {identity[1] for identity in identities}
-    names = [identity[0] if len(networks) == 1 else f"{identity[0]}, {identity[1]}" for identity in identities]
-    return [
-        f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
-        for place, name in enumerate(names)
-    ]
+    """The data set, and of the rest the first that tells those of one data set apart."""
+    names = [identity[0] for identity in identities]
+    for place in range(1, max(map(len, identities), default=0)):
+        alike = [[other for name, other in zip(names, identities, strict=True) if name == mine] for mine in names]
+        names = [
+            f"{name}, {identity[place]:.60}" if len({other[place] for other in others}) > 1 else name
+            for name, identity, others in zip(names, identities, alike, strict=True)
+        ]
+    return names

@@ -27,6 +27,14 @@ const Experiments = (() => {
     headings.push("accuracy vs it", "p", ...extra, ...(paper ? ["published (%)", "published time"] : []));
     return panel(Words.table(headings, rows));
   }
+  function devices(world) {
+    const rows = world.lines.map((line) => {
+      return row(who(line), ...world.devices.map(({ key, kind }) => told(line[key], KINDS[kind][0])));
+    });
+    const headings = world.devices.map(({ title, kind }) => [title, KINDS[kind][1]].join(" ").trim());
+    const said = el("p", { class: "fine" }, "Accuracy on the devices, medians over seeds.");
+    return world.devices.length ? [said, panel(Words.table(["method", ...headings], rows))] : [];
+  }
   function traffic(world) {
     const rows = world.lines.map((line) => {
       const bytes = [line.bytes_up, line.bytes_down, line.bytes_fresh].map((value) => told(value, mega));
@@ -37,7 +45,8 @@ const Experiments = (() => {
   }
   function world(found) {
     const said = el("p", { class: "fine" }, "Communication overhead, medians over seeds.");
-    return el("div", {}, el("h3", {}, `${found.name}, ${seconds(found.until)}`), outcome(found), said, traffic(found));
+    return el("div", {}, el("h3", {}, `${found.name}, ${seconds(found.until)}`), outcome(found),
+      ...devices(found), said, traffic(found));
   }
   /* The trials of a tuning, best first. */
   function tuning(item) {

@@ -75,21 +75,26 @@ const Results = (() => {
       held.pairs ? cell(signed(held.difference), small(test)) : cell("·"),
     ];
   }
-  function headline(world, live) {
-    const lines = world.lines.filter((line) => line.runs), compare = compared(lines);
-    const rows = lines.map((line) => {
+  /* One line per method that has ended runs. */
+  function outcome(world, columns, compare) {
+    const rows = world.lines.filter((line) => line.runs).map((line) => {
       const seeds = line.seeds.length ? `seed${line.seeds.length > 1 ? "s" : ""} ${line.seeds.join(", ")}` : "";
       const who = el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label));
       const name = el("td", { class: "name" }, who, small(seeds), diverged(line.diverged.map((each) => each.time)));
-      const cells = world.columns.map((column) => spread(line, column));
+      const cells = columns.map((column) => spread(line, column));
       return row(name, ...cells, ...(compare ? against(line.against) : []));
     });
-    const headings = [heading("", "method"), ...world.columns.map(titled)];
+    const headings = [heading("", "method"), ...columns.map(titled)];
     if (compare) headings.push(heading("time vs", "reference"), heading("accuracy vs", "it (points)"));
+    return table(headings, rows);
+  }
+  const framed = (look, found) => el("div", { class: "panel flush" }, el("div", { class: `scroll ${look}` }, found));
+  function headline(world, live) {
+    const lines = world.lines.filter((line) => line.runs);
     const none = live ? "The table fills when the run has finished."
       : "No run has finished: there is nothing to average.";
-    const found = lines.length ? table(headings, rows) : el("div", { class: "empty" }, none);
-    return el("div", { class: "panel flush" }, el("div", { class: "scroll headline" }, found));
+    const found = lines.length ? outcome(world, world.columns, compared(lines)) : el("div", { class: "empty" }, none);
+    return framed("headline", found);
   }
   const compared = (lines) => lines.some((line) => line.against && line.against.pairs > 1);
   function reading(world) {
@@ -97,17 +102,25 @@ const Results = (() => {
     const times = "Medians over seeds of runs that have ended, least and greatest below. Times are virtual seconds "
       + `to ${target(world)} on a common test grid: raw first crossing, and first crossing of the trailing 5-point `
       + "mean; a dash if the median seed never gets there.";
-    const devices = world.columns.some(({ key }) => key.startsWith("devices_"))
-      && "Devices: the last model on what each device is tested on; Jain index 1: all fare alike.";
     const test = compared(lines) && `${RATIO} Accuracy against the same reference: mean difference of final accuracy `
       + "in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than "
       + "2 / 2ⁿ).";
-    return el("p", { class: "fine" }, lines.length ? [times, devices, test].filter(Boolean).join(" ") : "");
+    return el("p", { class: "fine" }, lines.length ? [times, test].filter(Boolean).join(" ") : "");
+  }
+  function devices(world) {
+    if (!world.devices.length) return [];
+    const said = "The last model on what each device is tested on: its own test set, or the classes that it holds. "
+      + "Jain index: 1 when all devices fare alike, 1/n when one has everything. Personalised: after some local steps.";
+    return [
+      el("h3", {}, "On the devices"), framed("headline", outcome(world, world.devices, false)),
+      el("p", { class: "fine" }, said),
+    ];
   }
   /* All of one world; ``run`` is the only run of the page while it has not ended. */
   function block(world, several, live, run) {
     const title = several ? el("h2", {}, world.name) : null;
-    return el("div", { class: "world" }, title, cards(world, run), headline(world, live), reading(world));
+    return el("div", { class: "world" }, title, cards(world, run), headline(world, live), reading(world),
+      ...devices(world));
   }
   return { block, target };
 })();
