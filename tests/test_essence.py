@@ -34,6 +34,8 @@ RUN = {
     "workers": False,
     "selection": True,
     "in_flight": True,
+    "evaluate_devices": True,  # so are its results on the devices
+    "personalise": True,
     "diverged": True,  # a run that stops has a shorter log
 }
 #: Another value for each field that decides nothing, with whatever it needs beside it.

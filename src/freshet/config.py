@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
@@ -153,6 +153,21 @@ class RunOptions(Options):
         "stop", description="what to do when a test loss is not finite, or above 1,000 times the first"
     )
 
+    evaluate_devices: str | int = Field(
+        "never",
+        description="test the global model on every device: never, at the end, or a number N: every N-th test",
+    )
+    personalise: int = Field(
+        0, ge=0, description="test it there also after so many steps of local training (0: not; changes nothing else)"
+    )
+
+    @field_validator("evaluate_devices")
+    @classmethod
+    def _when(cls, value: str | int) -> str | int:
+        if value in ("never", "end") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        raise ValueError('must be "never", "end" or a whole number of tests from 1')
+
     @property
     def end(self) -> float:
         """The end in virtual time; infinity when only rounds are counted."""
@@ -287,6 +302,9 @@ def _check_together(config: Config) -> None:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
     if run.stop_at_target and run.target is None:
         raise ConfigError("run.stop_at_target", "needs a target; give run.target")
+    if run.evaluate_devices != "never" and config.training.task != "classification":
+        problem = f"is for classification, but the task is {config.training.task}; leave it at never"
+        raise ConfigError("run.evaluate_devices", problem)
     if config.training.task in JUDGED_BY_ACCURACY and run.target is not None and not 0 <= run.target <= 1:
         raise ConfigError("run.target", f"is an accuracy and must be in 0..1, but {run.target:g} was given")
     if not (run.until or run.rounds):
@@ -296,6 +314,9 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
+    if run.personalise and run.evaluate_devices == "never":
+        problem = 'needs tests on the devices; set run.evaluate_devices to "end" or to a number of tests'
+        raise ConfigError("run.personalise", problem)
     config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
 
 

@@ -31,6 +31,7 @@ from freshet.runs.reader import Run
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, default_directory, write_config
 from freshet.sim.driver import Simulation, check
+from freshet.sim.exams import Exams
 from freshet.sim.fleet import Fleet
 from freshet.training.flat import Factory
 from freshet.training.start import as_factory
@@ -268,6 +269,7 @@ class Federation:
                 eval_every=config.run.eval_every,
                 stop_diverged=config.run.diverged == "stop",
                 device_memory=config.run.device_memory_mb * 2**20,
+                exams=Exams.asked(config.run),
             )
             yield Ready(simulation, server, writer)
 

@@ -14,6 +14,7 @@ from torch import nn
 from freshet.compute.pool import PoolExecutor, StartFailed
 from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
+from freshet.training.devices import Exam
 
 from .helpers import (
     METHODS,
@@ -92,8 +93,11 @@ def check(executor, setup, count=4):
 def test_training_and_scores_are_those_of_this_process(executor):
     setup = make_setup()
     check(executor, setup)
-    weights = make_work(setup).weights
+    weights = make_work(setup).assignment.weights
     assert executor.evaluate(weights).result(WAIT) == setup.trainer().evaluate(weights)
+    for exam in (Exam(weights, 1, [0, 1]), Exam(weights, 1, [1], steps=3, lr=0.1)):
+        theirs, ours = executor.examine(exam, 0.0).result(WAIT), setup.trainer().examine(exam)
+        assert [scores.tobytes() for scores in theirs] == [scores.tobytes() for scores in ours]
 
 
 def test_factories_may_be_lambdas_and_models_large(pool):

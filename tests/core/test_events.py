@@ -11,6 +11,7 @@ from freshet.core.events import (
     Discarded,
     Evaluated,
     Event,
+    Examined,
     Hurried,
     Lost,
     Malformed,
@@ -41,6 +42,7 @@ EXAMPLES: list[Event] = [
     Rejected("not a message"),
     Lost(3, 1, "device left"),
     Evaluated(9, {"accuracy": 0.5, "loss": None}),
+    Examined(9, {"accuracy": [0.5, None], "loss": [1.5, None]}),
     Noted("slots", {"probabilities": [0.5, 0.5]}),
 ]
 

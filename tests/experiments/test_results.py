@@ -273,6 +273,24 @@ def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
     assert rows(document(grid, store, title="t"))[0]["rejected"] == 4
 
 
+def test_the_devices_have_columns_where_they_were_tested(tmp_path):
+    grid, store = jobs("fedasmu,fedavg", (0, 1), GRID), Store(tmp_path)
+    finish(store, grid[0], CURVES["fedasmu", 0])
+    assert "worst device" not in shown(document(grid, store, title="t"))
+    for job, worst in zip(grid[1:], (0.0, 0.3, 0.1), strict=True):
+        label = job.entry.label
+        finish(store, job, CURVES[label, job.seed], devices_median=worst + 0.5, devices_worst=worst, devices_jain=0.987)
+    found = document(grid, store, title="t")
+    text = shown(found)
+    assert "median device" in text and "worst device" in text and "0.987" in text and "1/n" in text
+    assert "personal" not in text.split("Jain: 1")[0], "nobody trained on the devices first"
+    by_method = {row["method"]: row for row in rows(found)}
+    tested = {line["label"]: line["devices_worst"] for line in found["worlds"][0]["lines"]}
+    assert {name: by_method[name]["devices_worst"] for name in tested} == {n: s["median"] for n, s in tested.items()}
+    assert sum(spread["count"] for spread in tested.values()) == 3
+    assert by_method["fedavg"]["personal_median"] is None
+
+
 def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
     from freshet.core.about import Remark
     from freshet.methods import find

@@ -123,8 +123,8 @@ def test_the_page_draws_everything_and_asks_nobody(opened: Callable[..., Driver]
     )
     assert drawn >= 2, "one median curve per method"
     assert page.execute_script("return document.querySelectorAll('#chart-accuracy .fills path').length") >= 2, "bands"
-    assert len(page.find_elements("css selector", "#headline tbody tr")) == 2
-    charts = ("target", "staleness", "timeline", "alpha", "slots", "choosers", "partition")
+    assert len(page.find_elements("css selector", ".headline tbody tr")) == 2
+    charts = ("loss", "target", "staleness", "timeline", "alpha", "slots", "choosers", "partition")
     for chart in (*(f"chart-{name}" for name in charts), "control-lambda", "control-upsilon"):
         box = page.find_element("css selector", f"#{chart} .main-svg").size
         assert box["width"] > 250, chart
@@ -188,8 +188,8 @@ def test_hover_on_a_curve_and_the_zoom_buttons(opened: Callable[..., Driver], ru
 
 def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver], runs: list[Path]) -> None:
     page = opened(*runs)
-    _, traffic, wall = page.find_elements("css selector", "#axis button")
-    assert (traffic.is_enabled(), wall.is_enabled()) == (True, True)
+    _, rounds, traffic, wall = page.find_elements("css selector", "#axis button")
+    assert all(button.is_enabled() for button in (rounds, traffic, wall))
     press(page, traffic)
     assert "MB" in page.find_element("css selector", "#chart-accuracy .xtitle").text
     press(page, page.find_elements("css selector", "#legend .chip")[1])
@@ -198,6 +198,55 @@ def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver],
         "const s = document.getElementById('run'); s.value = 'fedavg-1'; s.dispatchEvent(new Event('change'))"
     )
     assert not page.find_element("id", "slots-part").is_displayed(), "FedAvg's devices do not ask"
+    assert errors(page) == []
+
+
+def test_ties_are_shown_as_ties(opened: Callable[..., Driver], written: Write) -> None:
+    values = {"fedasmu": [0.1, 0.90004, 0.9], "fedavg": [0.1, 0.9, 0.90004], "fedbuff": [0.1, 0.2, 0.3]}
+    page = opened(*(written(method, method=method, accuracy=accuracy) for method, accuracy in values.items()))
+    highest, first = page.find_elements("css selector", ".card")[:2]
+    assert highest.text.splitlines()[:2] == ["Highest final accuracy", "90.0%"]
+    for card in (highest, first):
+        assert "a tie" in card.text and "fedasmu" in card.text and "fedavg" in card.text
+        assert "fedbuff" not in card.text
+    tops = page.find_elements("css selector", ".headline tbody tr td:nth-child(2).top-value")
+    assert len(tops) == 2, "what reads the same is marked the same"
+    assert errors(page) == []
+
+
+def test_data_sets_have_tables_of_their_own_and_curves_by_choice(opened: Callable[..., Driver], written: Write) -> None:
+    one = written("a", data={"name": "digits"})
+    two = written("b", data={"name": "cifar10"}, method="fedavg", accuracy=[0.1, 0.2, 0.3], run={"target": 0.25})
+    page = opened(one, two)
+    assert [h.text for h in page.find_elements("css selector", ".world > h2")] == ["digits", "cifar10"]
+    tables = page.find_elements("css selector", ".world .headline tbody")
+    assert [[row.text.split()[0] for row in t.find_elements("css selector", "tr")] for t in tables] == [
+        ["fedasmu"],
+        ["fedavg"],
+    ]
+    assert "80 %" in page.find_element("id", "target-note").text
+    page.execute_script(
+        "const s = document.getElementById('world'); s.value = '1'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "25 %" in page.find_element("id", "target-note").text
+    assert errors(page) == []
+
+
+def test_the_devices_of_a_run_are_drawn(opened: Callable[..., Driver], written: Write) -> None:
+    def sounded(time: float, accuracy: list[float]) -> dict[str, Any]:
+        return {"time": time, "kind": "devices", "version": 1, "accuracy": accuracy, "personal_accuracy": [0.8, 1.0]}
+
+    facts = {"devices_median": 0.6, "devices_worst": 0.0, "devices_jain": 0.7}
+    events = [sounded(0.0, [0.1, 0.2]), sounded(10.0, [0.0, 0.9])]
+    page = opened(written("a", events=events, summary=facts), written("b", method="fedavg", accuracy=[0.1, 0.2]))
+    assert page.find_element("id", "devices").is_displayed() and page.find_element("id", "devices-link").is_displayed()
+    points = "return document.querySelectorAll('#chart-speed .points path').length"
+    assert page.execute_script(points) == 4, "two devices, plain and personalised"
+    assert len(page.find_elements("css selector", "#chart-devices .fills path")) >= 2
+    table = page.find_elements("css selector", ".headline")[1]
+    assert "0.700" in table.text and "60.0" in table.text
+    page.execute_script("const s = document.getElementById('run'); s.value = 'b'; s.dispatchEvent(new Event('change'))")
+    assert not page.find_element("id", "devices").is_displayed(), "this run did not test its devices"
     assert errors(page) == []
 
 
@@ -212,7 +261,7 @@ def test_foreign_text_is_text(opened: Callable[..., Driver], written: Write) -> 
     one = written(SHOT.replace("/", "_"), method=EVIL, events=events, run={EVIL: SHOT}, data={"name": SHOT})
     two = written("b", method=EVIL, fleet={"loss": 0.5}, status=EVIL, model={"name": EVIL})
     page = opened(one, two)
-    assert EVIL in page.find_element("id", "headline").text
+    assert EVIL in page.find_element("id", "worlds").text
     assert EVIL in page.find_element("id", "settings").text
     assert EVIL in page.find_element("id", "uncounted").text
     assert SHOT in page.find_element("id", "title").text
@@ -308,7 +357,7 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
     browser.get_log("browser")
     with serving(Server(place)) as server:
         browser.get(server.url)
-        cards = lambda: browser.find_element("id", "cards").text  # noqa: E731
+        cards = lambda: browser.find_element("id", "worlds").text  # noqa: E731
         wait(lambda: "10.0" in cards())
         assert "live" in browser.find_element("id", "live").text
         with (place / "metrics.jsonl").open("a") as file:
@@ -318,6 +367,22 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
         wait(lambda: "finished" in browser.find_element("id", "live").text)
         assert errors(browser) == []
     browser.get("about:blank")
+
+
+def test_results_and_tunings_without_runs_make_a_page(browser: Driver, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(results("curves", [world("cnn", [line("fedasmu")])])))
+    trials = [{"value": 0.5, "state": "complete", "values": {"training.lr": 0.1}, "error": None}]
+    study = {"method": EVIL, "validation": 0.2, "seeds": [1], "space": {"training.lr": {}}, "trials": trials}
+    (tmp_path / "b.json").write_text(json.dumps(study))
+    path = report([], tmp_path / "report.html", None, sorted(tmp_path.glob("*.json")))
+    look(browser, 1300, False)
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    wait(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'yes'"))
+    text = browser.find_element("id", "experiments").text
+    assert "an experiment" in text and f"tuning of {EVIL}" in text and "50.0" in text
+    assert not browser.find_element("id", "accuracy").is_displayed()
+    assert errors(browser) == []
 
 
 def test_experiments_are_drawn_with_their_tables(browser: Driver, runs: list[Path], tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ def test_what_is_seldom_wanted_is_shown_where_somebody_has_it() -> None:
     none, some = {"rejected": spread(0.0), "lost": spread(0.0)}, {"rejected": spread(2.0), "lost": spread(0.0)}
     assert [column.key for column in chosen(("rejected", "lost"), [none, none])] == ["lost"]
     assert [column.key for column in chosen(("rejected", "lost"), [none, some])] == ["rejected", "lost"]
+    devices = [{"devices_worst": spread(0.0), "devices_jain": spread(None, 0)}]
+    keys = [column.key for column in chosen(("devices_worst", "devices_jain"), devices)]
+    assert keys == ["devices_worst"], "a worst device at 0 is worth telling"
 
 
 def test_the_best_of_several_lines() -> None:
@@ -40,9 +43,9 @@ def test_the_best_of_several_lines() -> None:
 
 def test_the_page_is_told_its_columns_with_the_best(written: Write) -> None:
     groups = grouped(read_all([written("a", accuracy=[0.9]), written("b", method="fedavg", accuracy=[0.4])]))
-    found = columns([headline(group, 0.8, 10.0, None) for group in groups])
+    found = columns([headline(group, 0.8, 10.0, None) for group in groups], ("accuracy", "rejected"))
     assert found[0] == {"key": "accuracy", "title": "final accuracy", "kind": "share", "best": 0.9}
-    assert "rejected" not in [column["key"] for column in found]
+    assert len(found) == 1, "nobody has rejected uploads"
 
 
 @pytest.mark.parametrize(

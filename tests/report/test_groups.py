@@ -80,7 +80,7 @@ def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
     )
     assert line["accuracy"]["median"] == pytest.approx(0.55)
     page = document(runs)
-    low, high, middle = page["accuracy"]["time"]["data"]
+    low, high, middle = page["worlds"][0]["accuracy"]["time"]["data"]
     assert middle["x"][-1] == 30.0 and (low["y"][-1], high["y"][-1]) == (20.0, 90.0), "its last value stays"
     assert "bad: the model diverged at 12.5 s; its last numbers enter the medians as they are." in page["notes"]
     assert [run["diverged"] for run in page["runs"]] == [None, 12.5]
@@ -93,7 +93,7 @@ def test_a_method_is_held_against_the_reference_of_its_kind_in_the_report(writte
         for name, values in curve.items()
         if name not in ("fedasync", "fedasmu")
     ] + [written(name, method=name, accuracy=curve[name]) for name in ("fedasync", "fedasmu")]
-    found = {line["label"]: line.get("against") for line in document(read_all(runs))["lines"]}
+    found = {line["label"]: line.get("against") for line in document(read_all(runs))["worlds"][0]["lines"]}
     assert (found["fedavg"], found["fedasmu"]) == (None, None)
     assert found["fedprox"] is not None and found["fedprox"]["reference"] == "fedavg"
     assert found["fedasync"] is not None and found["fedasync"]["time_raw"] == {"ratio": 2.0, "bound": "="}

@@ -61,7 +61,7 @@ def test_news_as_the_run_goes_on(server: live.Server, tmp_path: Path) -> None:
     assert second["document"]["runs"][0]["accuracy"] == 0.75
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"status": "finished"}))
     third = news(server, second["version"])
-    assert third["document"]["lines"][0]["runs"] == 1
+    assert third["document"]["worlds"][0]["lines"][0]["runs"] == 1
     (tmp_path / "a" / "metrics.jsonl").write_text(lines([{"time": 0.0, "accuracy": 0.5}]))
     assert news(server, third["version"])["document"]["runs"][0]["accuracy"] == 0.5, "cut back, as a resumed run is"
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from freshet import Result
-from freshet.cli.report import find_runs
 from freshet.errors import ConfigError, RunError
 from freshet.report.page import document, embedded, render, report
 from freshet.report.reading import read, read_all
@@ -38,7 +37,8 @@ def test_foreign_names_stay_data(written: Write, tmp_path: Path) -> None:
     assert EVIL not in page
     data = data_of(page)
     assert data["runs"][0]["method"] == EVIL, "the page itself shows it as text"
-    assert data["accuracy"]["time"]["data"][0]["name"] == "&lt;script&gt;alert(1)&lt;/script&gt;", "Plotly reads markup"
+    curve = data["worlds"][0]["accuracy"]["time"]["data"][0]
+    assert curve["name"] == "&lt;script&gt;alert(1)&lt;/script&gt;", "Plotly reads markup"
 
 
 def test_the_file_is_complete(finished: Callable[[str], Result], tmp_path: Path) -> None:
@@ -54,8 +54,9 @@ def test_the_file_is_complete(finished: Callable[[str], Result], tmp_path: Path)
 def test_what_the_page_is_told(finished: Callable[[str], Result]) -> None:
     runs = read_all(finished(method).directory for method in ("fedasmu", "fedavg"))
     data = document(runs)
-    assert [line["label"] for line in data["lines"]] == ["fedasmu", "fedavg"]
-    assert set(data["accuracy"]) == {"time", "bytes", "wall"}
+    [world] = data["worlds"]
+    assert [line["label"] for line in world["lines"]] == ["fedasmu", "fedavg"]
+    assert set(world["accuracy"]) == set(world["loss"]) == {"time", "rounds", "bytes", "wall"}
     assert [item["timeline"]["devices"] for item in data["closeups"]] == [8, 8]
     assert data["closeups"][0]["partition"] is not None
     assert data["closeups"][1]["slots"] is None, "FedAvg's devices do not ask"
@@ -66,14 +67,46 @@ def test_wall_time_is_shown_where_it_is_logged(written: Write) -> None:
     place = written("a")
     rows = [json.loads(line) | {"wall": 2.0 * i} for i, line in enumerate((place / "metrics.jsonl").open())]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    figure = document([read(place)])["accuracy"]["wall"]
+    figure = document([read(place)])["worlds"][0]["accuracy"]["wall"]
     assert figure["data"][0]["x"] == [0.0, 2.0, 4.0]
+
+
+def test_rounds_are_an_axis_where_they_are_logged(written: Write) -> None:
+    place = written("a")
+    assert "rounds" not in document([read(place)])["worlds"][0]["accuracy"]
+    rows = [json.loads(line) | {"rounds": 3 * i} for i, line in enumerate((place / "metrics.jsonl").open())]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure = document([read(place)])["worlds"][0]["accuracy"]["rounds"]
+    assert figure["data"][0]["x"] == [0.0, 3.0, 6.0]
+    assert figure["layout"]["xaxis"]["title"]["text"] == "rounds"
+
+
+def with_losses(place: Path, losses: list[float | None]) -> Path:
+    lines = (place / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) | {"loss": loss} for line, loss in zip(lines, losses, strict=True)]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def test_the_loss_is_drawn_beside_the_accuracy(written: Write) -> None:
+    runs = [with_losses(written(f"a{seed}", seed=seed), [2.0, 1.0 + seed, 0.5 * seed]) for seed in (1, 2, 3)]
+    figure = document(read_all(runs))["worlds"][0]["loss"]["time"]
+    low, high, middle = figure["data"]
+    assert (low["y"], high["y"], middle["y"]) == ([2.0, 2.0, 0.5], [2.0, 4.0, 1.5], [2.0, 3.0, 1.0])
+    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+def test_a_loss_over_decades_has_a_logarithmic_axis_and_a_missing_one_a_gap(written: Write) -> None:
+    figure = document([read(with_losses(written("a"), [2.0, None, 4e7]))])["worlds"][0]["loss"]["time"]
+    assert figure["data"][0]["y"] == [2.0, None, 4e7]
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert len(figure["layout"]["yaxis"]["tickvals"]) <= 12
 
 
 def test_bands_and_dashes(written: Write) -> None:
     good = [written(f"a{seed}", seed=seed, accuracy=[0.1, 0.1 * seed]) for seed in (1, 2, 3)]
     bad = written("stopped", seed=4, accuracy=[0.9, 0.9], status="interrupted")
-    low, high, middle, dashed = document(read_all([*good, bad]))["accuracy"]["time"]["data"]
+    low, high, middle, dashed = document(read_all([*good, bad]))["worlds"][0]["accuracy"]["time"]["data"]
     assert (low["y"], high["y"], middle["y"]) == ([10, 10], [10, 30], [10, 20])
     assert (dashed["line"]["dash"], dashed["name"]) == ("dash", "stopped (interrupted)")
 
@@ -81,8 +114,10 @@ def test_bands_and_dashes(written: Write) -> None:
 @pytest.mark.parametrize("status", [None, "interrupted", "failed"])
 def test_a_run_that_has_only_begun(written: Write, status: str | None) -> None:
     data = document([read(written("a", accuracy=[], status=status))])
-    assert (data["accuracy"], data["time_to_target"], data["staleness"]) == ({}, None, None)
-    assert data["lines"][0]["runs"] == 0
+    [world] = data["worlds"]
+    assert (world["accuracy"], world["loss"]) == ({}, {})
+    assert (world["time_to_target"], world["staleness"]) == (None, None)
+    assert world["lines"][0]["runs"] == 0
     json.dumps(data, allow_nan=False)
 
 
@@ -90,13 +125,7 @@ def test_a_run_that_has_only_begun(written: Write, status: str | None) -> None:
 def test_metrics_of_the_wrong_type_count_as_missing(written: Write, row: dict[str, Any]) -> None:
     place = written("a", accuracy=[])
     (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert document([read(place)])["lines"][0]["accuracy"]["median"] is None
-
-
-def test_folders_of_runs_are_looked_into(written: Write, tmp_path: Path) -> None:
-    a, b = written("runs/a"), written("runs/b")
-    assert find_runs([tmp_path / "runs"]) == [a, b]
-    assert find_runs([a, tmp_path / "nowhere"]) == [a, tmp_path / "nowhere"]
+    assert document([read(place)])["worlds"][0]["lines"][0]["accuracy"]["median"] is None
 
 
 def test_mistakes_in_one_sentence(written: Write, tmp_path: Path) -> None:
@@ -118,7 +147,7 @@ def test_bars_keep_their_groups_colour_and_show_dashes(written: Write) -> None:
     crashed = written("a", method="crashed", status="failed")
     never = written("b", method="never", accuracy=[0.1, 0.2])
     reached = [written(f"c{seed}", method="c", seed=seed, accuracy=[0.1, 0.9 - seed / 5]) for seed in (0, 1)]
-    figure = document(read_all([crashed, never, *reached]))["time_to_target"]
+    figure = document(read_all([crashed, never, *reached]))["worlds"][0]["time_to_target"]
     raw = figure["data"][0]
     assert (raw["x"], raw["marker"]["color"]) == ([None, None], ["@c1/100", "@c2/100"])
     assert [note["text"] for note in figure["layout"]["annotations"]] == ["— not reached", "— reached by 1 of 2 seeds"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.report import find_runs
-from freshet.report.experiment import find_results, read_experiments
+from freshet.report.experiment import experiment, read_experiments
+from freshet.report.finding import find
 from freshet.report.page import document
 from freshet.report.panel_figures import draw, experiment_figure, footnote
 from freshet.report.panel_plots import panel_figure
@@ -14,7 +14,7 @@ from freshet.report.panels import Bars, Curves, panels, shorter
 from freshet.report.reading import read
 
 from .conftest import Write
-from .helpers import EVIL, line, results, world
+from .helpers import EVIL, line, results, spread, world
 
 
 def test_curves_have_one_panel_per_cell_three_in_a_row() -> None:
@@ -100,8 +100,8 @@ def test_a_folder_of_a_grid_is_reported_with_its_experiments(written: Write, tmp
     (folder / "ablation.json").write_text(json.dumps(results("methods", [world("w", [line("fedasmu")])])))
     (folder / "other.json").write_text(json.dumps({"something": "else"}))
     (folder / "broken.json").write_text('{"worlds": [1], "title": 1, "notes": []}')
-    assert find_runs([folder]) == [run]
-    found, notes = read_experiments(find_results([folder]))
+    assert find([folder]).runs == [run]
+    found, notes = read_experiments(find([folder]).results)
     assert [experiment.name for experiment in found] == ["ablation"]
     assert notes == ["broken.json cannot be read as results of freshet; it is not shown."]
     shown = document([read(run)], None, found)["experiments"][0]
@@ -111,4 +111,39 @@ def test_a_folder_of_a_grid_is_reported_with_its_experiments(written: Write, tmp
 
 
 def test_a_run_directory_has_no_results_beside_it(written: Write) -> None:
-    assert find_results([written("a")]) == []
+    assert find([written("a")]).results == []
+
+
+def test_results_without_their_runs_are_a_report_too(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text(json.dumps(results("curves", [world("w", [line("fedasmu")])])))
+    runs, files = find([tmp_path])
+    assert runs == []
+    page = document([], None, read_experiments(files)[0])
+    assert (page["worlds"], page["closeups"], len(page["experiments"])) == ([], [], 1)
+    json.dumps(page, allow_nan=False)
+
+
+def test_the_table_of_an_experiment_has_rejected_uploads_and_devices_where_there_are_some() -> None:
+    more = {"rejected": spread(3.0), "devices_worst": spread(0.0), "devices_jain": spread(0.9)}
+    plain, rich = (
+        experiment(results("curves", [world("w", lines)]))["worlds"][0]
+        for lines in ([line("fedasmu")], [line("fedasmu"), line("fedavg", **more)])
+    )
+    assert (plain["columns"], plain["devices"]) == ([], [])
+    assert [column["key"] for column in rich["columns"]] == ["rejected"]
+    assert [column["key"] for column in rich["devices"]] == ["devices_worst", "devices_jain"]
+    assert (rich["lines"][0]["rejected"], rich["lines"][1]["rejected"]) == (None, 3.0)
+
+
+def test_the_trials_of_a_tuning_come_best_first(tmp_path: Path) -> None:
+    trials = [(0.4, "complete", 0.1), (None, "pruned", 0.9), (0.7, "complete", 0.2)]
+    content = {
+        "method": "fedavg", "validation": 0.2, "seeds": [1000], "space": {"training.lr": {}},
+        "trials": [{"value": v, "state": s, "values": {"training.lr": lr}, "error": None} for v, s, lr in trials],
+    }  # fmt: skip
+    (tmp_path / "tuning.json").write_text(json.dumps(content))
+    [found], notes = read_experiments(find([tmp_path]).results)
+    assert notes == [] and found.content["title"] == "tuning of fedavg"
+    assert [(trial["score"], trial["values"]) for trial in found.content["trials"]] == [
+        (0.7, [0.2]), (0.4, [0.1]), (None, [0.9]),
+    ]  # fmt: skip

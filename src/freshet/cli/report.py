@@ -15,17 +15,6 @@ Target = Annotated[
 ]
 
 
-def find_runs(places: list[Path]) -> list[Path]:
-    """Run directories among these folders: the folder itself, those directly inside it, or those of a grid in it."""
-    found: list[Path] = []
-    for place in places:
-        inside = [] if (place / "config.toml").is_file() or not place.is_dir() else sorted(place.iterdir())
-        runs = [folder for folder in inside if (folder / "config.toml").is_file()]
-        grid = sorted((place / "runs").iterdir()) if not runs and (place / "runs").is_dir() else []
-        found += runs or [folder for folder in grid if (folder / "config.toml").is_file()] or [place]
-    return found
-
-
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
@@ -35,15 +24,17 @@ def report(
     """Write one self-contained HTML page about some runs: tables, curves with seed bands, the fleet's timeline.
 
     Runs that differ only in their seed are put together; runs that have not ended are shown but not averaged.
-    Of a folder made by compare or paper, its experiments are shown first, with their figures and tables.
+    Of a folder made by compare, tune or paper, its experiments are shown first, with their figures and tables.
+    Runs on different data or networks are not ranked with each other: they have tables of their own.
 
     Example: freshet report runs/demo -o report.html --open
     """
     from freshet.cli.screen import size
-    from freshet.report.experiment import find_results
+    from freshet.report.finding import find
     from freshet.report.page import report as write
 
-    path = write(find_runs(runs), out, target, find_results(runs))
+    found = find(runs)
+    path = write(found.runs, out, target, found.results)
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
         webbrowser.open(path.resolve().as_uri())
@@ -81,6 +72,7 @@ def export(
     """
     from freshet.cli.screen import size
     from freshet.report import export as to
+    from freshet.report.finding import find
     from freshet.report.reading import read_all
 
     wanted: list[tuple[str, Path | None, Callable[[Path], None]]] = [
@@ -91,7 +83,7 @@ def export(
     ]
     if not any(path for _, path, _ in wanted):
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
-    data = read_all(find_runs(runs))
+    data = read_all(find(runs).runs)
     if not data:
         raise RunError("there is no run to export")
     for option, path, write in wanted:

@@ -156,7 +156,7 @@ def cell(column: Column, value: float | None) -> str:
         return size(value)
     if column.kind == "seconds":
         return f"{value:.1f} s" if column.key == "wall_seconds" else f"{value:.0f} s"
-    return number(value, {"share": 3, "mean": 1, "count": 0}[column.kind])
+    return number(value, {"share": 3, "mean": 1, "index": 3, "count": 0}[column.kind])
 
 
 _SHOWN = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness", "bytes_up", "bytes_down")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freshet.cli.screen import cell, number, size
-from freshet.report.columns import COLUMNS, chosen, overhead
+from freshet.report.columns import COLUMNS, DEVICES, chosen, overhead
 from freshet.report.groups import said_diverged
 from freshet.report.references import Ratio
 
@@ -85,6 +85,16 @@ def cost_table(world: Record) -> Table:
     return table
 
 
+def devices_table(world: Record) -> Table | None:
+    """How the devices fared, as medians over seeds; None where no run tested it."""
+    lines = world["lines"]
+    columns = chosen(DEVICES, lines)
+    table = _table([column.short for column in columns])
+    for line in lines:
+        table.add_row(escape(line["label"]), *(cell(column, line[column.key]["median"]) for column in columns))
+    return table if columns else None
+
+
 def traffic_table(world: Record) -> Table:
     """What each method sent, as medians over seeds; the fresh models are what FedASMU and FedSSMU send besides."""
     table = _table(["up", "down", "of it fresh models", "on top of the rest"])
@@ -125,6 +135,9 @@ def print_results(console: Console, results: Record) -> None:
         length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
         console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
         console.print(accuracy_table(world))
+        fairness = devices_table(world)
+        if fairness is not None:
+            console.print(fairness)
         console.print(cost_table(world))
         console.print(traffic_table(world))
         for line in world["lines"]:
@@ -144,6 +157,11 @@ def _reading(results: Record) -> list[str]:
         "accuracy, best, times: median over the seeds that came to their end; range: least–greatest. Times: first test "
         "with the target reached, and first with the mean of five tests there; – means never, (1/3) by one seed of 3"
     ]
+    if any(line[key]["count"] for line in lines for key in DEVICES):
+        notes.append(
+            "median device, 10th pct., worst device: accuracy of the last model on what each device is tested on; "
+            "Jain: 1 when all devices fare alike, 1/n when one has everything; personal: after local steps there"
+        )
     if held:
         named: dict[str, list[str]] = {}
         for line in held:

@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 from freshet.core.vectors import Vector
 from freshet.training.batches import FederatedData
+from freshet.training.devices import DeviceScores, Exam
 from freshet.training.flat import Factory
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome, Score
@@ -56,6 +57,8 @@ class Executor(Protocol):
     def train(self, work: Work, due: float) -> Future[Outcome]: ...
 
     def evaluate(self, weights: Vector) -> Future[Score]: ...
+
+    def examine(self, exam: Exam, due: float) -> Future[DeviceScores]: ...
 
     def close(self) -> None: ...
 

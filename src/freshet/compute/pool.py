@@ -18,6 +18,7 @@ from freshet.compute.base import Setup
 from freshet.compute.host import open_answer, request
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
+from freshet.training.devices import DeviceScores, Exam
 from freshet.training.outcome import Outcome, Score
 from freshet.training.trainer import Work
 
@@ -322,6 +323,9 @@ class PoolExecutor:
 
     def evaluate(self, weights: Vector) -> "Future[Score]":
         return self._pool.submit(self._setup, "evaluate", (weights,), 0.0)
+
+    def examine(self, exam: Exam, due: float) -> "Future[DeviceScores]":
+        return self._pool.submit(self._setup, "examine", (exam,), due)
 
     def close(self) -> None:
         self._pool.release(self._setup)

@@ -7,6 +7,7 @@ import torch
 
 from freshet.compute.base import Setup
 from freshet.core.vectors import Vector
+from freshet.training.devices import DeviceScores, Exam
 from freshet.training.outcome import Outcome, Score
 from freshet.training.trainer import Work
 
@@ -49,6 +50,11 @@ class SerialExecutor:
         score = Lazy(lambda: self._trainer.evaluate(weights))
         score.result()  # a test is always needed, and the log should not wait for it
         return score
+
+    def examine(self, exam: Exam, due: float) -> Lazy[DeviceScores]:
+        scores = Lazy(lambda: self._trainer.examine(exam))
+        scores.result()
+        return scores
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

@@ -126,6 +126,13 @@ class Evaluated(NamedTuple):
     numbers: Numbers = NO_NUMBERS
 
 
+class Examined(NamedTuple):
+    """The global model was tested on every device; the numbers are lists with one entry per device."""
+
+    version: int
+    numbers: Numbers = NO_NUMBERS
+
+
 class Noted(NamedTuple):
     """Something of the method's own, worth a line."""
 
@@ -134,7 +141,18 @@ class Noted(NamedTuple):
 
 
 Event: TypeAlias = (
-    Triggered | Requested | Merged | Hurried | Uploaded | Aggregated | Discarded | Rejected | Lost | Evaluated | Noted
+    Triggered
+    | Requested
+    | Merged
+    | Hurried
+    | Uploaded
+    | Aggregated
+    | Discarded
+    | Rejected
+    | Lost
+    | Evaluated
+    | Examined
+    | Noted
 )
 KINDS: dict[str, type[Event]] = {
     "trigger": Triggered,
@@ -147,6 +165,7 @@ KINDS: dict[str, type[Event]] = {
     "rejected": Rejected,
     "lost": Lost,
     "evaluate": Evaluated,
+    "devices": Examined,
     "note": Noted,
 }
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}

@@ -7,10 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freshet.report.columns import DEVICES
 from freshet.runs.writer import write_atomically
 
 _SPREADS = ("accuracy", "best", "time_raw", "time_mean")
-_MEDIANS = ("bytes_up", "bytes_down", "bytes_fresh", "mean_staleness", "discards", "rejected", "trips", "wall_seconds")
+_MEDIANS = (
+    *DEVICES,
+    "bytes_up",
+    "bytes_down",
+    "bytes_fresh",
+    "mean_staleness",
+    "discards",
+    "rejected",
+    "trips",
+    "wall_seconds",
+)
 
 
 def rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:

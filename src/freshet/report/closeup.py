@@ -1,8 +1,8 @@
 """Plotly figures of one run, as plain dicts: weights, controls, slots and data (colours as in ``plots``)."""
 
-import math
 from collections.abc import Sequence
 
+from freshet.report.devices import devices_figures
 from freshet.report.extract import (
     Shares,
     bands,
@@ -12,7 +12,7 @@ from freshet.report.extract import (
     typical,
     weighted,
 )
-from freshet.report.plots import Figure, rounded, text
+from freshet.report.plots import Figure, log_axis, rounded, text
 from freshet.report.reading import Record, RunData
 from freshet.report.trips import Trip, timeline, trips_of
 
@@ -33,6 +33,7 @@ def closeup(run: RunData, trips: list[Trip] | None = None) -> Record:
         "slots": shares_figure(slot_shares(run, trips), "slot"),
         "choosers": shares_figure(chooser_shares(run, trips), "who"),
         "partition": partition_figure(run),
+        "devices": devices_figures(run),
     }
 
 
@@ -58,7 +59,7 @@ def alpha_figure(run: RunData) -> Figure | None:
         "hovertemplate": "device %{customdata[0]} at %{customdata[1]} s<br>α %{y:.4f}, staleness %{x}<extra></extra>",
     }
     low, high = min(point.alpha for point in shown), max(point.alpha for point in shown)
-    scale = _log_axis(low, high) if 0 < 20 * low < high else {"rangemode": "tozero"}
+    scale = log_axis(low, high) if 0 < 20 * low < high else {"rangemode": "tozero"}
     layout = {
         "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "α, weight of the upload"}, **scale},
@@ -66,13 +67,6 @@ def alpha_figure(run: RunData) -> Figure | None:
     }
     left_out = f"{len(shown):,} of {len(points):,} uploads, evenly chosen" if len(shown) < len(points) else ""
     return {"data": [trace], "layout": layout, "note": left_out}
-
-
-def _log_axis(low: float, high: float) -> Record:
-    """A logarithmic axis with plain labels: 0.01, 0.02, 0.05, ..."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [float(f"{digit}e{decade}") for decade in decades for digit in ((1, 2, 5) if len(decades) < 5 else (1,))]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from freshet.runs.facts import Maybe
 
 Record = dict[str, Any]
-Kind = Literal["share", "seconds", "count", "mean", "bytes"]
+Kind = Literal["share", "seconds", "count", "mean", "index", "bytes"]
 
 
 class Column(NamedTuple):
@@ -24,7 +24,7 @@ class Column(NamedTuple):
     kind: Kind
     #: -1: more is better, 1: less is better, 0: neither.
     better: int = 0
-    #: Shown only where some line has more than 0.
+    #: Shown only where some line has it; a count, where it is more than 0.
     seldom: bool = False
 
 
@@ -35,6 +35,12 @@ COLUMNS = {
         Column("best", "best_accuracy", "best accuracy", "best", "share", -1),
         Column("time_raw", "time_to_target", "first crossing", "to {target}", "seconds", 1),
         Column("time_mean", "", "5-point mean", "5-mean", "seconds", 1),
+        Column("devices_median", "devices_median", "median device", "median device", "share", -1, seldom=True),
+        Column("devices_p10", "devices_p10", "10th percentile", "10th pct.", "share", -1, seldom=True),
+        Column("devices_worst", "devices_worst", "worst device", "worst device", "share", -1, seldom=True),
+        Column("devices_jain", "devices_jain", "Jain index", "Jain", "index", -1, seldom=True),
+        Column("personal_median", "personal_median", "median personalised", "personal", "share", -1, seldom=True),
+        Column("personal_worst", "personal_worst", "worst personalised", "worst pers.", "share", -1, seldom=True),
         Column("mean_staleness", "mean_staleness", "mean staleness", "stale", "mean"),
         Column("trips", "trips", "trips", "trips", "count"),
         Column("uploads", "uploads", "uploads", "uploads", "count"),
@@ -46,6 +52,8 @@ COLUMNS = {
         Column("wall_seconds", "wall_seconds", "compute", "computed in", "seconds"),
     )
 }
+#: The accuracy on single devices, of runs that tested it.
+DEVICES = tuple(key for key in COLUMNS if key.startswith(("devices_", "personal_")))
 #: Those that a run's summary holds as they are; the others follow from its tests.
 COUNTED = tuple(column for column in COLUMNS.values() if column.key == column.summary)
 
@@ -53,7 +61,12 @@ COUNTED = tuple(column for column in COLUMNS.values() if column.key == column.su
 def chosen(keys: Sequence[str], lines: Sequence[Record]) -> list[Column]:
     """These columns, without those that are seldom wanted and that no line needs."""
     columns = [COLUMNS[key] for key in keys]
-    return [column for column in columns if not column.seldom or any(line[column.key]["high"] for line in lines)]
+    return [column for column in columns if not column.seldom or any(_told(column, line) for line in lines)]
+
+
+def _told(column: Column, line: Record) -> bool:
+    high = line[column.key]["high"]
+    return high is not None and (column.kind != "count" or high > 0)
 
 
 def best(column: Column, lines: Sequence[Record]) -> Maybe:

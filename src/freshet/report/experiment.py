@@ -1,12 +1,13 @@
 """The results of a grid (``comparison.json`` and the suites' files) for the page. Nothing in such a file is trusted."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshet.report.columns import overhead
+from freshet.report.columns import COLUMNS, DEVICES, Column, overhead
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
 from freshet.report.reading import Record
@@ -15,6 +16,7 @@ from freshet.runs.facts import number
 #: A file of results is not larger than this.
 _MOST_BYTES = 64_000_000
 _SHOWN_NOTES = 40
+_SHOWN_TRIALS = 100
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,6 @@ class Experiment:
     content: Record
 
 
-def find_results(places: Iterable[Path]) -> list[Path]:
-    """JSON files directly inside these folders, beside their runs."""
-    folders = [place for place in places if place.is_dir() and not (place / "config.toml").is_file()]
-    return [path for folder in folders for path in sorted(folder.glob("*.json"))]
-
-
 def read_experiments(paths: Iterable[Path]) -> tuple[list[Experiment], list[str]]:
     """Those of the files that hold results, and a note for each that is damaged."""
     found, notes = [], []
@@ -39,6 +35,8 @@ def read_experiments(paths: Iterable[Path]) -> tuple[list[Experiment], list[str]
             results = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _MOST_BYTES else None
             if isinstance(results, dict) and "worlds" in results:
                 found.append(Experiment(path.stem, experiment(results)))
+            elif isinstance(results, dict) and "trials" in results:
+                found.append(Experiment(path.stem, tuning(results)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             notes.append(f"{path.name} cannot be read as results of freshet; it is not shown.")
     return found, notes
@@ -55,13 +53,48 @@ def experiment(results: Record) -> Record:
     }
 
 
+def tuning(results: Record) -> Record:
+    """The trials of a tuning, the best first, as a table."""
+    trials: list[Record] = [
+        {
+            "score": number(trial["value"]),
+            "state": str(trial["state"]),
+            "values": [number(trial["values"].get(key)) for key in results["space"]],
+        }
+        for trial in results["trials"]
+    ]
+    ranked = sorted(trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"])
+    split, seeds = number(results["validation"]) or 0.0, len(results["seeds"])
+    over = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    said = f"Scores: mean accuracy over {over} on a held-out {100 * split:g} % of the training set."
+    return {
+        "title": f"tuning of {results['method']}",
+        "look": "tuning",
+        "notes": [said],
+        "rows": [],
+        "worlds": [],
+        "keys": [str(key) for key in results["space"]],
+        "trials": ranked[:_SHOWN_TRIALS],
+        "left_out": max(0, len(ranked) - _SHOWN_TRIALS),
+    }
+
+
 def _world(world: Record) -> Record:
+    lines = [_line(line) for line in world["lines"]]
+    devices = [COLUMNS[key] for key in DEVICES if any(line[key] is not None for line in lines)]
+    extra = [COLUMNS["rejected"]] if any(line["rejected"] for line in lines) else []
     return {
         "name": title_of(world),
         "target": number(world["target"]),
         "until": number(world["until"]),
-        "lines": [_line(line) for line in world["lines"]],
+        "columns": [_column(column) for column in extra],
+        "devices": [_column(column) for column in devices],
+        "lines": lines,
     }
+
+
+def _column(column: Column) -> Record:
+    return {"key": column.key, "title": column.short, "kind": column.kind}
 
 
 def _line(line: Record) -> Record:
@@ -83,6 +116,7 @@ def _line(line: Record) -> Record:
         "p": number(against.get("p")),
         "published": {key: number(paper.get(key)) for key in ("accuracy", "time")} if paper else None,
         **medians,
+        **{key: number((line.get(key) or {}).get("median")) for key in ("rejected", *DEVICES)},
         "overhead": overhead(medians["bytes_up"], medians["bytes_down"], medians["bytes_fresh"]),
     }
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
-from freshet.report.columns import Column, best, chosen
+from freshet.report.columns import DEVICES, Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
 from freshet.report.reading import Record, RunData
+from freshet.report.worlds import worlds
 from freshet.runs.facts import number
 
 if TYPE_CHECKING:
@@ -53,11 +54,15 @@ def to_parquet(runs: Sequence[RunData], path: Path) -> None:
 def to_pdf(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
     from freshet.report.figures import paper_figures
 
-    paper_figures(grouped(runs), target_of(runs) if target is None else target, path)
+    found = [(grouped(w.runs), target_of(w.runs) if target is None else target) for w in worlds(runs)]
+    paper_figures(found, path)
 
 
 def to_latex(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
-    path.write_text(latex(grouped(runs), target_of(runs) if target is None else target), encoding="utf-8")
+    found = worlds(runs)
+    tables = [latex(grouped(w.runs), target_of(w.runs) if target is None else target) for w in found]
+    heads = [f"% {tex(w.name)}\n" if len(found) > 1 else "" for w in found]
+    path.write_text("\n".join(map(str.__add__, heads, tables)), encoding="utf-8")
 
 
 # ---- LaTeX
@@ -88,13 +93,15 @@ def _cell(spread: Record, show: Callable[[float], str]) -> str:
 
 
 _LATEX = (
-    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "discards", "bytes_up", "bytes_down",
+    "accuracy", "best", "time_raw", "time_mean", *DEVICES, "mean_staleness", "discards", "rejected", "bytes_up",
+    "bytes_down",
 )  # fmt: skip
-_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "count": ""}
+_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "index": "", "count": ""}
 _SHOW: dict[str, Callable[[float], str]] = {
     "share": lambda value: f"{100 * value:.1f}",
     "seconds": lambda value: f"{value:.0f}",
     "mean": lambda value: f"{value:.1f}",
+    "index": lambda value: f"{value:.3f}",
     "count": lambda value: f"{value:.0f}",
     "bytes": lambda value: f"{value / 1e6:.1f}",
 }
@@ -116,7 +123,8 @@ def latex(groups: Sequence[Group], target: float) -> str:
     for line in lines:
         cells = [_cell(line[column.key], _SHOW[column.kind]) for column in columns]
         for place, (column, top) in enumerate(zip(columns, tops, strict=True)):
-            if top is not None and line[column.key]["median"] == top:
+            median, show = line[column.key]["median"], _SHOW[column.kind]
+            if top is not None and median is not None and show(median) == show(top):
                 cells[place] = rf"\textbf{{{cells[place]}}}"
         rows.append(" & ".join([tex(line["label"]), str(line["runs"]), *cells]) + r" \\")
     heads = " & ".join(["Method", "Seeds", *(_heading(column, target) for column in columns)]) + r" \\"

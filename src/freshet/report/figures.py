@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,24 +52,30 @@ def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
 # ---- for a paper
 
 
-def paper_figures(groups: Sequence[Group], target: float, path: Path) -> Path:
-    """A PDF with one figure per page: accuracy over time, over traffic, time to target, staleness."""
+def paper_figures(worlds: Sequence[tuple[Sequence[Group], float]], path: Path) -> Path:
+    """A PDF with one figure per page: accuracy over time, over traffic, time to target, staleness.
+
+    Groups that are compared with each other come with their target.
+    """
     from matplotlib.backends.backend_pdf import PdfPages
 
-    step = common_step([run for group in groups for run in group.runs])
-    lines = [headline(group, target, step, None) | {"style": group.style} for group in groups]
     with PdfPages(path, metadata={"Creator": "freshet", "CreationDate": None}) as pages:
-        for figure in (
-            _curves_figure(groups, target, "time"),
-            _curves_figure(groups, target, "bytes"),
-            _times_figure([line for line in lines if line["runs"]], target),
-            _staleness_figure(groups),
-        ):
-            if figure is not None:
-                pages.savefig(figure)
+        for groups, target in worlds:
+            for figure in _figures(groups, target):
+                if figure is not None:
+                    pages.savefig(figure)
         if not pages.get_pagecount():
             raise RunError("these runs have nothing to draw yet")
     return path
+
+
+def _figures(groups: Sequence[Group], target: float) -> "Iterator[Figure | None]":
+    step = common_step([run for group in groups for run in group.runs])
+    lines = [headline(group, target, step, None) | {"style": group.style} for group in groups]
+    yield _curves_figure(groups, target, "time")
+    yield _curves_figure(groups, target, "bytes")
+    yield _times_figure([line for line in lines if line["runs"]], target)
+    yield _staleness_figure(groups)
 
 
 def _page(width: float = 3.5, height: float = 2.5) -> "tuple[Figure, Axes]":

@@ -20,21 +20,22 @@ from freshet.errors import ConfigError, RunError
 from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
-from freshet.report.columns import best, chosen
+from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
 from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import Record, RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
+from freshet.report.worlds import ReportWorld, worlds
 from freshet.runs.facts import number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
-SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "page.js")
+SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
-    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected", "lost",
-    "bytes_up", "bytes_down", "wall_seconds",
+    "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
+    "lost", "bytes_up", "bytes_down", "wall_seconds",
 )  # fmt: skip
 
 
@@ -58,64 +59,97 @@ def report(
 
 def document(runs: Sequence[RunData], target: float | None = None, experiments: Sequence[Experiment] = ()) -> Record:
     """Everything on the page as plain values."""
-    if not runs:
+    if not runs and not experiments:
         raise RunError("there is no run to report")
-    groups = grouped(runs)
-    target = target_of(runs) if target is None else target
-    step = common_step(runs)
+    found = worlds(runs)
+    groups = [grouped(world.runs) for world in found]
+    targets = [target_of(world.runs) if target is None else target for world in found]
+    return {
+        "freshet": __version__,
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "subject": subject(runs, groups),
+        "worlds": [
+            _world(world.name, *each) for world, each in zip(found, zip(groups, targets, strict=True), strict=True)
+        ],
+        "runs": [_run(run, groups) for run in runs],
+        "notes": [note for world, goal in zip(found, targets, strict=True) for note in notes(world.runs, goal)],
+        "experiments": [each.content for each in experiments],
+        "settings": _settings(found, groups),
+        "closeups": closeups(runs, [group for each in groups for group in each]),
+    }
+
+
+def _world(name: str, groups: Sequence[Group], target: float) -> Record:
+    """Runs that are ranked with each other: table and curves."""
+    step = common_step([run for group in groups for run in group.runs])
     held = references([group.runs[0].method for group in groups], [group.kind for group in groups])
     lines = [
         headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
         for place, (group, other) in enumerate(zip(groups, held, strict=True))
     ]
-    axes = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
+    counted = [line for line in lines if line["runs"]]
+    curves = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
+    losses = {axis: plots.loss(groups, axis) for axis in plots.AXES}
     return {
-        "freshet": __version__,
-        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "subject": subject(runs, groups),
+        "name": name,
         "target": target,
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
-        "columns": columns([line for line in lines if line["runs"]]),
-        "runs": [_run(run, groups) for run in runs],
-        "notes": notes(runs, target),
-        "accuracy": {axis: figure for axis, figure in axes.items() if figure is not None},
-        "time_to_target": plots.time_to_target([line for line in lines if line["runs"]]),
+        "columns": columns(counted, _COLUMNS),
+        "devices": columns(counted, DEVICES),
+        "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
+        "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
+        "time_to_target": plots.time_to_target(counted),
         "staleness": plots.staleness(groups),
-        "experiments": [each.content for each in experiments],
-        "settings": settings(groups),
-        "closeups": closeups(runs, groups),
+        "broken": any(not run.finished for group in groups for run in group.runs),
     }
 
 
-def columns(lines: Sequence[Record]) -> list[Record]:
-    """The columns of the table of results, with the best median of each."""
-    found = chosen(_COLUMNS, lines)
+def _settings(found: Sequence[ReportWorld], groups: Sequence[Sequence[Group]]) -> Record:
+    """The settings of all groups, each under its label and, where there are several worlds, that of its world."""
+    several = len(found) > 1
+    labels = [
+        f"{world.name}: {group.label}" if several else group.label
+        for world, members in zip(found, groups, strict=True)
+        for group in members
+    ]
+    return settings([group for members in groups for group in members]) | {"labels": labels}
+
+
+def columns(lines: Sequence[Record], keys: Sequence[str]) -> list[Record]:
+    """The columns of a table of results, with the best median of each."""
+    found = chosen(keys, lines)
     return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best(c, lines)} for c in found]
 
 
-def subject(runs: Sequence[RunData], groups: Sequence[Group]) -> Record:
+def subject(runs: Sequence[RunData], groups: Sequence[Sequence[Group]]) -> Record:
     """What the runs are about, for the head of the page."""
     data = dict.fromkeys(str(run.config.get("data", {}).get("name", "unknown data")) for run in runs)
     models = dict.fromkeys(str(run.config.get("model", {}).get("name", "unknown model")) for run in runs)
     return {
         "methods": len({run.method for run in runs}),
-        "configurations": len(groups),
+        "configurations": sum(len(members) for members in groups),
         "runs": len(runs),
         "finished": sum(run.finished for run in runs),
         "data": list(data),
         "models": list(models),
         "devices": sorted({run.devices for run in runs}),
-        "end": max(run.end for run in runs),
+        "end": max((run.end for run in runs), default=0.0),
     }
 
 
-def _run(run: RunData, groups: Sequence[Group]) -> Record:
-    place = next(index for index, group in enumerate(groups) if any(run is member for member in group.runs))
+def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
+    world, place = next(
+        (world, index)
+        for world, members in enumerate(groups)
+        for index, group in enumerate(members)
+        if any(run is member for member in group.runs)
+    )
     return {
         "name": run.name,
         "method": run.method,
-        "label": groups[place].label,
+        "label": groups[world][place].label,
+        "world": world,
         "group": place,
         "seed": run.seed,
         "status": run.status,

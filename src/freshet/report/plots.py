@@ -5,8 +5,9 @@ in those of its light or dark theme. A trace's ``meta`` names its group, so that
 """
 
 import html
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from freshet.report.extract import stalenesses
 from freshet.report.groups import Group, common_step
@@ -53,29 +54,74 @@ def x_wall(run: RunData) -> list[Maybe]:
     return [next((v for key in WALL_KEYS if (v := number(row.get(key))) is not None), None) for row in run.metrics]
 
 
+def x_rounds(run: RunData) -> list[Maybe]:
+    """Rounds that are over; of an asynchronous method one is worth as many uploads as it consumes."""
+    return run.column("rounds")
+
+
+class Measure(NamedTuple):
+    """A number of metrics.jsonl that is drawn over time: its key, title, factor, digits, and how the hover shows it."""
+
+    key: str
+    title: str
+    factor: float
+    digits: int
+    shown: str
+
+
+ACCURACY = Measure("accuracy", "test accuracy (%)", 100.0, 1, "%{y:.1f} %")
+LOSS = Measure("loss", "test loss", 1.0, 3, "%{y:.4g}")
 AXES = {
     "time": (x_time, "virtual time (s)", "%{x:.0f} s"),
+    "rounds": (x_rounds, "rounds", "round %{x:.0f}"),
     "bytes": (x_bytes, "traffic up and down (MB)", "%{x:.1f} MB"),
     "wall": (x_wall, "wall time (s)", "%{x:.1f} s"),
 }
 
 
 def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None:
-    """Accuracy over virtual time, bytes or wall time: median and band over seeds, unfinished runs dashed."""
-    title = AXES[axis][1]
-    step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
-    data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, axis, step)]
-    if not data:
+    """Accuracy over virtual time, rounds, bytes or wall time: median and band over seeds, unfinished runs dashed."""
+    figure = _measured(groups, ACCURACY, axis)
+    if figure is None:
         return None
     lines = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
-    layout = {
-        "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "test accuracy (%)"}, "range": [0, 100]},
+    figure["layout"] |= {
+        "yaxis": {"title": {"text": ACCURACY.title}, "range": [0, 100]},
         "shapes": [lines | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
         "annotations": [_target_note(target)],
+    }
+    return figure
+
+
+def loss(groups: Sequence[Group], axis: str) -> Figure | None:
+    """The same of the test loss, on a logarithmic axis where it spans more than a factor of 20."""
+    figure = _measured(groups, LOSS, axis)
+    if figure is None:
+        return None
+    values = [y for trace in figure["data"] for y in trace["y"] if y is not None and y > 0]
+    wide = bool(values) and max(values) > 20 * min(values)
+    scale = log_axis(min(values), max(values)) if wide else {"rangemode": "tozero"}
+    figure["layout"]["yaxis"] = {"title": {"text": LOSS.title}, **scale}
+    return figure
+
+
+def log_axis(low: float, high: float) -> Record:
+    """A logarithmic axis with plain labels: 0.01, 0.02, 0.05, ..."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{decade}") for decade in decades for digit in ((1, 2, 5) if len(decades) < 5 else (1,))]
+    ticks = ticks[:: -(-len(ticks) // 12)]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def _measured(groups: Sequence[Group], measure: Measure, axis: str) -> Figure | None:
+    """One measure's curves of all groups; None where there are none."""
+    step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
+    data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, measure, axis, step)]
+    layout = {
+        "xaxis": {"title": {"text": AXES[axis][1]}, "rangemode": "tozero"},
         "hovermode": "x unified" if axis == "time" else "closest",
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout} if data else None
 
 
 def _target_note(target: float) -> Record:
@@ -85,36 +131,50 @@ def _target_note(target: float) -> Record:
     }  # fmt: skip
 
 
-def _curves(group: Group, index: int, axis: str, step: float | None) -> list[Record]:
+def _curves(group: Group, index: int, measure: Measure, axis: str, step: float | None) -> list[Record]:
     get, _, shown_x = AXES[axis]
+    key, factor, digits = measure.key, measure.factor, measure.digits
     traces: list[Record] = []
-    tested = [(run, _curve(get(run), run.column("accuracy"))) for run in group.counted]
-    tested = [(run, curve) for run, curve in tested if curve[0]]
+    tested = [(run, _curve(get(run), run.column(key))) for run in group.counted]
+    tested = [(run, curve) for run, curve in tested if any(y is not None for y in curve[1])]
     curves = [curve for _, curve in tested]
     look = (index, group.style)
     if len(curves) == 1:
         xs, ys = curves[0]
-        traces.append(_line(group.label, look, xs, ys))
+        traces.append(_line(group.label, look, xs, _scaled(ys, measure)))
     elif curves:
         grid = _grid(_last(tested), step)
         points = band([on_grid(xs, ys, grid) for xs, ys in curves])
         there = [(x, point) for x, point in zip(grid, points, strict=True) if point.median is not None]
         xs = [x for x, _ in there]
-        traces += _ribbon(look, xs, [p.low for _, p in there], [p.high for _, p in there])
-        line = _line(group.label, look, xs, [p.median for _, p in there])
-        line["customdata"] = [rounded([100 * (p.low or 0), 100 * (p.high or 0)], 1) for _, p in there]
+        low, high, middle = (
+            _scaled([getattr(p, part) for _, p in there], measure) for part in ("low", "high", "median")
+        )
+        traces += _ribbon(look, xs, low, high)
+        line = _line(group.label, look, xs, middle)
+        line["customdata"] = [rounded([factor * (p.low or 0), factor * (p.high or 0)], digits) for _, p in there]
         traces.append(line)
     for run in group.runs:
         if not run.finished:
-            xs, ys = _curve(get(run), run.column("accuracy"))
+            xs, ys = _curve(get(run), run.column(key))
             if xs:
-                traces.append(_line(f"{run.name} ({run.status})", look, xs, ys, unfinished=True))
+                name = f"{run.name} ({run.status})"
+                traces.append(_line(name, look, xs, _scaled(ys, measure), unfinished=True))
     for trace in traces:
         if trace.get("hoverinfo") != "skip":
-            spread = " (%{customdata[0]:.1f} to %{customdata[1]:.1f})" if "customdata" in trace else ""
+            spread = (
+                f" (%{{customdata[0]:.{digits}f}} to %{{customdata[1]:.{digits}f}})" if "customdata" in trace else ""
+            )
             where = "" if axis == "time" else f" at {shown_x}"
-            trace["hovertemplate"] = f"%{{y:.1f}} %{spread}{where}"
+            trace["hovertemplate"] = f"{measure.shown}{spread}{where}"
     return traces
+
+
+def _scaled(ys: Sequence[Maybe], measure: Measure) -> list[Maybe]:
+    """In the measure's unit; a loss keeps five digits, however small or large it is."""
+    if measure.factor == 100.0:
+        return rounded([None if y is None else 100.0 * y for y in ys], 2)
+    return [None if y is None else float(f"{y * measure.factor:.5g}") for y in ys]
 
 
 def _curve(xs: Sequence[Maybe], ys: Sequence[Maybe]) -> tuple[list[float], list[Maybe]]:
@@ -147,7 +207,7 @@ def _line(name: str, look: Look, xs: Sequence[float], ys: Sequence[Maybe], unfin
         "mode": "lines",
         "name": text(name),
         "x": rounded(xs, 3),
-        "y": [None if y is None else round(100 * y, 2) for y in ys],
+        "y": list(ys),
         "line": {
             "color": colour(style),
             "width": 1.5 if unfinished else 2.25,
@@ -162,9 +222,7 @@ def _ribbon(look: Look, xs: Sequence[float], low: Sequence[Maybe], high: Sequenc
     edge: Record = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3)}
     edge["line"] = {"width": 0, "color": colour(style)}
     edge |= {"hoverinfo": "skip", "showlegend": False, "meta": {"group": index}}
-    bottom = edge | {"y": [None if y is None else round(100 * y, 2) for y in low]}
-    top = edge | {"y": [None if y is None else round(100 * y, 2) for y in high]}
-    return [bottom, top | {"fill": "tonexty", "fillcolor": colour(style, 16)}]
+    return [edge | {"y": list(low)}, edge | {"y": list(high), "fill": "tonexty", "fillcolor": colour(style, 16)}]
 
 
 # ---- time to target

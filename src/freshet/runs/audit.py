@@ -17,6 +17,7 @@ from freshet.core.events import (
     Discarded,
     Evaluated,
     Event,
+    Examined,
     Hurried,
     Lost,
     Malformed,
@@ -236,6 +237,12 @@ def _evaluate(replay: _Replay, event: Evaluated) -> None:
     _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
 
 
+def _devices(replay: _Replay, event: Examined) -> None:
+    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    lengths = {len(scores) for scores in event.numbers.values()}
+    _require(len(lengths) == 1, "its lists are not equally long: one entry per device")
+
+
 def _note(replay: _Replay, event: Noted) -> None:
     if event.about == "slots":
         shares = event.numbers["probabilities"]
@@ -257,6 +264,7 @@ _CHECKS: dict[type[Event], Callable[[_Replay, Any], None]] = {
     Lost: _lost,
     Aggregated: _aggregate,
     Evaluated: _evaluate,
+    Examined: _devices,
     Discarded: _discard,
     Rejected: _rejected,
     Hurried: _hurry,

@@ -35,6 +35,7 @@ def summarise(
         f"final_{metric.name}": values[-1] if rows else None,
         f"best_{metric.name}": metric.best(values),
         "final_loss": rows[-1]["loss"] if rows else None,
+        **devices_at_a_glance(rows),
         "target": target,
         "time_to_target": time_to_target(rows, target, metric),
         **facts,
@@ -42,6 +43,12 @@ def summarise(
         "wall_seconds": round(wall, 3),
         "freshet": __version__,
     }
+
+
+def devices_at_a_glance(rows: Rows) -> Record:
+    """Median, 10th percentile, worst, best and Jain's index over the devices, at the last test that has them."""
+    last = next((row for row in reversed(rows) if "devices_median" in row), {})
+    return {key: value for key, value in last.items() if key.startswith(("devices_", "personal_"))}
 
 
 def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:

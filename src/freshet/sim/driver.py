@@ -20,12 +20,14 @@ import numpy as np
 
 from freshet.compute.base import Executor, Future, OnDemand
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
+from freshet.core.events import Examined
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
 from freshet.core.saving import Tree
 from freshet.core.streams import stream
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
+from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import EventHeap, Happening, Rank
 from freshet.training.outcome import Outcome, Score
@@ -59,10 +61,11 @@ class Simulation:
         eval_every: float,
         stop_diverged: bool = True,
         device_memory: int = DEFAULT_LIMIT,
+        exams: Exams | None = None,
     ) -> None:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
-        self.eval_every, self._stop_diverged = eval_every, stop_diverged
+        self.eval_every, self._stop_diverged, self._exams = eval_every, stop_diverged, exams
         self.rule = self.server.rule
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
@@ -285,7 +288,14 @@ class Simulation:
         score = self._tested[1]
         self.coordinator.watch.test(time, score)
         event, row = self.coordinator.test()
-        self.writer.event(time, event, score, _scores, row)
+        diverged = self._stop_diverged and self.coordinator.watch.diverged is not None
+        last = self.over or diverged or time >= self.until
+        if self._exams is None or not self._exams.due(time, self.eval_every, last):
+            self.writer.event(time, event, score, _scores, row)
+            return
+        found = self._exams.hold(self.executor, self.server, score, time)
+        self.writer.event(time, event, found, Tested.numbers, row)
+        self.writer.event(time, Examined(version), found, Tested.by_device)
 
     # ---- checkpoint: training that is under way is not saved, it follows from its inputs and is handed out again
 

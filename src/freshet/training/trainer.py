@@ -11,6 +11,7 @@ from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
+from freshet.training.devices import DeviceScores, Exam, examine
 from freshet.training.flat import Factory, FlatModel
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
@@ -69,6 +70,10 @@ class Trainer:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
             return self.task.score((module(x), y) for x, y in self.data.test.chunks(500))
+
+    def examine(self, exam: Exam) -> DeviceScores:
+        """Accuracy and loss on what each device is tested on (``devices.py``)."""
+        return examine(self, exam)
 
 
 def chosen_device(wish: str) -> str:

@@ -72,7 +72,7 @@ class LocalTrip:
         self._shard = torch.from_numpy(trainer.data.shards[device])
         self._rng = stream(seed, "batches", device, trip)
         self._augment = stream(seed, "augment", device, trip) if self.options.augment else None
-        self._torch = _seeded(torch_seed(seed, "torch", device, trip), self.weights.device.type)
+        self._torch = seeded(torch_seed(seed, "torch", device, trip), self.weights.device.type)
         self._order: Tensor | None = None
         trainer.trip = self
         flat.load(assignment.weights)
@@ -314,7 +314,7 @@ def _arrays(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value.cpu().numpy().copy() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
-def _seeded(seed: int, kind: str) -> dict[str, Tensor]:
+def seeded(seed: int, kind: str) -> dict[str, Tensor]:
     """The states of torch's generators after ``torch.manual_seed``: the processor's, and the accelerator's if any."""
     return {where: torch.Generator(where).manual_seed(seed).get_state() for where in {"cpu", kind}}
 

@@ -1,7 +1,8 @@
 "use strict";
 /* The experiments of a grid: figures, and per world a table of results and one of traffic. */
 const Experiments = (() => {
-  const { el, cell, small, row, panel, swatch, percent, whole, mega, seconds, signed, ratio, diverged, RATIO } = Words;
+  const { el, cell, small, row, panel, swatch, percent, whole, mega, seconds, signed, ratio, diverged } = Words;
+  const { RATIO, KINDS } = Words;
   const told = (value, show) => cell(value === null ? "—" : show(value));
 
   function who(line) {
@@ -17,12 +18,22 @@ const Experiments = (() => {
         who(line), cell(`${line.ended}/${line.all}`), told(line.accuracy, percent), told(line.time_raw, whole),
         cell(time, small(line.reference && `of ${line.reference}`)),
         told(line.difference, signed), told(line.p, (p) => p.toPrecision(2)),
+        ...world.columns.map(({ key, kind }) => told(line[key], KINDS[kind][0])),
       ];
       return row(...cells, ...(paper ? [told(theirs.accuracy, percent), told(theirs.time, whole)] : []));
     });
     const headings = ["method", "runs", "accuracy (%)", `to ${percent(world.target)} % (s)`, "time vs reference"];
-    headings.push("accuracy vs it", "p", ...(paper ? ["published (%)", "published time"] : []));
+    const extra = world.columns.map(({ title, kind }) => [title, KINDS[kind][1]].join(" ").trim());
+    headings.push("accuracy vs it", "p", ...extra, ...(paper ? ["published (%)", "published time"] : []));
     return panel(Words.table(headings, rows));
+  }
+  function devices(world) {
+    const rows = world.lines.map((line) => {
+      return row(who(line), ...world.devices.map(({ key, kind }) => told(line[key], KINDS[kind][0])));
+    });
+    const headings = world.devices.map(({ title, kind }) => [title, KINDS[kind][1]].join(" ").trim());
+    const said = el("p", { class: "fine" }, "Accuracy on the devices, medians over seeds.");
+    return world.devices.length ? [said, panel(Words.table(["method", ...headings], rows))] : [];
   }
   function traffic(world) {
     const rows = world.lines.map((line) => {
@@ -34,9 +45,24 @@ const Experiments = (() => {
   }
   function world(found) {
     const said = el("p", { class: "fine" }, "Communication overhead, medians over seeds.");
-    return el("div", {}, el("h3", {}, `${found.name}, ${seconds(found.until)}`), outcome(found), said, traffic(found));
+    return el("div", {}, el("h3", {}, `${found.name}, ${seconds(found.until)}`), outcome(found),
+      ...devices(found), said, traffic(found));
+  }
+  /* The trials of a tuning, best first. */
+  function tuning(item) {
+    const short = (value) => String(Number(value.toPrecision(4)));
+    const rows = item.trials.map((trial, at) => {
+      const score = el("td", at ? {} : { class: "top-value" }, trial.score === null ? "—" : percent(trial.score));
+      return row(cell(String(at + 1)), score, cell(trial.state), ...trial.values.map((value) => told(value, short)));
+    });
+    const more = item.left_out ? [`${item.left_out} more trials are not shown.`] : [];
+    return el(
+      "div", {}, el("h2", {}, item.title), panel(Words.table(["rank", "score (%)", "state", ...item.keys], rows)),
+      el("ul", { class: "plain" }, ...[...item.notes, ...more].map((note) => el("li", {}, note))),
+    );
   }
   function experiment(item, ids) {
+    if (item.look === "tuning") return tuning(item);
     const figures = item.rows.flat().map((figure, index) => {
       return el("div", { class: "panel" }, el("h3", {}, figure.title), el("div", { class: "chart", id: ids[index] }));
     });

@@ -41,7 +41,8 @@ const Words = (() => {
     + "> where it had not got there when its runs ended, < where the reference had not.";
   /* Kinds of columns (columns.py): how a number is written, and its unit. */
   const KINDS = {
-    share: [percent, "(%)"], seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""], count: [whole, ""],
+    share: [percent, "(%)"], seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""],
+    index: [fixed(3), ""], count: [whole, ""],
   };
   return {
     el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, clip,

@@ -1,0 +1,171 @@
+"""The global model on what each device is tested on, as it is or after some local steps there.
+
+A device with test samples of its own is scored by their mean. One without is scored on those of the common test set
+whose classes it holds, weighted so that each class counts as on the device: with shares ``p_k(c)`` of its training
+samples and scores ``s_i`` of the ``N_c`` test samples of class c,
+
+    S_k = sum_c p_k(c) 1/N_c sum_{i: y_i = c} s_i,
+
+which is what fresh samples of device k would score on average where devices differ in their mix of classes alone.
+Classes that are not in the test set are left out of ``p_k``; a device that has no other class has no score (NaN).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from freshet.core.messages import Assignment
+from freshet.core.method import LocalRule
+from freshet.core.streams import stream, torch_seed
+from freshet.core.vectors import Vector
+from freshet.training.batches import FederatedData, Samples
+from freshet.training.trip import LocalTrip, Phase, seeded
+
+if TYPE_CHECKING:
+    from freshet.training.trainer import Trainer
+
+Floats = NDArray[np.float64]
+#: Samples that go through the model at a time.
+CHUNK = 500
+
+
+class Exam(NamedTuple):
+    """A global model to be scored on some devices: same exam, same bits, wherever it is held."""
+
+    weights: Vector
+    version: int
+    devices: Sequence[int]
+    #: Steps of local training at this learning rate before the score (0: none).
+    steps: int = 0
+    lr: float = 0.0
+
+
+class DeviceScores(NamedTuple):
+    """What the devices of an exam score, in its order."""
+
+    accuracy: Floats
+    loss: Floats
+
+
+class Share(NamedTuple):
+    """What one device is tested on: numbers of samples, and their weights, which sum to 1."""
+
+    samples: NDArray[np.int64]
+    weight: Floats
+
+    def score(self, values: Floats) -> float:
+        """``sum_i w_i s_i``, of the scores of these samples."""
+        return float((self.weight * values).sum()) if len(self.samples) else math.nan
+
+
+def per_sample(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Score (right or not) and loss of each sample."""
+    return (output.argmax(1) == y).double(), cross_entropy(output, y, reduction="none").double()
+
+
+def tested_on(data: FederatedData) -> Samples:
+    """The samples that the shares of devices number."""
+    return data.test if data.device_tests is None else data.device_tests.samples
+
+
+def share_of(data: FederatedData, device: int) -> Share:
+    """What a device is tested on: its own test set, or the part of the common one that has its classes."""
+    if data.device_tests is not None:
+        own = data.device_tests.shards[device]
+        return Share(own, np.full(len(own), 1.0 / len(own)))
+    y = data.test.y.cpu().numpy()
+    held = data.train.y.cpu().numpy()[data.shards[device]]
+    classes = 1 + max(int(y.max()), int(held.max()))
+    there = np.bincount(y, minlength=classes)
+    mix = np.where(there > 0, np.bincount(held, minlength=classes), 0)
+    index = np.flatnonzero(mix[y] > 0)
+    return Share(index, (mix / np.maximum(there, 1) / max(1, mix.sum()))[y[index]])
+
+
+def examine(trainer: "Trainer", exam: Exam) -> DeviceScores:
+    """Score the devices of an exam; without local steps, one pass over the test samples serves them all."""
+    data = trainer.data
+    if exam.steps:
+        return _stacked(_personal(trainer, exam, device) for device in exam.devices)
+    trainer.trip = None
+    trainer.flat.load(exam.weights)
+    trainer.flat.reset_hidden()
+    everything = np.arange(len(tested_on(data).y))
+    accuracy, loss = _scores(trainer, everything)
+    shares = (share_of(data, device) for device in exam.devices)
+    return _stacked((share.score(accuracy[share.samples]), share.score(loss[share.samples])) for share in shares)
+
+
+def _stacked(pairs: Iterable[tuple[float, float]]) -> DeviceScores:
+    return DeviceScores(*np.array(list(pairs), dtype=np.float64).reshape(-1, 2).T.copy())
+
+
+def _scores(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Score and loss of these test samples under the model as it is."""
+    samples, module = tested_on(trainer.data), trainer.flat.module
+    where, parts = torch.from_numpy(index).to(trainer.flat.weights.device), []
+    module.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(trainer.seed, "test"))  # for models that draw random numbers even then
+        for chunk in torch.split(where, CHUNK):
+            x, y = samples.take(chunk)
+            parts.append([values.cpu().numpy() for values in per_sample(module(x), y)])
+    accuracy, loss = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return accuracy, loss
+
+
+def _personal(trainer: "Trainer", exam: Exam, device: int) -> tuple[float, float]:
+    """A device's scores after its local steps."""
+    share = share_of(trainer.data, device)
+    if not len(share.samples):
+        return math.nan, math.nan
+    Rehearsal(trainer, exam, device).train(exam.steps)
+    accuracy, loss = _scores(trainer, share.samples)
+    return share.score(accuracy), share.score(loss)
+
+
+class Rehearsal(LocalTrip):
+    """Plain local training that nobody will hear of: random streams of its own, no memory, no upload."""
+
+    def __init__(self, trainer: "Trainer", exam: Exam, device: int) -> None:
+        assignment = Assignment(device, 0, exam.version, 0, exam.weights, 1, exam.lr)
+        super().__init__(trainer, assignment, None, LocalRule(), {})
+        seed, key = trainer.seed, (device, exam.version)
+        self._rng = stream(seed, "rehearsal", *key)
+        self._augment = stream(seed, "rehearsal augment", *key) if self.options.augment else None
+        self._torch = seeded(torch_seed(seed, "rehearsal torch", *key), self.weights.device.type)
+
+    def train(self, steps: int) -> None:
+        """So many mini-batches, in a new random order whenever the device's samples are through."""
+        data = self._trainer.data.train
+        with self._at_work(Phase.TO_SLOT):
+            while self.steps < steps:
+                order, self._order = self._next_order(), None
+                for index in torch.split(order, self.options.batch_size)[: steps - self.steps]:
+                    self._step(self.rule.loss(self, *data.take(index, self._augment)))
+                    self.steps += 1
+
+
+def spread(values: Floats) -> dict[str, float | None]:
+    """Devices at a glance: median, 10th percentile, worst, best, and Jain's index ``(sum a)^2 / (n sum a^2)``.
+
+    The index is 1 when all fare alike (also at 0) and 1/n when one has everything. Devices without a score are left
+    out; without any, all is None.
+    """
+    there = values[np.isfinite(values)]
+    if not len(there):
+        return dict.fromkeys(("median", "p10", "worst", "best", "jain"))
+    squares = float((there**2).sum())
+    return {
+        "median": float(np.median(there)),
+        "p10": float(np.percentile(there, 10)),
+        "worst": float(there.min()),
+        "best": float(there.max()),
+        "jain": float(there.sum()) ** 2 / (len(there) * squares) if squares else 1.0,
+    }
