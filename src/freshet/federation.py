@@ -22,6 +22,7 @@ from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Plan, Ready, drive
+from freshet.runs.lock import RunLock
 from freshet.runs.reader import Run
 from freshet.runs.world import write_world
 from freshet.runs.writer import Observer, RunWriter, default_directory
@@ -136,8 +137,16 @@ class Federation:
         self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
     ) -> Result:
         """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+        Run(directory)
+        with RunLock(Path(directory)) as lock:
+            return self._resume(directory, lock, observers, pool)
+
+    def _resume(
+        self, directory: str | Path, lock: RunLock, observers: Sequence[Observer], pool: Pool[Any] | None
+    ) -> Result:
+        """Go on in a directory that nobody else writes to."""
         run = Run(directory)
-        config = resolve(run.config())
+        config = resolve(run.trusted(self.config.method_name))
         mine = self.parts.settled(
             replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until}))
         )
@@ -151,7 +160,7 @@ class Federation:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
 
         def open_log() -> RunWriter:
-            writer = RunWriter(Path(directory), observers, resume=found.tree["log"])
+            writer = RunWriter(Path(directory), observers, resume=found.tree["log"], lock=lock)
             found.remove_useless()
             for message in [*found.problems, *writer.cuts]:
                 writer.say(message)

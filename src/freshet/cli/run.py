@@ -91,6 +91,9 @@ def run(
 
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory that is not finished.")],
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if the run names one.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
@@ -98,7 +101,7 @@ def resume(
     from freshet.config import resolve
     from freshet.federation import Federation
 
-    config = resolve(Run(directory).config())
+    config = resolve(Run(directory).trusted(method))
     federation = Federation.from_config(config)
     if quiet:
         result = federation.resume(directory)
@@ -124,7 +127,8 @@ def pretrain(
     from freshet.methods.parts import meta
     from freshet.methods.parts.fresh import ASMUOptions
 
-    configs = [resolve(Run(directory).config()) for directory in directories]
+    tables = [Run(directory).config() for directory in directories]
+    configs = [resolve({"training": each.get("training", {})}) for each in tables]  # what else they name is not needed
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
         raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")

@@ -116,7 +116,10 @@ class Checkpoints:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once."""
+    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once.
+
+    So do the signals of a batch system or a closed terminal (SIGTERM, SIGHUP), unless they are ignored (nohup).
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
@@ -127,11 +130,13 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.set()
 
-    previous = signal.signal(signal.SIGINT, handler)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {each: signal.signal(each, handler) for each in ends if signal.getsignal(each) != signal.SIG_IGN}
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for each, before in previous.items():
+            signal.signal(each, before)
 
 
 def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None = None) -> Ended:
