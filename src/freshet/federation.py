@@ -129,6 +129,7 @@ class Federation:
         def open_log() -> RunWriter:
             writer = RunWriter.create(directory, config.tables(), observers, self.dataset.part())
             write_world(directory, self.parts.surroundings(config))
+            writer.settings = config.sha256()
             return writer
 
         return self._drive(config, open_log, None, pool)
@@ -158,9 +159,14 @@ class Federation:
             check(found.tree, self.parts.layout.size)
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
+        if found.tree["log"].get("settings", "") not in ("", config.sha256()):
+            raise RunError(
+                f"{directory}/config.toml was changed after the run began; put back what it said, or run anew"
+            )
 
         def open_log() -> RunWriter:
             writer = RunWriter(Path(directory), observers, resume=found.tree["log"], lock=lock)
+            writer.settings = config.sha256()
             found.remove_useless()
             for message in [*found.problems, *writer.cuts]:
                 writer.say(message)

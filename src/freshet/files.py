@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -18,7 +19,7 @@ from freshet.errors import RunError
 TEXT_LIMIT = 1 << 26
 
 
-def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
     """Open a regular file for reading; a pipe or a device is refused at once, and without ``links`` a link, too."""
     return os.fdopen(_descriptor(path, os.O_RDONLY | (0 if links else os.O_NOFOLLOW)), "rb")
 

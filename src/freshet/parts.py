@@ -22,7 +22,7 @@ from freshet.data.sources import load
 from freshet.errors import ConfigError
 from freshet.models.registry import build
 from freshet.runs.world import RunWorld
-from freshet.sim.budget import expected_uploads, trip_seconds
+from freshet.sim.budget import check_length, expected_uploads, trip_seconds
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
@@ -83,6 +83,7 @@ class Parts:
         world = _world(config, [len(shard) for shard in self.shards], self.layout)
         size, run, fleet = 4 * world.layout.size, config.run, self.fleet
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
+        check_length(fleet, config.trigger(), size, run.end, uploads, run.eval_every)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
 
     def surroundings(self, config: Config) -> RunWorld:

@@ -148,6 +148,8 @@ class RunWriter:
         #: Nobody else writes here meanwhile; who resumes has locked the directory before looking at it.
         self.lock = lock or RunLock(directory)
         self.seq = 0
+        #: A hash of the settings that decide the run, for its checkpoints.
+        self.settings = ""
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
@@ -231,7 +233,8 @@ class RunWriter:
     def position(self) -> Record:
         """Where the log ends now, for a checkpoint."""
         self.flush()
-        return {"seq": self.seq, "events": self._events.tell(), "metrics": self._metrics.tell()}
+        ends = {"events": self._events.tell(), "metrics": self._metrics.tell()}
+        return {"seq": self.seq, **ends, "settings": self.settings}
 
     def event(
         self,
