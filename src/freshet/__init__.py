@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from freshet.result import Result
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet
+    from freshet.training.task import Task
 
 __all__ = [
     "About",
@@ -29,6 +30,7 @@ __all__ = [
     "Options",
     "Result",
     "RunError",
+    "Task",
     "__version__",
 ]
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
@@ -42,6 +44,7 @@ _HOMES = {
     "Observer": "freshet.runs.writer",
     "Options": "freshet.core.method",
     "Result": "freshet.result",
+    "Task": "freshet.training.task",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
@@ -29,6 +30,8 @@ from freshet.runs.writer import Observer, RunWriter, default_directory
 from freshet.sim.driver import Simulation, check
 from freshet.sim.fleet import Fleet
 from freshet.training.flat import Factory
+from freshet.training.start import as_factory
+from freshet.training.task import Task
 
 
 class Federation:
@@ -40,7 +43,7 @@ class Federation:
 
     def __init__(
         self,
-        model: Factory | str | Mapping[str, Any] | None = None,
+        model: Factory | nn.Module | str | Mapping[str, Any] | None = None,
         train: Any = None,
         test: Any = None,
         *,
@@ -51,6 +54,7 @@ class Federation:
         data: str | Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        task: Task | str | None = None,
         shards: Any = None,
         groups: Any = None,
         test_shards: Any = None,
@@ -65,16 +69,20 @@ class Federation:
         }
         given = Given(
             dataset=own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data),
-            factory=None if model is None or isinstance(model, str | Mapping) else model,
+            factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
             fleet=fleet if isinstance(fleet, Fleet) else None,
             shards=shards,
             test_shards=test_shards,
+            task=task if isinstance(task, Task) else None,
+            schedule=tables["training"].get("schedule") if callable(tables["training"].get("schedule")) else None,
             selection=tables["run"].get("selection") if callable(tables["run"].get("selection")) else None,
         )
         for section, follows in given.defaults().items():
             tables[section] = follows | tables[section]
         for section, stands_for in given.tables().items():
             tables[section] |= stands_for
+        if isinstance(task, str):
+            tables["training"]["task"] = task
         if devices is not None:
             tables["fleet"]["devices"] = devices
         if seed is not None:
@@ -188,8 +196,10 @@ class Federation:
             run.checkpoint_minutes,
             stop_diverged=run.diverged == "stop",
             data=self.dataset.facts(),
+            metric=self.parts.metric,
+            frozen=self.parts.frozen(config),
         )
-        return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.factory)
+        return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.parts.rebuilt(config))
 
     @contextmanager
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:

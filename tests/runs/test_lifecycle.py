@@ -19,6 +19,7 @@ from freshet import Observer
 from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint, lifecycle
@@ -117,7 +118,7 @@ def small_server() -> Server:
     layout = Layout.build([("w", (3,), "learnable")])
     world = World(4, np.ones(4, np.int64), 1, 2, layout, 0)
     method = find("fedavg")[0](options_for("fedavg", {}), world)
-    return Server(method, world, np.array([1.0, 2.0, 3.0], np.float32), 0.1, 1.0)
+    return Server(method, world, np.array([1.0, 2.0, 3.0], np.float32), constant(0.1))
 
 
 @pytest.fixture

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
+from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED
 from freshet.runs.summary import remarks, summarise
 from freshet.runs.writer import RunWriter
@@ -50,13 +53,16 @@ class Plan:
 
     method: str
     seed: int
-    target: float
+    target: float | None
     until: float
     checkpoint_every: float
     checkpoint_minutes: float
     stop_diverged: bool
     #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
     data: Mapping[str, Any] = field(default_factory=dict)
+    metric: Metric = ACCURACY
+    #: Parameters that do not train, for the file of the final model.
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Ready(NamedTuple):
@@ -147,6 +153,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
         writer.elapsed = clock.seconds
+        writer.judge_by(plan.metric)
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.opening()]:
             writer.say(sentence)
@@ -165,11 +172,11 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             weights = server.method.evaluated(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
-            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds())
+            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
             summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
-            writer.close(summary, server.world.layout, weights)
+            writer.close(summary, server.world.layout, weights, plan.frozen)
     if status in ENDED:
         keeper.clear()
     return Ended(writer.directory, summary, writer.metrics, weights)

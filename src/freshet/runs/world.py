@@ -48,6 +48,12 @@ class RunWorld:
     aside: list[str]
     #: Numbers of the events that the method wants drawn over time.
     curves: list[Curve]
+    #: What the run is judged by, and whether more ("max") or less of it is better.
+    metric: str = "accuracy"
+    direction: str = "max"
+    #: Of uint8 images, per channel and in units of 0..1: the network sees ``(x / 255 - mean) / std``.
+    mean: list[float] | None = None
+    std: list[float] | None = None
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -97,7 +103,7 @@ def _checked(found: dict[str, Any]) -> RunWorld:
     classes = _list(found, "classes", _text)
     rows = _list(found, "label_counts", lambda row, key: _items(row, key, _count, len(classes)), devices)
     samples = _list(found, "samples", _count, devices)
-    if samples != [sum(row) for row in rows]:
+    if classes and samples != [sum(row) for row in rows]:
         _refuse("samples", "the sum of label_counts for each device")
     return RunWorld(
         data=_text(found["data"], "data"),
@@ -117,6 +123,10 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         loss=_share(found["loss"], "loss"),
         aside=_list(found, "aside", _text),
         curves=_list(found, "curves", _curve),
+        metric=_text(found.get("metric", "accuracy"), "metric"),
+        direction="min" if found.get("direction") == "min" else "max",
+        mean=_statistics(found, "mean"),
+        std=_statistics(found, "std"),
     )
 
 
@@ -124,6 +134,10 @@ def _curve(value: Any, key: str) -> Curve:
     if not isinstance(value, list) or len(value) != len(Curve._fields):
         _refuse(key, f"a list of {', '.join(Curve._fields)}")
     return Curve(*(_text(each, key) for each in value))
+
+
+def _statistics(found: dict[str, Any], key: str) -> list[float] | None:
+    return None if found.get(key) is None else _list(found, key, _amount)
 
 
 def _refuse(key: str, wanted: str) -> NoReturn:

@@ -19,14 +19,16 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from freshet.core import events
-from freshet.core.events import Event, Record
+from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError
 from freshet.files import open_own, read_regular, reason, writing
+from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
 
@@ -105,9 +107,9 @@ def weights_sha256(weights: Vector) -> str:
     return hashlib.sha256(weights.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def to_safetensors(layout: Layout, weights: Vector) -> bytes:
-    """Named tensors of a flat vector."""
-    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries})
+def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS) -> bytes:
+    """Named tensors of a flat vector, and those that are not in it."""
+    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries} | dict(frozen))
 
 
 def plain(value: Any) -> Any:
@@ -153,6 +155,7 @@ class RunWriter:
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
+        self._judged: Record = {}
         self._queue: deque[_Line] = deque()
         #: What was cut off when the run was resumed, in words.
         self.cuts: list[str] = []
@@ -173,7 +176,7 @@ class RunWriter:
             rows = [json.loads(line) for line in read_regular(path, 1 << 32)[:length].splitlines()]
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
-        if not all(isinstance(row, dict) and {"time", "accuracy", "loss"} <= row.keys() for row in rows):
+        if not all(isinstance(row, dict) and {"time", "loss"} <= row.keys() for row in rows):
             raise RunError(f"{path} holds lines that are no metrics; the run cannot be resumed")
         return rows
 
@@ -194,6 +197,10 @@ class RunWriter:
             file.truncate(length)
         file.seek(length)
         return file
+
+    def judge_by(self, metric: Metric) -> None:
+        """What the run is judged by; rows of metrics say so where it is not the accuracy."""
+        self._judged = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
 
     def say(self, message: str) -> None:
         """Tell those who watch; if nobody does, the log of the process."""
@@ -271,7 +278,8 @@ class RunWriter:
             observer.on_event(record)
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
-            row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
+            scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
+            row = plain(row | scores | self._judged)
             self.metrics.append(row)
             self.lock.check()
             with self._logging():
@@ -298,14 +306,16 @@ class RunWriter:
         self.seq -= len(self._queue)
         self._queue.clear()
 
-    def close(self, summary: Record, layout: Layout, weights: Vector) -> None:
+    def close(
+        self, summary: Record, layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS
+    ) -> None:
         """Finish the run: logs closed, final model and summary written, the directory free for others."""
         try:
             with self._logging(), self._metrics, self._events:
                 pass
             self.lock.check()
             with self._logging():
-                write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights))
+                write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
                 text = json.dumps(plain(summary), indent=2) + "\n"
                 write_atomically(self.directory / "summary.json", text.encode())
         finally:

@@ -358,4 +358,4 @@ def _merge_numbers(outcome: Outcome) -> dict[str, Any]:
 
 
 def _scores(score: Score) -> dict[str, Any]:
-    return {"accuracy": score.accuracy, "loss": score.loss}
+    return {**score.metrics, "loss": score.loss}
