@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from freshet._version import __version__
-from freshet.errors import ConfigError, DataError, FreshetError, RunError
+from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 
 if TYPE_CHECKING:
     from freshet.core.about import About
@@ -30,6 +30,7 @@ __all__ = [
     "Options",
     "Result",
     "RunError",
+    "Stop",
     "Task",
     "__version__",
 ]

@@ -109,6 +109,7 @@ class RunOptions(Options):
         description="accuracy whose first crossing is reported; of another task's metric, its value (default: none)",
         json_schema_extra=ASIDE,
     )
+    stop_at_target: bool = Field(False, description="end the run with the first test that reaches run.target")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
@@ -125,6 +126,11 @@ class RunOptions(Options):
     )
     checkpoint_minutes: float = Field(
         5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=ASIDE
+    )
+    keep_checkpoint: bool = Field(
+        True,
+        description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
+        json_schema_extra=ASIDE,
     )
     device_memory_mb: int = Field(
         512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
@@ -200,8 +206,12 @@ class Config:
         return hashlib.sha256(json.dumps(tables | {"run": run}, sort_keys=True, default=str).encode()).hexdigest()
 
     def aside(self) -> list[str]:
-        """``section.key`` of every setting that decides nothing, as said at its field."""
-        return undecided({"method": type(self.method)} | SECTIONS)
+        """``section.key`` of every setting that decides nothing, as said at its field.
+
+        The target does decide where it ends the run.
+        """
+        aside = undecided({"method": type(self.method)} | SECTIONS)
+        return [key for key in aside if key != "run.target"] if self.run.stop_at_target else aside
 
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
@@ -285,6 +295,8 @@ def _check_together(config: Config) -> None:
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    if run.stop_at_target and run.target is None:
+        raise ConfigError("run.stop_at_target", "needs a target; give run.target")
     if config.training.task in JUDGED_BY_ACCURACY and run.target is not None and not 0 <= run.target <= 1:
         raise ConfigError("run.target", f"is an accuracy and must be in 0..1, but {run.target:g} was given")
     if not (run.until or run.rounds):

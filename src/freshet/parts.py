@@ -21,9 +21,10 @@ from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.data.dataset import DataSet
 from freshet.data.partition import label_counts, partition
-from freshet.data.shards import OwnTests, as_shards, as_tests, devices_of
+from freshet.data.shards import OwnTests, as_shards, as_tests, devices_of, remaining
 from freshet.data.sources import load
 from freshet.errors import ConfigError
+from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
 from freshet.result import Rebuilt
 from freshet.runs.facts import Metric
@@ -125,7 +126,11 @@ class Parts:
         check_length(fleet, config.trigger(), size, run.end, uploads, run.eval_every)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
 
-    def surroundings(self, config: Config) -> RunWorld:
+    def fingerprint(self, config: Config) -> dict[str, str]:
+        """Short hashes of data, shards, model and fleet."""
+        return fingerprint(self.dataset, self.tests, self.shards, self.factory, self.fleet, config.run.seed)
+
+    def surroundings(self, config: Config, hashes: dict[str, str]) -> RunWorld:
         """Fleet and data of a run, for world.json."""
         fleet, data = self.fleet, self.dataset
         return RunWorld(
@@ -150,6 +155,10 @@ class Parts:
             direction=self.metric.direction,
             mean=None if data.mean is None else list(data.mean),
             std=None if data.std is None else list(data.std),
+            sample_shape=list(data.sample_shape),
+            vocabulary=data.vocabulary,
+            pad_id=data.pad_id,
+            fingerprint=hashes,
         )
 
     def settled(self, config: Config) -> Config:
@@ -184,12 +193,15 @@ class Parts:
 def assemble(config: Config, given: Given) -> Parts:
     """Everything that a configuration names, or that was given in its place; raises with one sentence."""
     task = _task(config, given.task)
-    dataset = _dataset(config, given.dataset)
+    dataset, held = _dataset(config, given.dataset)
     check_targets(task, dataset.y_train, dataset.name)
-    factory = _started(config, _factory(config, dataset) if given.factory is None else given.factory)
+    factory = given.factory
+    if factory is None:
+        factory = built_in(config, dataset.sample_shape, dataset.classes, dataset.vocabulary, dataset.pad_id)
+    factory = _started(config, factory)
     layout = _check_model(config, factory, dataset, task)
-    devices, samples = config.fleet.devices, len(dataset.y_train)
-    shards = _deal(config, dataset) if given.shards is None else as_shards(given.shards, devices, samples)
+    devices = config.fleet.devices
+    shards = _deal(config, dataset) if given.shards is None else _own_shards(given.shards, devices, dataset, held)
     fleet = _fleet(config, given.fleet, shards)
     tests = None
     if given.test_shards is not None:
@@ -221,14 +233,24 @@ def _selection(config: Config, given: Choice | None) -> Selection:
     return config.run.selection
 
 
-def _dataset(config: Config, given: DataSet | None) -> DataSet:
+def _dataset(config: Config, given: DataSet | None) -> tuple[DataSet, NDArray[np.int64]]:
+    """The data, and which samples of the training set are held out for validation."""
     options, seed = config.data, config.run.seed
     dataset = _load(config) if given is None else given
     if options.train_samples or options.test_samples:
         dataset = dataset.subset(options.train_samples or None, options.test_samples or None, seed)
+    held = np.empty(0, np.int64)
     if options.validation:
+        held = dataset.held_out_by(options.validation, seed)
         dataset = dataset.with_validation(options.validation, seed)
-    return arranged(dataset)
+    return arranged(dataset), held
+
+
+def _own_shards(given: Any, devices: int, dataset: DataSet, held: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Shards given from Python: of the whole training set, less what is held out."""
+    samples = len(dataset.y_train) + len(held)
+    shards = as_shards(given, devices, samples)
+    return remaining(shards, held, samples) if len(held) else shards
 
 
 def _load(config: Config) -> DataSet:
@@ -240,22 +262,22 @@ def _load(config: Config) -> DataSet:
     return load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
 
 
-def _factory(config: Config, dataset: DataSet) -> Factory:
+def built_in(config: Config, shape: Sequence[int], classes: int, vocabulary: int | None, pad_id: int | None) -> Factory:
+    """What builds the network that a configuration names, for samples of this shape."""
     options = config.model
     if options.name == CUSTOM:
         raise ConfigError(
             "model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)"
         )
-
     return partial(
         build,
         options.name,
-        input_shape=dataset.sample_shape,
-        classes=1 if config.training.task == "binary" else dataset.classes,
+        input_shape=tuple(shape),
+        classes=1 if config.training.task == "binary" else classes,
         head=options.head,
         norm=options.norm or None,
-        vocabulary=dataset.vocabulary,
-        pad_id=dataset.pad_id,
+        vocabulary=vocabulary,
+        pad_id=pad_id,
         **options.own(),
     )
 

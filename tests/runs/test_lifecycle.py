@@ -43,6 +43,7 @@ class Ticking:
         self.ticks = 0
         self.diverged: float | None = None
         self.saved: list[float] = []
+        self.concluded: list[float] = []
 
     @property
     def now(self) -> float:
@@ -56,6 +57,9 @@ class Ticking:
             self.writer.event(self.now, Noted("tick"))
             self.happens.get(self.ticks, lambda _: None)(self)
         return True
+
+    def conclude(self) -> None:
+        self.concluded.append(self.now)
 
     def state(self) -> dict[str, Any]:
         self.writer.drain(wait=True)

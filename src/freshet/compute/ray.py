@@ -155,7 +155,7 @@ class Cluster:
 
 
 def private_folder() -> Path:
-    """A folder that only this user can enter, for sockets, logs and spilled objects; Ray's own is open to everybody.
+    """A folder that only this user can enter, around Ray's own (sockets, logs, objects), which Ray opens to all.
 
     Folders of processes that were killed go. The place is short: the path of a socket has at most 107 bytes.
     """
@@ -217,7 +217,7 @@ def _knock(address: str) -> None:
 def _start(ray: Any, cores: int) -> Cluster:
     """A cluster of this machine alone, that nobody else can reach."""
     folder = private_folder()
-    options = {"include_dashboard": False, "_node_ip_address": _LOCALHOST, "_temp_dir": str(folder)} | _QUIET
+    options = {"include_dashboard": False, "_node_ip_address": _LOCALHOST, "_temp_dir": str(folder / "ray")} | _QUIET
     try:
         ray.init("local", num_cpus=cores, **options)
     except Exception as error:  # Ray raises bare ones, too

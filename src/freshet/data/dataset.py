@@ -59,11 +59,7 @@ class DataSet:
         Tuning works on the result and so cannot see the real test set. Every class keeps its share; which samples
         are held out depends on ``seed`` alone.
         """
-        if not 0.0 < fraction < 1.0:
-            raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
-        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
-        if len(held) in (0, len(self.y_train)):
-            raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
+        held = self.held_out_by(fraction, seed)
         keep = np.setdiff1d(np.arange(len(self.y_train)), held, assume_unique=True)
         return replace(
             self,
@@ -74,6 +70,15 @@ class DataSet:
             groups=None if self.groups is None else self.groups[keep],
             held_out=True,
         )
+
+    def held_out_by(self, fraction: float, seed: int) -> Array:
+        """Which training samples ``with_validation`` holds out, sorted."""
+        if not 0.0 < fraction < 1.0:
+            raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
+        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
+        if len(held) in (0, len(self.y_train)):
+            raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
+        return held
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
         """A stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""

@@ -52,6 +52,8 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
         loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
         size = "is not finite" if loss is None else f"{loss:.2g}"
         said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+    if summary.get("stopped"):
+        said.append(f"{summary['method']} was stopped at {summary['virtual_time']:g} s: {summary['stopped']}")
     skipped = summary.get("adaptations_skipped")
     if skipped:
         whole = skipped + summary["adaptations"]

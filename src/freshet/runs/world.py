@@ -6,7 +6,7 @@ Written whole at the start of a run and never changed. Nothing in it is trusted:
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -54,6 +54,12 @@ class RunWorld:
     #: Of uint8 images, per channel and in units of 0..1: the network sees ``(x / 255 - mean) / std``.
     mean: list[float] | None = None
     std: list[float] | None = None
+    #: One sample as the network sees it: its shape; for texts the number of token ids and the one that fills.
+    sample_shape: list[int] | None = None
+    vocabulary: int | None = None
+    pad_id: int | None = None
+    #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
+    fingerprint: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -127,6 +133,10 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         direction="min" if found.get("direction") == "min" else "max",
         mean=_statistics(found, "mean"),
         std=_statistics(found, "std"),
+        sample_shape=None if found.get("sample_shape") is None else _list(found, "sample_shape", _count),
+        vocabulary=None if found.get("vocabulary") is None else _count(found["vocabulary"], "vocabulary"),
+        pad_id=None if found.get("pad_id") is None else _count(found["pad_id"], "pad_id"),
+        fingerprint=_hashes(found.get("fingerprint", {}), "fingerprint"),
     )
 
 
@@ -138,6 +148,12 @@ def _curve(value: Any, key: str) -> Curve:
 
 def _statistics(found: dict[str, Any], key: str) -> list[float] | None:
     return None if found.get(key) is None else _list(found, key, _amount)
+
+
+def _hashes(value: Any, key: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        _refuse(key, "an object with one text for each part")
+    return {name: _text(each, key) for name, each in value.items()}
 
 
 def _refuse(key: str, wanted: str) -> NoReturn:

@@ -26,7 +26,7 @@ from freshet.core import events
 from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
-from freshet.errors import ConfigError, RunError
+from freshet.errors import ConfigError, RunError, Stop
 from freshet.files import open_own, read_regular, reason, writing
 from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.lock import NAME as LOCK
@@ -44,7 +44,10 @@ class Pending(Protocol):
 
 
 class Observer:
-    """Something that watches a run (a progress bar, a tracker). Override what you need."""
+    """Something that watches a run (a progress bar, a tracker). Override what you need.
+
+    Any of it may raise ``freshet.Stop`` to end the run before its next event.
+    """
 
     def on_event(self, event: Record) -> None:
         """An event has been written."""
@@ -112,6 +115,12 @@ def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray
     return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries} | dict(frozen))
 
 
+def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = None) -> None:
+    """Put ``config.toml`` into a run directory, as a whole; a note becomes its first line."""
+    heading = f"# {' '.join(note.split())}\n" if note else ""
+    write_atomically(directory / "config.toml", (heading + tomli_w.dumps(tables)).encode())
+
+
 def plain(value: Any) -> Any:
     """What JSON can hold: a number that is not finite becomes null."""
     if isinstance(value, np.generic):
@@ -159,6 +168,8 @@ class RunWriter:
         self._queue: deque[_Line] = deque()
         #: What was cut off when the run was resumed, in words.
         self.cuts: list[str] = []
+        #: Why the run shall end before its time, once somebody has asked for it.
+        self.stopped: str | None = None
         if resume is None:
             self._events, self._metrics = (self._open(directory / f"{n}.jsonl", 0) for n in ("events", "metrics"))
             return
@@ -206,8 +217,19 @@ class RunWriter:
         """Tell those who watch; if nobody does, the log of the process."""
         if not self.observers:
             _log.warning(message)
+        self._tell(lambda observer: observer.on_message(message))
+
+    def progress(self, time: float) -> None:
+        """Tell those who watch that time has moved on."""
+        self._tell(lambda observer: observer.on_progress(time))
+
+    def _tell(self, what: Callable[[Observer], None]) -> None:
+        """Tell those who watch; one that raises ``Stop`` is heeded between two events, not in the midst of one."""
         for observer in self.observers:
-            observer.on_message(message)
+            try:
+                what(observer)
+            except Stop as stop:
+                self.stopped = self.stopped or str(stop) or "an observer asked for it"
 
     @staticmethod
     def create(
@@ -219,8 +241,7 @@ class RunWriter:
             directory.mkdir(parents=True, exist_ok=True)
             lock = RunLock(directory)
             RunWriter.check(directory)  # now that nobody else can begin here
-            heading = f"# {' '.join(note.split())}\n" if note else ""
-            write_atomically(directory / "config.toml", (heading + tomli_w.dumps(config)).encode())
+            write_config(directory, config, note)
             return RunWriter(directory, observers, lock=lock)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({reason(error)})") from None
@@ -270,12 +291,16 @@ class RunWriter:
             self._queue.popleft()
             self._write(record, row)
 
+    def await_tests(self) -> None:
+        """Wait for the results of the tests that have begun, if there are any."""
+        if any(line.row is not None for line in self._queue):
+            self.drain(wait=True)
+
     def _write(self, record: Record, row: Record | None) -> None:
         record = plain(record)
         with self._logging():
             self._events.write(_line(record))
-        for observer in self.observers:
-            observer.on_event(record)
+        self._tell(lambda observer: observer.on_event(record))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
             scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
@@ -285,8 +310,7 @@ class RunWriter:
             with self._logging():
                 self._metrics.write(_line(row))
                 self._metrics.flush()
-            for observer in self.observers:
-                observer.on_metrics(row)
+            self._tell(lambda observer: observer.on_metrics(row))
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
@@ -320,5 +344,4 @@ class RunWriter:
                 write_atomically(self.directory / "summary.json", text.encode())
         finally:
             self.lock.release()
-        for observer in self.observers:
-            observer.on_end(summary)
+        self._tell(lambda observer: observer.on_end(summary))
