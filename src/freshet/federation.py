@@ -208,7 +208,7 @@ class Federation:
         found = checkpoint.read(run.directory)
         try:
             check(found.tree, self.parts.layout.size)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
         if found.tree["log"].get("settings", "") not in ("", made_with.sha256()):
             raise RunError(

@@ -87,7 +87,7 @@ def test_resume_writes_to_nothing_that_is_not_a_file_of_the_run(
     content = (stopped / name).read_bytes() if (stopped / name).is_file() else b"precious\n"
     victim.write_bytes(content + b"precious\n")
     how(stopped / name, victim)
-    with pytest.raises(RunError, match="link|not a regular file|no checkpoint"):
+    with pytest.raises(RunError, match=r"link|not a regular file|no checkpoint"):
         again().resume(stopped)
     assert victim.read_bytes() == content + b"precious\n"
 
@@ -289,7 +289,9 @@ def test_an_own_method_is_audited_and_resumed_when_it_is_named(command: Any, tmp
 # ---- settings that were changed in between
 
 
-@pytest.mark.parametrize(("old", "new", "noticed"), [("lr = 0.05", "lr = 0.06", True), ("target = 0.8", "target = 0.7", False)])
+@pytest.mark.parametrize(
+    ("old", "new", "noticed"), [("lr = 0.05", "lr = 0.06", True), ("target = 0.8", "target = 0.7", False)]
+)
 def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: str, new: str, noticed: bool) -> None:
     place, settings = tmp_path / "run", {"run": SAVED, "model": "mlp"}
     with pytest.raises(Stop):

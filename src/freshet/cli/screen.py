@@ -173,6 +173,8 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
         table.add_column(column.short.format(target=f"{target:g}"), justify="right", no_wrap=True)
     for summary in summaries:
         diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
+        if 0 < summary["uploads"] <= summary["rejected"]:
+            diverged += " [red]all uploads rejected[/red]"
         method = escape(marked(printable(summary["method"]))) + diverged
         table.add_row(method, *(cell(column, summary[column.summary]) for column in columns))
     return table

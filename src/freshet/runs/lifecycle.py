@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
+from freshet.errors import RunError
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
 from freshet.runs.facts import ACCURACY, Metric
@@ -172,7 +173,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
         status = "failed"
         try:
             if tree is not None:
-                driver.restore(tree, plan.until)
+                _restore(driver, tree, plan.until)
                 tree.clear()  # its arrays keep the file open
             status = _run(plan, driver, writer, keeper, stop)
         except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
@@ -192,6 +193,15 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     if status in ENDED:
         keeper.clear(keep=1 if plan.keep and status != "diverged" else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
+
+
+def _restore(driver: Driver, tree: Tree, until: float) -> None:
+    """Take up a saved state; its checksums may be right and its contents nonsense all the same."""
+    try:
+        driver.restore(tree, until)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {str(error)[:160]}"
+        raise RunError(f"the checkpoint makes no sense ({problem}); remove it to use the one before") from error
 
 
 def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, stop: Callable[[], bool]) -> str:
