@@ -47,7 +47,7 @@ def bears(call: Callable[[], Any]) -> None:
 @st.composite
 def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     """Cut out, double, flip or insert some bytes."""
-    kind, place = draw(st.sampled_from("cut double flip insert end".split())), draw(st.floats(0, 1))
+    kind, place = draw(st.sampled_from(["cut", "double", "flip", "insert", "end"])), draw(st.floats(0, 1))
     length, noise = draw(st.integers(1, 200)), draw(st.binary(min_size=1, max_size=20))
 
     def apply(content: bytes) -> bytes:
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path, hurt: Callable[[bytes]
     shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
     for log in ("events", "metrics"):
         (tmp_path / f"{log}.jsonl").touch()
-    folder = checkpoint.write(tmp_path, {"log": {"events": 0, "metrics": 0}, "x": np.arange(30.0)})
+    folder = checkpoint.write(tmp_path, {"log": {"seq": 0, "events": 0, "metrics": 0}, "x": np.arange(30.0)})
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(hurt(content))
     try:

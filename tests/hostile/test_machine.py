@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file as save_torch
 
-from freshet import ConfigError, Federation, Observer, RunError
+from freshet import ConfigError, Observer, RunError
 from freshet.compute import ray as on_ray
 from freshet.methods.parts.meta import MetaSelector
 from freshet.report import live
@@ -56,7 +56,7 @@ class Full:
 def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_go_on(tmp_path: Path, monkeypatch) -> None:
     whole = small("fedavg", run=SAVED).run(60, out=tmp_path / "whole")
     open_own = writer.open_own
-    monkeypatch.setattr(writer, "open_own", lambda path, **how: Full(open_own(path, **how), 6000))
+    monkeypatch.setattr(writer, "open_own", lambda path, **how: Full(open_own(path, **how), 2000))
     with pytest.raises(
         RunError, match=r"cannot be written \(No space left on device\); mend that, then: freshet resume"
     ):
@@ -68,7 +68,7 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_go_on(tmp_path: Pat
 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path, monkeypatch) -> None:
-    checkpoint.write(tmp_path, {"log": {"events": 0, "metrics": 0}, "x": np.arange(3)})
+    checkpoint.write(tmp_path, {"log": {"seq": 0, "events": 0, "metrics": 0}, "x": np.arange(3)})
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -81,12 +81,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_signals_of_a_batch_system_end_a_run_as_ctrl_c_does(tmp_path: Path, number: signal.Signals) -> None:
-    class Send(Observer):
-        def on_progress(self, time: float) -> None:
-            if 20 <= time < 24:
-                os.kill(os.getpid(), number)
-
-    class Once(Send):
+    class Once(Observer):
         sent = False
 
         def on_progress(self, time: float) -> None:
@@ -322,4 +317,4 @@ def test_a_run_whose_uploads_are_all_rejected_says_so(command, tmp_path: Path) -
     assert result.summary["rejected"] == result.summary["uploads"] > 0
     done = command("show", tmp_path / "r")
     assert "all uploads rejected" in done.out and f"all {result.summary['uploads']} uploads were rejected" in done.out
-    assert Run(tmp_path / "r").finished() and isinstance(small("fedavg"), Federation)
+    assert Run(tmp_path / "r").finished()

@@ -181,9 +181,9 @@ def _read(path: Path) -> Tree:
 
 def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
     """A checkpoint is of no use when the logs end before it."""
+    if not all(type(log[name]) is int and log[name] >= 0 for name in ("seq", "events", "metrics")):
+        raise ValueError("it does not say where the logs ended")
     for name in ("events", "metrics"):
-        if type(log[name]) is not int or log[name] < 0:
-            raise ValueError(f"it does not say where {name}.jsonl ended")
         if (run / f"{name}.jsonl").stat().st_size < log[name]:
             raise ValueError(f"{name}.jsonl was cut off before it")
 
