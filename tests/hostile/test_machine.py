@@ -318,3 +318,29 @@ def test_a_run_whose_uploads_are_all_rejected_says_so(command, tmp_path: Path) -
     done = command("show", tmp_path / "r")
     assert "all uploads rejected" in done.out and f"all {result.summary['uploads']} uploads were rejected" in done.out
     assert Run(tmp_path / "r").finished()
+
+
+TORN = [
+    '{"op_code": 0, "worker_id": "x"',
+    "[" * 100_000 + "\n",
+    '{"op_code": 99}\n',
+    "\x00" * 50 + "\n",
+    "3\n",
+    '"x"\n',
+]
+
+
+@pytest.mark.parametrize("torn", TORN, ids=range(len(TORN)))
+def test_a_torn_journal_of_a_study_goes_on_or_is_one_sentence(tmp_path: Path, torn: str) -> None:
+    tune = pytest.importorskip("freshet.experiments.tune")
+    optuna = tune.load_optuna()
+    make = tune.Tuner("fedprox", {"method": {"name": "fedprox"}}, tmp_path, tune.Budget(1, 1))
+    make._open(optuna)
+    journal = tmp_path / "study.journal"
+    whole = journal.read_text()
+    for content in (torn, whole + torn, torn + whole):
+        journal.write_text(content)
+        try:
+            make._open(optuna)
+        except RunError as error:
+            assert "study.journal is damaged" in str(error) and "remove it to begin anew" in str(error)

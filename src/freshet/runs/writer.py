@@ -298,8 +298,11 @@ class RunWriter:
 
     def _write(self, record: Record, row: Record | None) -> None:
         record = plain(record)
-        with self._logging():
+        try:
             self._events.write(_line(record))
+        except OSError as error:  # entering a context for each line would cost a third of it
+            with self._logging():
+                raise error
         self._tell(lambda observer: observer.on_event(record))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
