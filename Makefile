@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check audit fuzz bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,8 +16,20 @@ demo: $(VENV)/.run ## four methods on handwritten digits, with a table and a pic
 test: $(VENV)/.dev ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
 
-check: $(VENV)/.dev ## lint, types, import contract
+check: $(VENV)/.dev ## lint, types, import contract, known weaknesses of dependencies
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory audit
+
+audit: $(VENV)/.dev ## hold the pinned dependencies against the database of known weaknesses
+	@$(BIN)/pip-audit --version > /dev/null 2>&1 || { echo "dependencies not audited: pip-audit is not installed"; exit 0; }; \
+	out=$$($(BIN)/pip-audit --progress-spinner off --timeout 10 --skip-editable 2>&1); code=$$?; \
+	case "$$out" in \
+	*"Could not connect"*|*"Max retries"*|*ConnectionError*|*Timeout*|*ProxyError*|*HTTPError*) \
+		echo "dependencies not audited: the database of known weaknesses cannot be reached";; \
+	*) printf '%s\n' "$$out"; exit $$code;; esac
+
+fuzz: $(VENV)/.dev ## the random tests, forty times as long (half an hour or more)
+	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
 	@for script in kernel simulator aggregation events memory; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done

@@ -1,5 +1,7 @@
 """A run's configuration: six sections, every value checked, defaults filled in, written back so that it runs again."""
 
+import hashlib
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -212,6 +214,12 @@ class Config:
             for section, table in self.tables().items()
         }
 
+    def sha256(self) -> str:
+        """A hash of the essence but for the end of the run, which may be put off."""
+        tables = self.essence()
+        run = {key: value for key, value in tables["run"].items() if key not in ("until", "rounds")}
+        return hashlib.sha256(json.dumps(tables | {"run": run}, sort_keys=True, default=str).encode()).hexdigest()
+
     def aside(self) -> list[str]:
         """``section.key`` of every setting that decides nothing, as said at its field.
 
@@ -329,7 +337,11 @@ def load_tables(path: Path) -> dict[str, Any]:
         return tables
     except FileNotFoundError:
         raise ConfigError("--config", f"{path} does not exist") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("--config", f"{path} cannot be read as TOML (it is nested too deeply)") from None
+    except (OSError, ValueError) as error:
         raise ConfigError("--config", f"{path} cannot be read as TOML ({error})") from None
 
 
@@ -362,8 +374,10 @@ def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
             raise ConfigError("--set", f"expects section.key=value, but {assignment!r} was given")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             value = text.strip()
+        except RecursionError:
+            raise ConfigError(key.strip(), "is nested too deeply") from None
         table = tables.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError(section, f"must be a table of settings, but {table!r} was given")

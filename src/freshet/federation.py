@@ -27,6 +27,7 @@ from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.facts import whole
 from freshet.runs.lifecycle import Plan, Ready, drive
+from freshet.runs.lock import RunLock
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, default_directory, write_config
@@ -168,6 +169,7 @@ class Federation:
         def open_log() -> RunWriter:
             writer = RunWriter.create(directory, config.tables(), observers, self.dataset.part())
             write_world(directory, self.parts.surroundings(config, self.fingerprint))
+            writer.settings = config.sha256()
             return writer
 
         return self._drive(config, open_log, None, pool)
@@ -186,8 +188,22 @@ class Federation:
 
         Where it trains (``run.executor``, ``workers``, ``address``) is this federation's affair; all else is the run's.
         """
+        Run(directory)
+        with RunLock(Path(directory)) as lock:
+            return self._resume(directory, lock, until, rounds, observers, pool)
+
+    def _resume(
+        self,
+        directory: str | Path,
+        lock: RunLock,
+        until: float | str | None,
+        rounds: int | None,
+        observers: Sequence[Observer],
+        pool: Pool[Any] | None,
+    ) -> Result:
+        """Go on in a directory that nobody else writes to."""
         run = Run(directory)
-        tables = run.config()
+        tables = run.trusted(self.config.method_name)
         if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
             tables["method"]["name"] = self.config.method_name
         made_with = resolve(tables)
@@ -197,12 +213,17 @@ class Federation:
         found = checkpoint.read(run.directory)
         try:
             check(found.tree, self.parts.layout.size)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
+        if found.tree["log"].get("settings", "") not in ("", made_with.sha256()):
+            raise RunError(
+                f"{directory}/config.toml was changed after the run began; put back what it said, or run anew"
+            )
         _check_end(run, config, found.tree["now"])
 
         def open_log() -> RunWriter:
-            writer = RunWriter(run.directory, observers, resume=found.tree["log"])
+            writer = RunWriter(run.directory, observers, resume=found.tree["log"], lock=lock)
+            writer.settings = config.sha256()
             if config != made_with:
                 write_config(run.directory, config.tables(), self.dataset.part())
             found.remove_useless()

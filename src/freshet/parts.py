@@ -29,7 +29,7 @@ from freshet.models.registry import build
 from freshet.result import Rebuilt
 from freshet.runs.facts import Metric
 from freshet.runs.world import RunWorld
-from freshet.sim.budget import expected_uploads, trip_seconds
+from freshet.sim.budget import check_length, expected_uploads, trip_seconds
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
@@ -123,6 +123,7 @@ class Parts:
         world = _world(config, [len(shard) for shard in self.shards], self.layout)
         size, run, fleet = 4 * world.layout.size, config.run, self.fleet
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
+        check_length(fleet, config.trigger(), size, run.end, uploads, run.eval_every)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
 
     def fingerprint(self, config: Config) -> dict[str, str]:

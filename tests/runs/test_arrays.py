@@ -96,7 +96,7 @@ def test_a_file_that_does_not_fit_is_a_sentence(case: str, tmp_path: Path) -> No
 def test_a_checkpoint_with_such_a_file_is_not_used_even_if_its_checksum_is_right(case: str, tmp_path: Path) -> None:
     for name in ("events", "metrics"):
         (tmp_path / f"{name}.jsonl").touch()
-    folder = checkpoint.write(tmp_path, {"log": {"events": 0, "metrics": 0}, "x": np.zeros(3)})
+    folder = checkpoint.write(tmp_path, {"log": {"events": 0, "metrics": 0, "seq": 0}, "x": np.zeros(3)})
     (folder / "arrays.safetensors").write_bytes(HOSTILE[case])
     sums = {
         name: checkpoint._write(folder / name, iter([(folder / name).read_bytes()]))

@@ -15,6 +15,7 @@ from freshet.cli import experiments, inspect, report, run
 from freshet.cli.data import data_app
 from freshet.cli.fleet import fleet_app
 from freshet.errors import FreshetError
+from freshet.files import printable, reason
 
 app = typer.Typer(
     name="freshet",
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+_DEBUG = "--debug"
 
 
 def _version(show: bool) -> None:
@@ -36,6 +38,9 @@ def _version(show: bool) -> None:
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(_DEBUG, help="Show where an error came from; allowed anywhere on the line.")
     ] = False,
 ) -> None:
     pass
@@ -61,14 +66,39 @@ app.add_typer(fleet_app, name="fleet")
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends in one sentence and exit code 2."""
-    gc.set_threshold(50_000)  # loading modules makes many objects and no garbage
-    try:
-        app()
-    except FreshetError as error:
-        from rich.console import Console
+    """Run the command; a user's mistake, and what the machine refuses, ends in one sentence and exit code 2.
 
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"freshet: {error}", markup=False)
-        sys.exit(2)
+    What is left as a traceback is an error in code: ours, or that of a method or model that was brought along.
+    """
+    gc.set_threshold(50_000)  # loading modules makes many objects and no garbage
+    arguments = sys.argv[1:]
+    debug = _DEBUG in arguments
+    try:
+        app([argument for argument in arguments if argument != _DEBUG])
     except BrokenPipeError:
         sys.exit(0)
+    except (FreshetError, OSError, RecursionError, MemoryError) as error:
+        if debug:
+            raise
+        _print(sentence(error))
+        sys.exit(2)
+
+
+def sentence(error: BaseException) -> str:
+    """What is wrong, for somebody who does not read tracebacks."""
+    if isinstance(error, FreshetError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        problem = f"{where}{reason(error)}"
+    elif isinstance(error, MemoryError):
+        problem = "there is not enough memory" + (f" ({error})" if str(error) else "")
+    else:
+        problem = "something that was given is nested too deeply"
+    return f"{problem} (with {_DEBUG}: where)"
+
+
+def _print(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True, highlight=False).print(printable(f"freshet: {text}"), markup=False)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from freshet.errors import RunError
+from freshet.files import printable
 from freshet.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
         _unfinished(console, run, config)
     for section in ("method", "fleet", "data", "model", "training", "run"):
         values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
-        console.print(f"[dim]{section}:[/dim] {escape(values)}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{section}:[/dim] {escape(printable(values))}", highlight=False, soft_wrap=True)
 
 
 def _ended(console: Console, run: Run) -> None:
@@ -155,11 +156,11 @@ def _ended(console: Console, run: Run) -> None:
     try:
         table, facts = results_table([summary]), _facts(summary)
         said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{run.directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
     console.print(table)
     for remark in said:
-        console.print(f"[yellow]{escape(remark)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{escape(printable(remark))}", highlight=False, soft_wrap=True)
     _print_facts(console, facts)
 
 
@@ -167,16 +168,17 @@ def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
     from freshet.cli.screen import number
     from freshet.report.reading import read
+    from freshet.runs.facts import number as figure
 
     found, folder = read(run.directory), run.directory
     kinds = Counter(str(event.get("kind")) for event in found.events)
-    until, rounds = (config.get("run", {}).get(key) for key in ("until", "rounds"))
-    end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds} rounds"] * bool(rounds))
+    until, rounds = (figure(config.get("run", {}).get(key)) for key in ("until", "rounds"))
+    end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds:g} rounds"] * bool(rounds)) or "an unknown end"
     last = found.metrics[-1] if found.metrics else {}
     facts = {
         "status": "not ended: the run is still going, or was killed",
         "virtual time": f"{found.end:g} s of {end}",
-        "newest test": f"accuracy {number(last.get('accuracy'))} at {last['time']:g} s" if last else "none yet",
+        "newest test": f"accuracy {number(figure(last.get('accuracy')))} at {last['time']:g} s" if last else "none yet",
         "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
         "log": "; ".join(found.notes) or "whole lines up to here",
     }
@@ -190,7 +192,7 @@ def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
 def _print_facts(console: Console, facts: dict[str, str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in facts.items():
-        table.add_row(f"[dim]{key}", escape(value))
+        table.add_row(f"[dim]{key}", escape(printable(value)))
     console.print(table)
 
 
@@ -215,15 +217,18 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
 
 def audit(
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Your own method (module:Class) where a run names one.")
+    ] = None,
 ) -> None:
     """Replay each run's log against the formulas; name the first line that does not add up (exit code 1)."""
     from freshet.runs.audit import audit as audit_run
 
     failed = False
     for directory in directories:
-        found = audit_run(Run(directory))
+        found = audit_run(Run(directory), method)
         failed |= not found.passed
-        typer.echo(f"{directory}: {found.problem or _verdict(found)}")
+        typer.echo(printable(f"{directory}: {found.problem or _verdict(found)}"))
     if failed:
         raise typer.Exit(1)
 
@@ -232,8 +237,8 @@ def _verdict(found: "Audit") -> str:
     """What may be said of a log in which nothing wrong was found."""
     seen = f"{found.events} events, {found.aggregations} aggregations, {found.merges} merges"
     skipped = ", ".join(f"{kind} ({count})" for kind, count in found.unknown.items())
-    if not found.audited:
-        verdict = f"not audited: its method has no audit(); only the order of events was checked ({seen})"
+    if found.unaudited:
+        verdict = f"not audited: {found.unaudited}; only the order of events was checked ({seen})"
     else:
         verdict = f"ok ({seen})"
     return f"{verdict}; skipped kinds of events that this version does not know: {skipped}" if skipped else verdict

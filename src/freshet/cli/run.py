@@ -98,6 +98,9 @@ def resume(
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if the run names one.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Go on with a run that was interrupted, killed or stopped, from its last checkpoint: the same result, bit for bit.
@@ -110,7 +113,7 @@ def resume(
     from freshet.config import resolve, seconds
     from freshet.federation import Federation
 
-    tables = Run(directory).config()
+    tables = Run(directory).trusted(method)
     given = {"executor": executor, "workers": workers, "address": address}
     if executor is not None and address is None:
         given["address"] = ""  # a cluster that another executor has no use for
@@ -142,7 +145,8 @@ def pretrain(
     from freshet.methods.parts import meta
     from freshet.methods.parts.fresh import ASMUOptions
 
-    configs = [resolve(Run(directory).config()) for directory in directories]
+    tables = [Run(directory).config() for directory in directories]
+    configs = [resolve({"training": each.get("training", {})}) for each in tables]  # what else they name is not needed
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
         raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from freshet.files import printable
 from freshet.methods import known
 from freshet.report.columns import COLUMNS, Column
 from freshet.runs.facts import metric_of
@@ -111,7 +112,7 @@ class LiveProgress(Observer):
         self._move(share, rounds=self._of_rounds(row["rounds"]), **shown)
 
     def on_message(self, message: str) -> None:
-        self.bar.console.print(f"[yellow]{escape(message)}", highlight=False, soft_wrap=True)
+        self.bar.console.print(f"[yellow]{escape(printable(message))}", highlight=False, soft_wrap=True)
 
     def on_end(self, summary: dict[str, Any]) -> None:
         share = 1.0 if summary["status"] == "finished" else 0.0
@@ -172,6 +173,8 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
         table.add_column(column.short.format(target=f"{target:g}"), justify="right", no_wrap=True)
     for summary in summaries:
         diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
-        method = escape(marked(str(summary["method"]))) + diverged
+        if 0 < summary["uploads"] <= summary["rejected"]:
+            diverged += " [red]all uploads rejected[/red]"
+        method = escape(marked(printable(summary["method"]))) + diverged
         table.add_row(method, *(cell(column, summary[column.summary]) for column in columns))
     return table

@@ -9,10 +9,12 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from freshet.errors import ConfigError, RunError
 PATIENCE = 120.0
 _POLL = 0.5
 _LOCALHOST = "127.0.0.1"
+_PREFIX, _SHORT = "freshet-ray-", 24
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -140,15 +143,41 @@ class RayPool(Pool[PutSetup]):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The connection that we made; with its session folder when the cluster is ours."""
+    """The connection that we made; with its working folder when the cluster is ours."""
 
-    session: Path | None
+    folder: Path | None
 
     def leave(self, ray: Any) -> None:
         """Disconnect, and end what was started here."""
         ray.shutdown()
-        if self.session is not None:
-            shutil.rmtree(self.session, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def private_folder() -> Path:
+    """A folder that only this user can enter, around Ray's own (sockets, logs, objects), which Ray opens to all.
+
+    Folders of processes that were killed go. The place is short: the path of a socket has at most 107 bytes.
+    """
+    place = Path(tempfile.gettempdir())
+    place = place if len(str(place)) <= _SHORT else Path("/tmp")  # noqa: S108  # mkdtemp makes a name of our own
+    for old in place.glob(f"{_PREFIX}*"):
+        pid = old.name.removeprefix(_PREFIX).partition("-")[0]
+        with suppress(OSError):
+            facts = old.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and pid.isdecimal() and not _lives(pid):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _import() -> Any:
@@ -187,11 +216,14 @@ def _knock(address: str) -> None:
 
 def _start(ray: Any, cores: int) -> Cluster:
     """A cluster of this machine alone, that nobody else can reach."""
+    folder = private_folder()
+    options = {"include_dashboard": False, "_node_ip_address": _LOCALHOST, "_temp_dir": str(folder / "ray")} | _QUIET
     try:
-        context = ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address=_LOCALHOST, **_QUIET)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        ray.init("local", num_cpus=cores, **options)
+    except Exception as error:  # Ray raises bare ones, too
+        shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"Ray could not be started on this machine ({str(error).strip()})") from None
-    cluster = Cluster(Path(context.address_info["session_dir"]))
+    cluster = Cluster(folder)
     if ray.nodes()[0]["NodeManagerAddress"] != _LOCALHOST:
         cluster.leave(ray)
         raise RunError("Ray would listen on all network interfaces; start a cluster yourself and give its address")

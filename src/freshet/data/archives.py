@@ -1,7 +1,7 @@
 """Reading foreign archives and folders, member by member, in memory: nothing is ever unpacked to disk.
 
-Every name is checked, sizes are bounded before and while reading, links are refused, and whatever a damaged file makes
-the standard library raise comes out as one DataError.
+Every name is checked, sizes are bounded before and while reading, links, pipes and devices are refused, and whatever a
+damaged file makes the standard library raise comes out as one DataError.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from freshet.errors import DataError, FreshetError
+from freshet.files import open_regular
 
 MEMBER_LIMIT = 1 << 28  # bytes; the largest official member is 155 MB
-TOTAL_LIMIT = 1 << 32  # bytes of all members together; the largest official archive unpacks to less than 1 GB
+TOTAL_LIMIT = 1 << 31  # bytes of all members together; the largest official archive unpacks to less than 1 GB
+EXPANSION = 20  # an archive of more than SMALL bytes unpacks to so many times its size; official ones stay below 4
+SMALL = 1 << 26
 MEMBER_COUNT = 1_000_000
 
 Wanted = Callable[[str], bool]
@@ -58,17 +61,17 @@ def members(path: Path, wanted: Wanted, limit: int = MEMBER_LIMIT) -> Iterator[t
 def read_bounded(path: Path, limit: int) -> bytes:
     """Contents of a plain, .gz or .xz file; more than ``limit`` bytes (a decompression bomb) is refused."""
     with damaged(path):
-        with _open(path) as file:
+        with open_regular(path, links=False) as raw, _decoded(path, raw) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             raise DataError(f"{path} holds more than {limit:,} bytes, too large for this format; it is refused")
         return data
 
 
-def _open(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BufferedReader:
+def _decoded(path: Path, file: BinaryIO) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+        return gzip.GzipFile(fileobj=file)
+    return lzma.LZMAFile(file) if path.suffix == ".xz" else file
 
 
 def safe_name(archive: Path, name: str) -> str:
@@ -92,14 +95,16 @@ def _folder(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes
             full = Path(root) / file
             name = full.relative_to(path.parent).as_posix()
             if wanted(name):
-                _bounded(path, name, full.stat().st_size, limit)
-                yield name, full.read_bytes()
+                with open_regular(full, links=False) as opened:
+                    _bounded(path, name, os.fstat(opened.fileno()).st_size, limit)
+                    yield name, opened.read(limit)
 
 
 def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
-        _totals(path, len(infos), sum(info.file_size for info in infos))
+        packed = os.fstat(file.fileno()).st_size
+        _totals(path, packed, len(infos), sum(info.file_size for info in infos))
         for info in infos:
             safe_name(path, info.filename)
             if (info.external_attr >> 16) & 0o170000 == 0o120000:
@@ -109,8 +114,8 @@ def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
             if info.is_dir() or not wanted(name):
                 continue
             _bounded(path, name, info.file_size, limit)
-            with archive.open(info) as file:  # never gives more than the declared size, and checks the CRC
-                data = file.read(limit + 1)
+            with archive.open(info) as member:  # never gives more than the declared size, and checks the CRC
+                data = member.read(limit + 1)
             if len(data) != info.file_size:
                 raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
             yield name, data
@@ -118,10 +123,10 @@ def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
 
 def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
     count = total = 0
-    with tarfile.open(path, "r:*") as archive:
+    with open_regular(path) as opened, tarfile.open(fileobj=opened, mode="r:*") as archive:
         for info in archive:
             count, total = count + 1, total + info.size
-            _totals(path, count, total)
+            _totals(path, os.fstat(opened.fileno()).st_size, count, total)
             name = safe_name(path, info.name)
             if info.isdir():
                 continue
@@ -137,6 +142,10 @@ def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
             yield name, data
 
 
-def _totals(path: Path, count: int, size: int) -> None:
+def _totals(path: Path, packed: int, count: int, size: int) -> None:
     if count > MEMBER_COUNT or size > TOTAL_LIMIT:
         raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, beyond any known set; it is refused")
+    if size > max(SMALL, EXPANSION * packed):
+        raise DataError(
+            f"{path} has {packed:,} bytes and unpacks to {size:,}, more than {EXPANSION} times as much; it is refused"
+        )

@@ -70,8 +70,8 @@ def _python(where: str, data: bytes, classes: int) -> Split:
     x, y = content.get("data"), content.get("labels" if classes == 10 else "fine_labels")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS:
         raise DataError(f"{where} has no uint8 array 'data' of {PIXELS} columns")
-    if not isinstance(y, list) or len(y) != len(x) or not all(isinstance(v, int) for v in y):
-        raise DataError(f"{where} has no list of {len(x)} labels")
+    if not isinstance(y, list) or len(y) != len(x) or not all(isinstance(v, int) and 0 <= v < classes for v in y):
+        raise DataError(f"{where} has no list of {len(x)} labels from 0 to {classes - 1}")
     return x.reshape(-1, 3, 32, 32), np.array(y, np.int64)
 
 

@@ -2,7 +2,8 @@
 
 The CIFAR python archives are pickles, and unpickling runs whatever the file says. This small interpreter walks the
 opcodes with ``pickletools`` and builds values only from a fixed list; it never imports, looks up or calls anything
-that a file names.
+that a file names. It hashes, compares and prints nothing nested, which a few bytes can make endless, and what it builds
+is bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 _PY2_STRINGS = {"BINSTRING", "SHORT_BINSTRING"}  # Python 2's str: bytes, which pickletools shows as latin-1
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_SCALARS = (str, bytes, int, float, type(None))
+#: Containers inside containers; the files that are read have four.
+DEEPEST = 10
+#: Bytes that an empty container or a tuple takes, and what a small file may take in any case.
+_CONTAINER, _FREE = 64, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,15 @@ class _Array:
 def load_plain(data: bytes) -> Any:
     """The value in the pickle; DataError if the file asks for anything but plain data."""
     try:
-        return _resolve(_Machine(len(data)).run(data))
+        machine = _Machine(len(data))
+        value = machine.run(data)
+        _check_nesting(value, machine.steps)
+        return _resolve(value)
     except DataError:
         raise
     except Exception as error:  # foreign bytes can break the parser in many ways; all mean the same to the user
-        raise DataError(f"the pickle is damaged or not plain data ({type(error).__name__}: {error})") from error
+        problem = f"{type(error).__name__}: {str(error)[:160]}"
+        raise DataError(f"the pickle is damaged or not plain data ({problem})") from error
 
 
 class _Machine:
@@ -69,10 +79,13 @@ class _Machine:
     def __init__(self, size: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.steps = 0
         self.budget = 4 * size  # bytes that conversions may create: a tiny file cannot fill the memory
+        self.containers = 16 * size + _FREE  # and containers
 
     def run(self, data: bytes) -> Any:
         for opcode, arg, _ in pickletools.genops(data):
+            self.steps += 1
             if opcode.name == "STOP":
                 (value,) = self.stack
                 return value
@@ -83,6 +96,10 @@ class _Machine:
         stack = self.stack
         if name in ("PROTO", "FRAME"):
             return
+        if name in _EMPTY or name == "TUPLE" or name in _FIXED_TUPLES:
+            self.containers -= _CONTAINER
+            if self.containers < 0:
+                raise DataError("the pickle holds far more containers than data; it is refused")
         if name in _LITERALS:
             stack.append(_LITERALS[name])
         elif name in _EMPTY:
@@ -112,6 +129,9 @@ class _Machine:
             _expect(stack[-1], list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self.to_mark()
+            for key in items[::2]:
+                if not isinstance(key, _SCALARS):  # to hash what is nested can take for ever
+                    raise DataError(f"the pickle has a {type(key).__name__} as a key; it is refused")
             _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
             stack.append(_symbol(*arg.split(" ", 1)))
@@ -160,7 +180,8 @@ class _Machine:
 def _symbol(module: Any, attribute: Any) -> _Symbol:
     kind = _SYMBOLS.get((module, attribute)) if isinstance(module, str) and isinstance(attribute, str) else None
     if kind is None:
-        raise DataError(f"the pickle asks for {module}.{attribute}, which is not plain data; it is refused, not run")
+        asked = f"{_shown(module)}.{_shown(attribute)}"
+        raise DataError(f"the pickle asks for {asked}, which is not plain data; it is refused, not run")
     return _Symbol(kind)
 
 
@@ -173,15 +194,15 @@ def _expect(value: Any, kind: type) -> Any:
 def _code(value: Any) -> str:
     text = value.decode("ascii") if isinstance(value, bytes) else value
     if not isinstance(text, str) or not _CODE.fullmatch(text):
-        raise DataError(f"the pickle holds an array of type {text!r}; only numbers are allowed")
+        raise DataError(f"the pickle holds an array of type {_shown(text)!r}; only numbers are allowed")
     return text
 
 
 def _build(target: Any, state: tuple[Any, ...]) -> None:
     if isinstance(target, _DType):
         order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
-        if order not in ("<", ">", "=", "|"):
-            raise DataError(f"the pickle holds an array with byte order {order!r}")
+        if not isinstance(order, str) or order not in ("<", ">", "=", "|"):
+            raise DataError(f"the pickle holds an array with byte order {_shown(order)!r}")
         target.order = order
     elif isinstance(target, _Array):
         _, shape, dtype, fortran, raw = state
@@ -196,6 +217,28 @@ def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[Any, A
     if not all(isinstance(n, int) and n >= 0 for n in _expect(shape, tuple)):
         raise DataError("the pickle holds an array with an impossible shape")
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: a text that is not long, or the name of its type."""
+    return value[:80] if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def _check_nesting(value: Any, steps: int) -> None:
+    """Raise unless the value, with all that occurs in it several times counted so often, is no larger than its file."""
+    level, left = [value], steps
+    for _ in range(DEEPEST):
+        inside: list[Any] = []
+        for item in level:
+            if isinstance(item, dict | list | tuple):
+                left -= len(item)
+                if left < 0:
+                    raise DataError("the pickle repeats data far beyond its own size; it is refused")
+                inside += item.values() if isinstance(item, dict) else item
+        level = inside
+        if not level:
+            return
+    raise DataError(f"the pickle is nested more than {DEEPEST} deep; it is refused")
 
 
 def _resolve(value: Any) -> Any:

@@ -175,13 +175,19 @@ class Tuner:
         """The study of this folder, new or gone on with; a trial that was cut off is put in line again."""
         journal = optuna.storages.journal.JournalFileBackend(str(self.folder / "study.journal"))
         warmup = max(1, step_of({"time": resolve(self.tables).run.until}, 0, trial_config(self.tables, {}, 0)) // 4)
-        study = optuna.create_study(
-            study_name=self.method,
-            direction="maximize",
-            storage=optuna.storages.JournalStorage(journal),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warmup),
-            load_if_exists=True,
-        )
+        try:
+            study = optuna.create_study(
+                study_name=self.method,
+                direction="maximize",
+                storage=optuna.storages.JournalStorage(journal),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warmup),
+                load_if_exists=True,
+            )
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError) as error:
+            problem = f"{type(error).__name__}: {str(error)[:160]}"
+            raise RunError(
+                f"{self.folder}/study.journal is damaged ({problem}); remove it to begin anew: finished runs stay"
+            ) from error
         mine = fingerprint(self.tables, self.space, self.seeds)
         theirs = study.user_attrs.get("fingerprint", mine)
         if theirs != mine:

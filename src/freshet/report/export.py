@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
+from freshet.files import printable
 from freshet.report.columns import DEVICES, Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
 from freshet.report.reading import Record, RunData
@@ -42,7 +43,16 @@ def frame(runs: Sequence[RunData]) -> "pd.DataFrame":
 
 def to_csv(runs: Sequence[RunData], path: Path) -> None:
     """Numbers are written so that reading them back gives the same bits."""
-    frame(runs).to_csv(path, index=False, lineterminator="\n")
+    table = frame(runs)
+    for name in FIRST[:5]:
+        table[name] = [harmless(value) if isinstance(value, str) else value for value in table[name]]
+    table.rename(columns=harmless).to_csv(path, index=False, lineterminator="\n")
+
+
+def harmless(text: str) -> str:
+    """A text that no spreadsheet takes for a formula, and no terminal for a command."""
+    shown = printable(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def to_parquet(runs: Sequence[RunData], path: Path) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, FreshetError
 from freshet.report.page import document, render
 from freshet.report.reading import Reader
 
 HOST = "127.0.0.1"
 #: The log is looked at no more often than this, however many pages are open.
 EVERY_SECONDS = 0.8
+#: A client that sends or takes nothing for so many seconds is left.
+PATIENCE = 10.0
 
 
 class Source:
@@ -50,6 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "freshet"
     sys_version = ""
+    timeout = PATIENCE
 
     def do_GET(self) -> None:
         if self.headers.get("Host") not in self.server.names:  # another site's name that points here
@@ -59,7 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
         if address.path == "/":
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         elif address.path == "/data.json":
-            body = self.server.source.answer(parse_qs(address.query).get("have", [""])[0])
+            try:
+                body = self.server.source.answer(parse_qs(address.query, max_num_fields=10).get("have", [""])[0])
+            except (FreshetError, OSError, ValueError):  # the run was removed, say
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"", "text/plain")
+                return
             if body is None:
                 self._send(HTTPStatus.NO_CONTENT, b"", "application/json")
             else:
@@ -103,6 +110,6 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error of ours."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """A browser that goes away in the middle of an answer, or never takes it, is no error of ours."""
+        if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)

@@ -30,23 +30,27 @@ from freshet.core.events import (
 )
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
-from freshet.errors import RunError
-from freshet.methods import find, options_for
-from freshet.runs.reader import Run
+from freshet.methods import find, known, options_for
+from freshet.runs.reader import Run, same_class
 
 
 @dataclass
 class Audit:
     """What an audit found: how much was checked, and the first problem, if any."""
 
-    #: False when the method brings no formulas to check its weights against.
-    audited: bool = True
+    #: Why the weights were not checked: the method brings no formulas, or is not ours to import. Empty: they were.
+    unaudited: str = ""
     events: int = 0
     aggregations: int = 0
     merges: int = 0
     #: Kinds of events that this version does not know, and how many of each were skipped.
     unknown: Counter[str] = field(default_factory=Counter)
     problem: str | None = None
+
+    @property
+    def audited(self) -> bool:
+        """Whether the weights were checked."""
+        return not self.unaudited
 
     @property
     def passed(self) -> bool:
@@ -67,15 +71,10 @@ class _Replay:
     arrived: tuple[Uploaded, float] | None = None
 
 
-def audit(run: Run) -> Audit:
-    """Check every line of a run's log."""
-    method_table = dict(run.config().get("method", {}))
-    name = method_table.pop("name", None)
-    if not isinstance(name, str):
-        raise RunError(f"{run.directory}/config.toml does not name a method")
-    method, _ = find(name)
-    options = options_for(name, method_table)
-    found, replay, memory = Audit(overrides(method, Method, "audit")), _Replay(), dict[Any, Any]()
+def audit(run: Run, method: str | None = None) -> Audit:
+    """Check every line of a run's log; a method that is not built in is imported only if the user names it here."""
+    replay, memory = _Replay(), dict[Any, Any]()
+    found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(), 1):
         try:
             event = _next(replay, line)
@@ -83,7 +82,7 @@ def audit(run: Run) -> Audit:
                 found.unknown[str(line["kind"])[:40]] += 1
                 continue
             if not (isinstance(event, Merged) and event.numbers.get("diverged")):
-                method.audit(options, event, replay.time, memory)
+                formulas(event, replay.time, memory)
         except Mismatch as problem:
             found.problem = f"events.jsonl, line {number} ({line.get('kind')}): {problem}"
             return found
@@ -104,6 +103,19 @@ def audit(run: Run) -> Audit:
         found.merges += isinstance(event, Merged)
     found.problem = _against_summary(run, found)
     return found
+
+
+def _formulas(run: Run, named: str | None) -> tuple[Audit, Callable[[Event, float, dict[Any, Any]], None]]:
+    """An audit about to begin, and the method's own check of an event."""
+    name = run.method()
+    if known(name) is None and not (named and same_class(name, named)):
+        why = f"{name} is not built in; name it with --method"
+        return Audit(why), lambda event, time, memory: None
+    table = dict(run.trusted(named)["method"])
+    name = table.pop("name")
+    method, options = find(name)[0], options_for(name, table)
+    why = "" if overrides(method, Method, "audit") else "its method has no audit()"
+    return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
 
 
 def _against_summary(run: Run, found: Audit) -> str | None:

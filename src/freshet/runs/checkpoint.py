@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import RunError
+from freshet.files import open_regular, own_folder, read_regular, writing
 from freshet.runs.arrays import Elsewhere, serialised, views
 from freshet.runs.writer import sync_folder
 
@@ -74,7 +75,12 @@ def owned(tree: Any) -> Any:
 def write(run: Path, tree: Tree) -> Path:
     """Add a checkpoint to a run directory and drop all but the newest two."""
     folder = run / "checkpoint"
-    folder.mkdir(exist_ok=True)
+    with writing(folder, f"mend that, then: freshet resume {run}"):
+        own_folder(folder)
+        return _write_into(folder, tree)
+
+
+def _write_into(folder: Path, tree: Tree) -> Path:
     for left_behind in folder.glob(".writing-*"):  # by a process that was killed
         shutil.rmtree(left_behind, ignore_errors=True)
     taken = _numbers(folder)
@@ -86,13 +92,17 @@ def write(run: Path, tree: Tree) -> Path:
         "state.json": iter([json.dumps({"format": FORMAT, "state": plain}).encode()]),
         "arrays.safetensors": serialised(arrays),
     }
-    sums = {name: _write(temporary / name, content) for name, content in parts.items()}
-    _write(temporary / "checksums.json", iter([json.dumps(sums).encode()]))
-    sync_folder(temporary)
+    try:
+        sums = {name: _write(temporary / name, content) for name, content in parts.items()}
+        _write(temporary / "checksums.json", iter([json.dumps(sums).encode()]))
+        sync_folder(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk the room is needed
+        raise
     final = folder / f"{number:06d}"
     temporary.rename(final)
     sync_folder(folder)
-    prune(run, 2)
+    prune(folder.parent, 2)
     return final
 
 
@@ -139,12 +149,14 @@ def read(run: Path) -> Found:
     folder = run / "checkpoint"
     problems: list[str] = []
     useless: list[Path] = []
+    if folder.is_symlink():
+        raise RunError(f"{folder} is a link; a checkpoint lies in the run directory itself")
     for number in reversed(_numbers(folder) if folder.is_dir() else []):
         path = folder / f"{number:06d}"
         try:
             tree = _read(path)
             _check_logs(run, tree["log"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, IndexError) as error:
             problems.append(f"checkpoint {path.name} is damaged ({error}) and not used")
             useless.append(path)
         else:
@@ -154,25 +166,27 @@ def read(run: Path) -> Found:
 
 
 def _read(path: Path) -> Tree:
-    sums = json.loads((path / "checksums.json").read_bytes())
+    sums = json.loads(read_regular(path / "checksums.json", links=False))
     for name in ("state.json", "arrays.safetensors"):
-        with (path / name).open("rb") as file:
+        with open_regular(path / name, links=False) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sums[name]:
                 raise ValueError(f"{name} does not match its checksum")
-    document = json.loads((path / "state.json").read_bytes())
+    document = json.loads(read_regular(path / "state.json", 1 << 32, links=False))
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']} is not known")
-    with (path / "arrays.safetensors").open("rb") as file:
+    with open_regular(path / "arrays.safetensors", links=False) as file:
         tree: Tree = unpack(document["state"], views(file))
     return tree
 
 
 def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
     """A checkpoint is of no use when the logs end before it."""
+    if not all(type(log[name]) is int and log[name] >= 0 for name in ("seq", "events", "metrics")):
+        raise ValueError("it does not say where the logs ended")
     for name in ("events", "metrics"):
         if (run / f"{name}.jsonl").stat().st_size < log[name]:
             raise ValueError(f"{name}.jsonl was cut off before it")
 
 
 def _numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.name.isascii())

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
+from freshet.errors import RunError
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
 from freshet.runs.facts import ACCURACY, Metric
@@ -133,7 +134,10 @@ class Checkpoints:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once."""
+    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once.
+
+    So do the signals of a batch system or a closed terminal (SIGTERM, SIGHUP), unless they are ignored (nohup).
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
@@ -144,11 +148,13 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.set()
 
-    previous = signal.signal(signal.SIGINT, handler)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {each: signal.signal(each, handler) for each in ends if signal.getsignal(each) != signal.SIG_IGN}
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for each, before in previous.items():
+            signal.signal(each, before)
 
 
 def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None = None) -> Ended:
@@ -167,7 +173,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
         status = "failed"
         try:
             if tree is not None:
-                driver.restore(tree, plan.until)
+                _restore(driver, tree, plan.until)
                 tree.clear()  # its arrays keep the file open
             status = _run(plan, driver, writer, keeper, stop)
         except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
@@ -187,6 +193,15 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     if status in ENDED:
         keeper.clear(keep=1 if plan.keep and status != "diverged" else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
+
+
+def _restore(driver: Driver, tree: Tree, until: float) -> None:
+    """Take up a saved state; its checksums may be right and its contents nonsense all the same."""
+    try:
+        driver.restore(tree, until)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {str(error)[:160]}"
+        raise RunError(f"the checkpoint makes no sense ({problem}); remove it to use the one before") from error
 
 
 def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, stop: Callable[[], bool]) -> str:

@@ -1,15 +1,24 @@
-"""Reading a run directory. Nothing in it is trusted: it is parsed as TOML and JSON and never evaluated."""
+"""Reading a run directory. Nothing in it is trusted: it is parsed as TOML and JSON and never evaluated, code that it
+names is not imported, and no file in it is read without a bound."""
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from freshet.errors import RunError
+from freshet.files import open_regular, read_regular, reason
 
 #: How a run may have come to its end, with all that it was to do done: a grid does not run it again.
 ENDED = ("finished", "diverged", "stopped")
+#: Bytes of the longest line of a log: an aggregation of a million devices fits.
+LONGEST_LINE = 1 << 28
+
+
+def same_class(name: str, named: str) -> bool:
+    """Whether two names of own code may mean the same: the place may have changed since, the class has not."""
+    return ":" in name and name.rpartition(":")[2] == named.rpartition(":")[2]
 
 
 class Run:
@@ -24,23 +33,59 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """The tables of config.toml."""
+        path = self.directory / "config.toml"
+        tables = self._parsed(path, lambda content: tomllib.loads(content.decode()))
+        for section, table in tables.items():
+            if not isinstance(table, dict):
+                raise RunError(f"{path} cannot be used: {section[:40]} is not a table of settings")
+        return tables
+
+    def method(self) -> str:
+        """The name of the method, which may be of code that is not ours: ``module:Class``."""
+        name = self.config().get("method", {}).get("name")
+        if not isinstance(name, str):
+            raise RunError(f"{self.directory}/config.toml does not name a method")
+        return name
+
+    def trusted(self, method: str | None) -> dict[str, Any]:
+        """The tables of config.toml for use, the method being a built-in one or the one that the user has named.
+
+        What config.toml alone names is never imported: it may come from anybody.
+        """
+        from freshet.methods import known
+
+        tables, name = self.config(), self.method()
+        if known(name) is None:
+            if method is None:
+                raise RunError(
+                    f"{self.directory} names {name}, which is not built in, and is not imported on its word; "
+                    f"if you trust it, name it yourself: --method {name}"
+                )
+            if not same_class(name, method):
+                raise RunError(f"{self.directory} was made with another configuration: its method is {name}")
+            tables["method"]["name"] = method
+        return tables
+
+    def _parsed(self, path: Path, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+        """A file of a run directory as a dict; one sentence for whatever is wrong with it."""
         try:
-            return tomllib.loads((self.directory / "config.toml").read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.directory}/config.toml cannot be read ({error})") from None
+            found = parse(read_regular(path))
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({reason(error)})") from None
+        except RecursionError:
+            raise RunError(f"{path} cannot be read (it is nested too deeply)") from None
+        except ValueError as error:
+            raise RunError(f"{path} cannot be read ({error})") from None
+        if not isinstance(found, dict):
+            raise RunError(f"{path} does not hold a JSON object")
+        return found
 
     def summary(self) -> dict[str, Any]:
         """summary.json; a run that is still going, or that was killed, has none."""
         path = self.directory / "summary.json"
         if not path.is_file():
             raise RunError(f"{self.directory} has no summary.json: the run is still going, or was killed")
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RunError(f"{path} cannot be read ({error})") from None
-        if not isinstance(summary, dict):
-            raise RunError(f"{path} does not hold a JSON object")
-        return summary
+        return self._parsed(path, json.loads)
 
     def finished(self) -> bool:
         """Whether the run came to its end, be it that it diverged or was stopped."""
@@ -73,8 +118,12 @@ class Run:
         path = self.directory / name
         if not path.is_file():
             raise RunError(f"{self.directory} has no {name}")
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        try:
+            file = open_regular(path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({reason(error)})") from None
+        with file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
+from freshet.files import read_regular
 from freshet.runs.facts import number, whole
 from freshet.runs.writer import plain, write_atomically
 
@@ -86,7 +87,7 @@ def read_world(directory: Path) -> RunWorld | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path, 1 << 30))
         if not isinstance(found, dict):
             raise ValueError("it does not hold a JSON object")
         return _checked(found)

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -27,7 +27,10 @@ from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
+from freshet.files import open_own, read_regular, reason, writing
 from freshet.runs.facts import ACCURACY, Metric
+from freshet.runs.lock import NAME as LOCK
+from freshet.runs.lock import RunLock
 
 _log = logging.getLogger(__name__)
 
@@ -145,9 +148,19 @@ class _Line(NamedTuple):
 class RunWriter:
     """Appends events in order; the files of a run that is resumed are first cut back to where its checkpoint was."""
 
-    def __init__(self, directory: Path, observers: Sequence[Observer] = (), resume: Record | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        observers: Sequence[Observer] = (),
+        resume: Record | None = None,
+        lock: RunLock | None = None,
+    ) -> None:
         self.directory, self.observers = directory, list(observers)
+        #: Nobody else writes here meanwhile; who resumes has locked the directory before looking at it.
+        self.lock = lock or RunLock(directory)
         self.seq = 0
+        #: A hash of the settings that decide the run, for its checkpoints.
+        self.settings = ""
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
@@ -158,21 +171,33 @@ class RunWriter:
         #: Why the run shall end before its time, once somebody has asked for it.
         self.stopped: str | None = None
         if resume is None:
-            self._events: BinaryIO = (directory / "events.jsonl").open("wb")
-            self._metrics: BinaryIO = (directory / "metrics.jsonl").open("wb")
+            self._events, self._metrics = (self._open(directory / f"{n}.jsonl", 0) for n in ("events", "metrics"))
             return
         self.seq = resume["seq"]
+        self.metrics = self._kept(directory / "metrics.jsonl", resume["metrics"])
+        self._events, self._metrics = (
+            self._open(directory / f"{n}.jsonl", resume[n], create=False) for n in ("events", "metrics")
+        )
         (directory / "summary.json").unlink(missing_ok=True)
-        self._events = self._cut(directory / "events.jsonl", resume["events"])
-        self._metrics = self._cut(directory / "metrics.jsonl", resume["metrics"])
-        lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        self.metrics = [json.loads(line) for line in lines]
 
-    def _cut(self, path: Path, length: int) -> BinaryIO:
-        """Open a log where its checkpoint left it; what came later is computed again."""
-        file: BinaryIO = path.open("r+b")
-        extra = path.stat().st_size - length
+    @staticmethod
+    def _kept(path: Path, length: int) -> list[Record]:
+        """The rows of metrics up to the checkpoint."""
+        try:
+            rows = [json.loads(line) for line in read_regular(path, 1 << 32)[:length].splitlines()]
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
+        if not all(isinstance(row, dict) and {"time", "loss"} <= row.keys() for row in rows):
+            raise RunError(f"{path} holds lines that are no metrics; the run cannot be resumed")
+        return rows
+
+    def _open(self, path: Path, length: int, *, create: bool = True) -> BinaryIO:
+        """Open a log where its checkpoint left it (0: at its start); what came later is computed again."""
+        with writing(path, "nothing was changed"):
+            file = open_own(path, create=create)
+        extra = os.fstat(file.fileno()).st_size - length
         if extra < 0:
+            file.close()
             raise RunError(f"{path} is shorter than its checkpoint says; it cannot be resumed")
         if extra:
             file.seek(length)
@@ -214,16 +239,18 @@ class RunWriter:
         RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(directory)
+            RunWriter.check(directory)  # now that nobody else can begin here
             write_config(directory, config, note)
-            return RunWriter(directory, observers)
+            return RunWriter(directory, observers, lock=lock)
         except OSError as error:
-            raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
+            raise ConfigError("run.out", f"{directory} cannot be written ({reason(error)})") from None
 
     @staticmethod
     def check(directory: Path) -> None:
         """Raise unless the directory is empty or not there yet."""
         try:
-            taken = directory.exists() and any(directory.iterdir())
+            taken = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
         except NotADirectoryError:
             raise ConfigError("run.out", f"{directory} is a file; choose a folder") from None
         except OSError as error:
@@ -234,7 +261,8 @@ class RunWriter:
     def position(self) -> Record:
         """Where the log ends now, for a checkpoint."""
         self.flush()
-        return {"seq": self.seq, "events": self._events.tell(), "metrics": self._metrics.tell()}
+        ends = {"events": self._events.tell(), "metrics": self._metrics.tell()}
+        return {"seq": self.seq, **ends, "settings": self.settings}
 
     def event(
         self,
@@ -270,22 +298,33 @@ class RunWriter:
 
     def _write(self, record: Record, row: Record | None) -> None:
         record = plain(record)
-        self._events.write(_line(record))
+        try:
+            self._events.write(_line(record))
+        except OSError as error:  # entering a context for each line would cost a third of it
+            with self._logging():
+                raise error
         self._tell(lambda observer: observer.on_event(record))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
             scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
             row = plain(row | scores | self._judged)
             self.metrics.append(row)
-            self._metrics.write(_line(row))
-            self._metrics.flush()
+            self.lock.check()
+            with self._logging():
+                self._metrics.write(_line(row))
+                self._metrics.flush()
             self._tell(lambda observer: observer.on_metrics(row))
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
-        for file in (self._events, self._metrics):
-            file.flush()
-            os.fsync(file.fileno())
+        self.lock.check()
+        with self._logging():
+            for file in (self._events, self._metrics):
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _logging(self) -> AbstractContextManager[None]:
+        return writing(self.directory, f"mend that, then: freshet resume {self.directory}")
 
     def abandon(self) -> None:
         """Give up on an event whose numbers never arrived, and on those after it: the log stays whole up to there."""
@@ -297,9 +336,15 @@ class RunWriter:
     def close(
         self, summary: Record, layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS
     ) -> None:
-        """Finish the run: logs closed, final model and summary written."""
-        self._events.close()
-        self._metrics.close()
-        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
-        write_atomically(self.directory / "summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
+        """Finish the run: logs closed, final model and summary written, the directory free for others."""
+        try:
+            with self._logging(), self._metrics, self._events:
+                pass
+            self.lock.check()
+            with self._logging():
+                write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
+                text = json.dumps(plain(summary), indent=2) + "\n"
+                write_atomically(self.directory / "summary.json", text.encode())
+        finally:
+            self.lock.release()
         self._tell(lambda observer: observer.on_end(summary))

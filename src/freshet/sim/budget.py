@@ -6,9 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.trigger import Trigger
+from freshet.errors import ConfigError
 from freshet.sim.fleet import Fleet
 
 Floats = NDArray[np.float64]
+#: Tests, uploads, triggers or absences of the longest run: days of real time, and a log of many gigabytes.
+MOST = 100_000_000
 
 
 def trip_seconds(fleet: Fleet, size: int) -> Floats:
@@ -26,14 +29,38 @@ def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, ro
     limits = [float(rounds * worth)] if rounds else []
     if math.isfinite(until):
         trips = trip_seconds(fleet, size)
-        if trigger.kind == "rounds":
-            arriving, rate = until, trigger.per_round / round_seconds(trips, trigger.per_round)
-        else:
-            arriving, rate = until - float(trips.mean()), uploads_per_second(trips, trigger.in_flight)
-        if trigger.kind == "periodic":
-            rate = min(rate, trigger.per_round / trigger.period)
-        limits.append((1.0 - fleet.loss) * rate * max(0.0, arriving))
-    return round(min(limits)) if limits else 0
+        arriving = until if trigger.kind == "rounds" else until - float(trips.mean())
+        limits.append((1.0 - fleet.loss) * upload_rate(trips, trigger) * max(0.0, arriving))
+    return round(min(*limits, 1e18)) if limits else 0
+
+
+def upload_rate(trips: Floats, trigger: Trigger) -> float:
+    """Uploads per second once the run is under way, none being lost."""
+    if trigger.kind == "rounds":
+        return trigger.per_round / round_seconds(trips, trigger.per_round)
+    rate = uploads_per_second(trips, trigger.in_flight)
+    return min(rate, trigger.per_round / trigger.period) if trigger.kind == "periodic" else rate
+
+
+def check_length(fleet: Fleet, trigger: Trigger, size: int, until: float, uploads: int, eval_every: float) -> None:
+    """Raise if a run would have more of anything than ``MOST``: such a run never ends, and its settings are a mistake.
+
+    A run that ends by rounds lasts ``uploads / (uploads per second)`` seconds.
+    """
+    seconds = until if math.isfinite(until) else uploads / upload_rate(trip_seconds(fleet, size), trigger)
+    counts = {
+        "run.eval_every": (eval_every, "tests", seconds / eval_every),
+        "fleet.fastest": (float(fleet.train_seconds.min()), "uploads", float(uploads)),
+    }
+    if trigger.kind == "periodic":
+        counts["run.period"] = (trigger.period, "triggers", seconds / trigger.period)
+    if fleet.on_seconds:
+        absences = len(fleet) * seconds / (fleet.on_seconds + fleet.off_seconds)
+        counts["fleet.on_seconds"] = (fleet.on_seconds, "absences", absences)
+    for key, (value, what, count) in counts.items():
+        if not count <= MOST:
+            problem = f"{value:g} would make {count:.2g} {what} in {seconds:.3g} s, more than {MOST:,}; choose more"
+            raise ConfigError(key, problem)
 
 
 def round_seconds(trips: Floats, members: int) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from freshet.compute.base import Future
 from freshet.core.method import Memory
+from freshet.files import writing
 from freshet.runs.arrays import Elsewhere, contents, serialised, views
 from freshet.runs.checkpoint import owned
 from freshet.training.outcome import Outcome
@@ -141,7 +142,8 @@ class DeviceStore:
         arrays = {name: value for name, value in memory.items() if isinstance(value, np.ndarray)}
         rest = {name: value for name, value in memory.items() if name not in arrays}
         notes = {"order": json.dumps(list(memory)), "rest": json.dumps(rest, default=lambda scalar: scalar.item())}
-        with self._path(device).open("wb") as file:
+        path = self._path(device)
+        with writing(path, "mend that, then resume the run"), path.open("wb") as file:
             file.writelines(serialised(arrays, notes))
 
     def _load(self, device: int) -> Memory:
@@ -172,8 +174,9 @@ class DeviceStore:
 
     def _path(self, device: int) -> Path:
         if not self._made:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True)
+            shutil.rmtree(self._folder, ignore_errors=True)  # a link is left alone, and refused below
+            with writing(self._folder, "remove it, then resume the run"):
+                self._folder.mkdir(parents=True)
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._made = True
         return self._folder / f"device-{device}.safetensors"

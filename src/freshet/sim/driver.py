@@ -338,9 +338,15 @@ class Simulation:
 
 def check(tree: Tree, size: int) -> None:
     """Raise ``ValueError`` unless a saved state has all its parts, with models of this size."""
-    missing = {"coordinator", "devices", "heap", "now", "last_test", "journeys", "log"} - tree.keys()
+    parts = {"coordinator", "devices", "heap", "now", "last_test", "journeys", "log", "wall_seconds"}
+    missing = parts - tree.keys()
     if missing:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    times = [tree["now"], tree["wall_seconds"], *(entry[0] for entry in tree["heap"])]
+    if not all(isinstance(time, int | float) and 0 <= time < math.inf for time in times):
+        raise ValueError("its times are no times")
+    if tree["heap"] and min(entry[0] for entry in tree["heap"]) < tree["now"]:
+        raise ValueError("it has events before its own time")
     models = [weights for _, weights, _ in tree["coordinator"]["server"]["store"]]
     if not all(isinstance(w, np.ndarray) and w.shape == (size,) and w.dtype == np.float32 for w in models):
         raise ValueError(f"its models are not of {size} numbers")

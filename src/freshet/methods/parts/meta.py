@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save_file
 from torch import Tensor, nn
 
 from freshet.core.streams import torch_seed
 from freshet.errors import ConfigError
+from freshet.files import read_regular
 from freshet.methods.parts.slots import Advantage, RunningReward, slot_distribution
 
 
@@ -150,12 +151,12 @@ class MetaSelector:
         expected = {name: value.shape for name, value in self._weights().items()}
         expected |= {"rewards": (2,), "start": tuple(self._start.shape)}
         try:
-            tensors = load_file(path)
+            tensors = load(read_regular(path))
             if {name: value.shape for name, value in tensors.items()} != expected:
                 raise ValueError(f"it holds other tensors than those of a meta model for {len(self._steps)} epochs")
             if not all(value.dtype == np.float64 and np.isfinite(value).all() for value in tensors.values()):
                 raise ValueError("it holds numbers that are not finite")
-        except (OSError, SafetensorError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError("method.meta_from", f"{path} is not a pre-trained meta model ({error})") from None
         self._start = torch.from_numpy(tensors.pop("start"))
         self.rewards.mean, self.rewards.variance = tensors.pop("rewards").tolist()

@@ -1,0 +1,92 @@
+"""Files that somebody else may have laid out: opened only if they are what they seem, read only up to a bound.
+
+A folder from outside can hold links to files of the user, pipes that never answer and devices that never end. All
+problems are ``OSError`` with a reason, so that callers treat them like any other file that cannot be used.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from freshet.errors import RunError
+
+#: Bytes of a text file (settings, summaries) that are read at most.
+TEXT_LIMIT = 1 << 26
+
+
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
+    """Open a regular file for reading; a pipe or a device is refused at once, and without ``links`` a link, too."""
+    return os.fdopen(_descriptor(path, os.O_RDONLY | (0 if links else os.O_NOFOLLOW)), "rb")
+
+
+def open_own(path: Path, *, create: bool = False) -> BinaryIO:
+    """Open a file for reading and writing that lies here and nowhere else: no link, no pipe, no second name."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    return os.fdopen(_descriptor(path, flags, alone=True), "r+b")
+
+
+def _descriptor(path: Path, flags: int, *, alone: bool = False) -> int:
+    """A descriptor of a regular file; O_NONBLOCK, so that a pipe without another end does not hold us up."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            _refuse(path, "it is a link")
+        if error.errno == errno.ENXIO:
+            _refuse(path, "it is not a regular file")
+        raise
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            _refuse(path, "it is not a regular file")
+        if alone and facts.st_nlink > 1:
+            _refuse(path, "it has another name elsewhere (a hard link); put a copy in its place")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise OSError(errno.EINVAL, reason, str(path))
+
+
+def read_regular(path: Path, limit: int = TEXT_LIMIT, *, links: bool = True) -> bytes:
+    """The contents of a regular file of at most ``limit`` bytes."""
+    with open_regular(path, links=links) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+    return content
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder unless it is there; one that is a link to elsewhere is refused."""
+    folder.mkdir(exist_ok=True)
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        _refuse(folder, "it is a link")
+
+
+@contextmanager
+def writing(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what a full disk or a missing folder raises into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written ({reason(error)}); {remedy}") from error
+
+
+def reason(error: OSError) -> str:
+    """Why, in the words of the operating system."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def printable(text: object) -> str:
+    """Text from outside as a terminal may show it: what would move its cursor or change its title is spelled out."""
+    shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+    return "".join(shown)

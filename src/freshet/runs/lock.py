@@ -1,0 +1,85 @@
+"""One owner per run directory: a lock that the operating system takes back when its owner dies, however that happens.
+
+``.lock`` in the run directory says who (process, host, since when), for people. What counts is ``flock`` on it: a file
+that a killed run has left behind locks nobody out.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from freshet.errors import RunError
+from freshet.files import open_own, reason
+
+NAME = ".lock"
+
+
+class RunLock:
+    """Holds a run directory from its making until ``release``, or until the process is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._path = directory, directory / NAME
+        try:
+            self._file = self._take()
+        except OSError as error:
+            raise RunError(f"{directory} cannot be locked: {self._path}: {reason(error)}") from None
+
+    def _take(self) -> Any:
+        """The locked file, once it is certain that it is still the one in the directory."""
+        while True:
+            file = open_own(self._path, create=True)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with file:
+                    raise RunError(f"{self.directory} is in use {_owner(file.read(1000))}") from None
+            except BaseException:
+                file.close()
+                raise
+            if self._same(file):
+                break
+            file.close()  # its owner has just left and taken the file along
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        file.truncate(0)
+        file.write((json.dumps(owner) + "\n").encode())
+        file.flush()
+        return file
+
+    def _same(self, file: Any) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.lstat())
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """Raise when the directory is not ours any more: it was removed, or another one is in its place."""
+        if self._file.closed or not self._same(self._file):
+            raise RunError(f"{self.directory} was removed or replaced while its run was going; nothing more is written")
+
+    def release(self) -> None:
+        """Let others have the directory; asked twice is once."""
+        if self._file.closed:
+            return
+        if self._same(self._file):
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _owner(content: bytes) -> str:
+    """Who holds a lock, in words; its file may say anything."""
+    try:
+        owner = json.loads(content)
+        pid, host, since = int(owner["pid"]), str(owner["host"])[:80], str(owner["since"])[:40]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "by another process; wait for it, or stop it"
+    return f"by process {pid} on {host} since {since}; wait for it, or stop it"

@@ -1,0 +1,313 @@
+"""A run directory from anybody, or one that two want: nothing outside it is written, nothing it names is imported."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet import Federation, Observer, RunError
+from freshet.cli.app import sentence
+from freshet.config import resolve
+from freshet.methods import known
+from freshet.report import live
+from freshet.runs import audit
+from freshet.runs.lock import NAME, RunLock
+from freshet.runs.reader import Run
+from freshet.sim.devices import DeviceStore
+
+from ..cli.conftest import command  # noqa: F401
+from ..conftest import small
+
+SAVED = {"checkpoint_every": 10.0}
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt(Observer):
+    def __init__(self, time: float) -> None:
+        self.time = time
+
+    def on_progress(self, time: float) -> None:
+        if time >= self.time:
+            raise Stop
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in the middle, to be copied."""
+    place = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Stop):
+        small("fedasmu", run=SAVED).run(60, out=place, observers=[StopAt(35.0)])
+    return place
+
+
+@pytest.fixture
+def stopped(whole: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    return place
+
+
+def again() -> Federation:
+    return small("fedasmu", run=SAVED)
+
+
+# ---- writing only what lies in the directory
+
+
+def symlink(path: Path, victim: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(victim)
+
+
+def hard_link(path: Path, victim: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.hardlink_to(victim)
+
+
+def pipe(path: Path, victim: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", [symlink, hard_link, pipe])
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", NAME])
+def test_resume_writes_to_nothing_that_is_not_a_file_of_the_run(
+    stopped: Path, tmp_path: Path, name: str, how: Callable[[Path, Path], None]
+) -> None:
+    victim = tmp_path / "victim"
+    content = (stopped / name).read_bytes() if (stopped / name).is_file() else b"precious\n"
+    victim.write_bytes(content + b"precious\n")
+    how(stopped / name, victim)
+    with pytest.raises(RunError, match=r"link|not a regular file|no checkpoint"):
+        again().resume(stopped)
+    assert victim.read_bytes() == content + b"precious\n"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "model.safetensors"])
+def test_what_is_replaced_as_a_whole_replaces_a_link_and_not_its_target(
+    stopped: Path, tmp_path: Path, name: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    symlink(stopped / name, victim)
+    again().resume(stopped)
+    assert victim.read_text() == "precious" and not (stopped / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "devices"])
+def test_folders_that_lead_elsewhere_are_refused(stopped: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    if name == "checkpoint":
+        shutil.move(stopped / name, victim)
+    else:
+        victim.mkdir()
+    (victim / "precious").write_text("precious")
+    (victim / ".writing-1").mkdir()
+    before = sorted(path.name for path in victim.iterdir())
+    (stopped / name).symlink_to(victim)
+    if name == "checkpoint":
+        with pytest.raises(RunError, match="checkpoint is a link"):
+            again().resume(stopped)
+    else:
+        store = DeviceStore(stopped / "devices", limit_bytes=0)
+        with pytest.raises(RunError, match=r"devices cannot be written \(File exists\)"):
+            store.put(0, {"w": np.zeros(4, np.float32)})
+    assert sorted(path.name for path in victim.iterdir()) == before
+
+
+# ---- one owner
+
+
+def test_a_second_owner_gets_one_sentence_with_process_and_host(stopped: Path) -> None:
+    with RunLock(stopped), pytest.raises(RunError) as caught:
+        again().resume(stopped)
+    said = str(caught.value)
+    assert f"in use by process {os.getpid()} on " in said and "\n" not in said
+    assert not (stopped / NAME).exists()
+    assert again().resume(stopped).summary["status"] == "finished"
+
+
+def test_a_lock_that_a_killed_process_left_behind_locks_nobody_out(stopped: Path) -> None:
+    program = (
+        "import os, sys, time; from pathlib import Path; from freshet.runs.lock import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, stopped], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"in use by process {child.pid} on "):
+            RunLock(stopped)
+        child.kill()
+    assert (stopped / NAME).exists()
+    RunLock(stopped).release()
+    assert not (stopped / NAME).exists()
+
+
+@pytest.mark.parametrize("content", ["", "[" * 100_000, '{"pid": "x"}', "null"])
+def test_a_lock_file_may_say_anything(tmp_path: Path, content: str) -> None:
+    lock = RunLock(tmp_path)
+    (tmp_path / NAME).write_text(content)
+    with pytest.raises(RunError, match="in use by another process"):
+        RunLock(tmp_path)
+    lock.release()
+
+
+def test_of_many_that_race_for_a_directory_one_owns_it_at_a_time(tmp_path: Path) -> None:
+    owners: list[int] = []
+    most = 0
+
+    def race(number: int) -> int:
+        nonlocal most
+        won = 0
+        for _ in range(150):
+            try:
+                with RunLock(tmp_path):
+                    owners.append(number)
+                    most = max(most, len(owners))
+                    won += 1
+                    owners.remove(number)
+            except RunError:
+                pass
+        return won
+
+    with ThreadPoolExecutor(8) as pool:
+        won = sum(pool.map(race, range(8)))
+    assert most == 1 and won > 0
+    assert not (tmp_path / NAME).exists()
+
+
+def test_of_concurrent_resumers_one_goes_on_and_the_others_say_why(stopped: Path) -> None:
+    line = [sys.executable, "-m", "freshet", "resume", stopped, "--quiet"]
+    shutil.rmtree(stopped)
+    config = {"data": {"train_samples": 240, "test_samples": 60}, "fleet": {"devices": 8}, "run": SAVED}
+    federation = Federation("mlp", method="fedavg", **config)
+    with pytest.raises(Stop):
+        federation.run(120, out=stopped, observers=[StopAt(35.0)])
+    racers = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    ended = [(*racer.communicate(timeout=200), racer.returncode) for racer in racers]
+    assert sorted(code for _, _, code in ended) == [0, 2, 2, 2], ended
+    for _, said, code in ended:
+        if code:
+            assert "in use by process" in said or "already finished" in said
+            assert len(said.strip().splitlines()) == 1
+    assert audit.audit(Run(stopped)).passed
+
+
+class Removed(Observer):
+    """Takes the directory away in the middle of the run, and may put another in its place."""
+
+    def __init__(self, place: Path, other: bool) -> None:
+        self.place, self.other = place, other
+
+    def on_progress(self, time: float) -> None:
+        if time >= 25 and self.place.exists() and not (self.place / "other").exists():
+            self.place.rename(self.place.with_name("taken"))
+            if self.other:
+                self.place.mkdir()
+                (self.place / "other").touch()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_run_whose_directory_is_gone_stops_with_one_sentence(tmp_path: Path, other: bool) -> None:
+    place = tmp_path / "run"
+    with pytest.raises(RunError, match="was removed or replaced while its run was going; nothing more is written"):
+        small("fedavg", run=SAVED).run(100, out=place, observers=[Removed(place, other)])
+    assert [path.name for path in tmp_path.glob("run/*")] == ["other"] * other
+
+
+# ---- nothing is imported on the word of a file
+
+
+TRAP = "from pathlib import Path\nPath({trace!r}).touch()\nclass Mine: pass\n"
+
+
+@pytest.fixture
+def trapped(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory whose config.toml names a module that would leave a trace when imported."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "evilmod.py").write_text(TRAP.format(trace=str(tmp_path / "trace")))
+    monkeypatch.syspath_prepend(str(modules))
+    config = (stopped / "config.toml").read_text().replace('name = "fedasmu"', 'name = "evilmod:Mine"')
+    (stopped / "config.toml").write_text(config)
+    assert known("evilmod:Mine") is None
+    return stopped
+
+
+LINES = [
+    ["show", "RUN"],
+    ["audit", "RUN"],
+    ["resume", "RUN"],
+    ["report", "RUN", "-o", "page.html"],
+    ["export", "RUN", "--csv", "table.csv"],
+    ["pretrain", "RUN", "-o", "meta.safetensors"],
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
+def test_no_command_that_reads_a_run_imports_what_it_names(command: Any, trapped: Path, tmp_path: Path, line) -> None:  # noqa: F811
+    done = command(*(trapped if part == "RUN" else part for part in line))
+    assert not (tmp_path / "trace").exists()
+    assert done.code == (2 if line[0] == "resume" else 0), done
+    if line[0] == "audit":
+        assert "not audited: evilmod:Mine is not built in; name it with --method" in done.out
+    if line[0] == "resume":
+        assert "evilmod:Mine" in done.err and "--method evilmod:Mine" in done.err
+
+
+def test_watch_imports_nothing(trapped: Path, tmp_path: Path) -> None:
+    with live.Server(trapped) as server:
+        assert server.source.answer("")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_federation_resumes_only_a_run_of_its_own_method(trapped: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="another configuration: its method is evilmod:Mine"):
+        again().resume(trapped)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_an_own_method_is_audited_and_resumed_when_it_is_named(command: Any, tmp_path: Path) -> None:  # noqa: F811
+    name, place = "tests.methods.foreign:Trust", tmp_path / "own"
+    with pytest.raises(Stop):
+        small({"name": name}, model="mlp", run=SAVED).run(60, out=place, observers=[StopAt(35.0)])
+    assert "not audited" in command("audit", place).out
+    assert ": ok (" in command("audit", place, "--method", name).out
+    assert command("resume", place, "-q").code == 2
+    assert command("resume", place, "-q", "--method", name).code == 0
+
+
+# ---- settings that were changed in between
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "noticed"), [("lr = 0.05", "lr = 0.06", True), ("target = 0.8", "target = 0.7", False)]
+)
+def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: str, new: str, noticed: bool) -> None:
+    place, settings = tmp_path / "run", {"run": SAVED, "model": "mlp"}
+    with pytest.raises(Stop):
+        small("fedavg", **settings).run(60, out=place, observers=[StopAt(35.0)])
+    text = (place / "config.toml").read_text()
+    assert old in text
+    (place / "config.toml").write_text(text.replace(old, new))
+    federation = Federation.from_config(resolve(Run(place).config()))
+    if noticed:
+        with pytest.raises(RunError, match=r"config\.toml was changed after the run began"):
+            federation.resume(place)
+    else:
+        assert federation.resume(place).summary["target"] == 0.7
+
+
+def test_sentences_for_what_the_machine_refuses() -> None:
+    assert sentence(OSError(28, "No space left on device", "/x")) == "/x: No space left on device (with --debug: where)"
+    assert "nested too deeply" in sentence(RecursionError()) and "memory" in sentence(MemoryError())
