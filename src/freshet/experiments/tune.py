@@ -7,7 +7,7 @@ early and counts. The study lies in a journal beside its runs, so that the same 
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from freshet.config import Config, resolve
 from freshet.core.about import Range
 from freshet.errors import RunError
 from freshet.experiments.compare import Watch, Workers, execute
-from freshet.experiments.grid import Entry, Job, Tables, World, run_key
+from freshet.experiments.grid import Entry, Job, Made, Tables, World, run_key
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
@@ -84,7 +84,8 @@ def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str
 
 def trial_config(tables: Tables, values: Mapping[str, Any], seed: int) -> Config:
     """The configuration of one run of a trial: scored on held-out training data, whatever the tables say."""
-    return resolve(with_values(tables, {**values, "data.validation": VALIDATION, "run.seed": seed}))
+    whole = {"run.stop_at_target": False, "run.keep_checkpoint": False}
+    return resolve(with_values(tables, {**values, **whole, "data.validation": VALIDATION, "run.seed": seed}))
 
 
 def best_config(tables: Tables, values: Mapping[str, Any]) -> Config:
@@ -111,9 +112,10 @@ def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
     return place * per_seed + int(row["time"] / config.run.eval_every + 1e-9)
 
 
-def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int]) -> str:
+def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], made: Sequence[Made] = ()) -> str:
     """What a study is about; a study of something else is not gone on with."""
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
+    content += [dict(each.hashes) for each in made]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -147,13 +149,20 @@ class Tuner:
     """One study: a method, its space, its budget, and the folder where everything lies."""
 
     def __init__(
-        self, method: str, tables: Tables, folder: str | Path, budget: Budget | None = None, sampler_seed: int = 0
+        self,
+        method: str,
+        tables: Tables,
+        folder: str | Path,
+        budget: Budget | None = None,
+        sampler_seed: int = 0,
+        make: Callable[[int], Made] | None = None,
     ) -> None:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
         self.store, self.folder = Store(folder), Path(folder)
         self.space = space_for(method, trial_config(self.tables, {}, 0).run.in_flight)
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
+        self._made = {} if make is None else {seed: make(seed) for seed in self.seeds}
 
     def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
@@ -182,7 +191,7 @@ class Tuner:
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warmup),
             load_if_exists=True,
         )
-        mine = fingerprint(self.tables, self.space, self.seeds)
+        mine = fingerprint(self.tables, self.space, self.seeds, list(self._made.values()))
         theirs = study.user_attrs.get("fingerprint", mine)
         if theirs != mine:
             raise RunError(f"{self.folder} holds a study of other settings; choose another --out")
@@ -223,7 +232,8 @@ class Tuner:
         """Run one seed of a trial (or read it, if it is there) and score it on the validation split."""
         config = trial_config(self.tables, values, self.seeds[place])
         assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
-        job = Job(World(), Entry(self.method, self.method), self.seeds[place], config)
+        seed = self.seeds[place]
+        job = Job(World(), Entry(self.method, self.method), seed, config, self._made.get(seed))
         pruner = Pruner(trial, place, config)
         directory, state = self.store.directory(job.key), self.store.state(job.key)
         try:
