@@ -1,6 +1,7 @@
 """``freshet.open``: the ``Result`` of a run that is over, from its directory alone."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
         raise RunError(f"{directory}/model.safetensors is not the model that summary.json tells of")
     world = read_world(run.directory)
     factory = _built_in(run, world) if model is None else as_factory(model)
-    mean, std = (None, None) if world is None else (world.mean, world.std)
-    seed = resolve(run.config()).run.seed
-    rebuilt = Rebuilt(factory, seed, mean and tuple(mean), std and tuple(std), frozen)
+    rebuilt = Rebuilt(factory, resolve(run.config()).run.seed, frozen=frozen)
+    if world is not None and world.mean is not None and world.std is not None:
+        rebuilt = replace(rebuilt, mean=tuple(world.mean), std=tuple(world.std))
     return Result(run.directory, summary, run.metrics(), weights, rebuilt)
 
 

@@ -1,4 +1,4 @@
-"""Runs in TensorBoard, MLflow and Weights & Biases, through the same small interface that users can implement: ``Observer``.
+"""Runs in TensorBoard, MLflow and Weights & Biases, through the small interface that users can implement: ``Observer``.
 
 A tracker never changes or ends a run: when its server is gone, it says so once and stays silent.
 """
@@ -136,7 +136,7 @@ class WandbTracker(Tracker):
             wandb = importlib.import_module("wandb")
         except ImportError:
             raise _missing("Weights & Biases") from None
-        entity, slash, rest = project.rpartition("/")
+        entity, _, rest = project.rpartition("/")
         try:
             self._run: Any = wandb.init(
                 entity=entity or None, project=rest, name=name, config=_flat(config or {}), reinit="create_new"

@@ -290,7 +290,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
 
 
 def _check_same_world(job: Job, other: Job) -> None:
-    """Federations from Python must be over the same data, shards and fleet; their models may differ (MOON has a head)."""
+    """Federations from Python must have the same data, shards and fleet; their models may differ (MOON has a head)."""
     if job.made is None or other.made is None:
         return
     for part in ("data", "shards", "fleet"):

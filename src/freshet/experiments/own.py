@@ -138,7 +138,7 @@ def tune(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Tuning:
-    """Tune a method's options and learning rate on a held-out fifth of one's own training set, as ``freshet tune`` does.
+    """Tune a method's options and learning rate on a held-out fifth of one's own training set, as ``freshet tune``.
 
     The settings are those of ``make(method, 1000)``; data, shards, model and fleet those of each seed from 1000 on.
     """

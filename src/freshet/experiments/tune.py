@@ -24,6 +24,7 @@ from freshet.experiments.grid import Entry, Job, Made, Tables, World, run_key
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
+from freshet.runs.facts import ACCURACY, metric_of
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
 
@@ -33,6 +34,8 @@ VALIDATION = 0.2
 FIRST_SEED = 1000
 #: What the learning rate may be; it is tuned for every method.
 LR = Range(1e-3, 0.5, log=True)
+#: What a run that diverged is worth, where the worst of a metric is not known to be 0.
+WORST = -1e9
 Values = dict[str, Any]
 
 
@@ -101,9 +104,17 @@ def defaults(tables: Tables, space: Mapping[str, Range]) -> Values:
 
 
 def score(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Mean validation accuracy of the last tests of a run; a test that diverged counts as 0."""
-    last = [row["accuracy"] or 0.0 for row in rows[-WINDOW:]]
-    return fmean(last) if last else 0.0
+    """Mean worth of the last tests of a run on the validation split."""
+    return fmean([worth(row) for row in rows[-WINDOW:]]) if rows else 0.0
+
+
+def worth(row: Mapping[str, Any]) -> float:
+    """How good a test is: its metric, with the sign turned where less is better; one that diverged is worth nothing."""
+    metric = metric_of(row)
+    value = metric.of(row)
+    if value is None:
+        return 0.0 if metric == ACCURACY else WORST
+    return -value if metric.direction == "min" else value
 
 
 def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
@@ -136,7 +147,7 @@ class Pruner(Watch):
         if self.over or step in self._seen:
             return
         self._seen.add(step)
-        self._trial.report(row["accuracy"] or 0.0, step)
+        self._trial.report(worth(row), step)
         if self._trial.should_prune():
             self.over = True
             raise Hopeless
@@ -252,7 +263,10 @@ class Tuner:
                 self.store.clear(job.key)
             watch.on_done(job, State.UNFINISHED, None)
             raise
-        return 0.0 if run.summary().get("diverged") is not None else score(rows)
+        summary = run.summary()
+        if summary.get("diverged") is not None:
+            return 0.0 if metric_of(summary) == ACCURACY else WORST
+        return score(rows)
 
     # ---- the result
 
