@@ -14,6 +14,7 @@ from freshet import ConfigError, Federation
 from freshet.cli.app import app
 from freshet.config import resolve
 from freshet.experiments.compare import Workers
+from freshet.experiments.own import Comparison
 from freshet.runs.reader import Run
 
 from .helpers import Diary
@@ -38,11 +39,11 @@ METHODS = ["fedasmu", "fedasync@alpha=0.4", {"name": "fedbuff", "K": 2}, "fedavg
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> freshet.experiments.own.Comparison:
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return freshet.compare(make, METHODS, seeds=2, out=tmp_path_factory.mktemp("own") / "compare")
 
 
-def test_the_result_has_a_table_the_runs_and_the_best(compared) -> None:
+def test_the_result_has_a_table_the_runs_and_the_best(compared: Comparison) -> None:
     labels = ["fedasmu", "fedasync@alpha=0.4", "fedbuff@K=2", "fedavg"]
     table = compared.table
     assert (compared.complete, compared.failures) == (True, {})
@@ -56,7 +57,7 @@ def test_the_result_has_a_table_the_runs_and_the_best(compared) -> None:
     assert Run(compared.runs["fedbuff@K=2"][0].directory).config()["method"]["K"] == 2
 
 
-def test_a_run_of_it_is_the_run_that_the_federation_makes_alone(compared, tmp_path: Path) -> None:
+def test_a_run_of_it_is_the_run_that_the_federation_makes_alone(compared: Comparison, tmp_path: Path) -> None:
     alone = make({"name": "fedasync", "alpha": 0.4}, 1).run(out=tmp_path / "run")
     again = compared.runs["fedasync@alpha=0.4"][1]
     assert again.summary["weights_sha256"] == alone.summary["weights_sha256"]
@@ -64,7 +65,7 @@ def test_a_run_of_it_is_the_run_that_the_federation_makes_alone(compared, tmp_pa
     assert not (again.directory / "checkpoint").exists(), "nobody extends a run of a grid"
 
 
-def test_report_reads_its_folder(compared, tmp_path: Path) -> None:
+def test_report_reads_its_folder(compared: Comparison, tmp_path: Path) -> None:
     names = {path.name for path in compared.folder.iterdir()}
     assert {"comparison.json", "comparison.csv", "comparison.png", "runs"} <= names
     done = CliRunner().invoke(app, ["report", str(compared.folder), "--out", str(tmp_path / "report.html")])
