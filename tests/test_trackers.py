@@ -11,7 +11,7 @@ import pytest
 
 from freshet import trackers
 from freshet.errors import FreshetError, RunError
-from freshet.trackers import MLflowTracker, TensorBoardTracker, Tracker, tracker
+from freshet.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
 
 class Memory(Tracker):
@@ -128,6 +128,72 @@ def test_an_mlflow_server_that_refuses_is_one_sentence(mlflow):
         MLflowTracker("http://refuse")
 
 
+# ---- Weights & Biases, with a stand-in, and the real one without its server
+
+
+class FakeWandbRun:
+    def __init__(self):
+        self.points, self.axes, self.summary, self.code = [], {}, {}, None
+
+    def define_metric(self, name, step_metric=None):
+        self.axes[name] = step_metric
+
+    def log(self, values):
+        self.points.append(values)
+
+    def finish(self, exit_code):
+        self.code = exit_code
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = types.ModuleType("wandb")
+    module.started = []
+
+    def init(**given):
+        if given["project"] == "refuse":
+            raise ConnectionError("refused")
+        module.started.append((given, FakeWandbRun()))
+        return module.started[-1][1]
+
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_settings_metrics_over_virtual_time_and_the_end(federate, tmp_path, wandb):
+    federation = federate("fedavg")
+    watch = tracker("wandb:team/mine", federation.config.tables(), "first")
+    assert isinstance(watch, WandbTracker)
+    result = federation.run(40, out=tmp_path / "run", observers=[watch])
+    (given, run) = wandb.started[0]
+    assert (given["entity"], given["project"], given["name"]) == ("team", "mine", "first")
+    assert (given["config"]["method.name"], given["config"]["fleet.devices"]) == ("fedavg", 8)
+    assert run.axes == {"time": None, "*": "time"}
+    assert [point["time"] for point in run.points] == [0, 20, 40]
+    assert run.points[-1]["accuracy"] == result.accuracy[-1]
+    assert run.summary["summary.weights_sha256"] == result.summary["weights_sha256"]
+    assert run.code == 0
+
+
+def test_a_wandb_project_that_refuses_is_one_sentence(wandb):
+    with pytest.raises(RunError, match="project refuse cannot be used"):
+        WandbTracker("refuse")
+
+
+def test_wandb_offline_leaves_a_run_to_be_sent_later(federate, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'freshet-fl[track]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    watch = tracker("wandb:mine", {"method": {"name": "fedavg"}}, "first")
+    federate("fedavg").run(40, out=tmp_path / "run", observers=[watch])
+    assert not watch._broken
+    (made,) = (tmp_path / "wandb").glob("offline-run-*")
+    (kept,) = made.glob("*.wandb")
+    assert b"mean_staleness" in kept.read_bytes()
+
+
 # ---- TensorBoard, the real one
 
 
@@ -150,13 +216,13 @@ def test_tensorboard_files_hold_the_series(federate, tmp_path):
 # ---- words
 
 
-@pytest.mark.parametrize("spec", ["", "tensorboard", "tensorboard:", "mlflow:", "wandb:x", "x"])
+@pytest.mark.parametrize("spec", ["", "tensorboard", "tensorboard:", "mlflow:", "wandb:", "wandb:team/", "x"])
 def test_a_wrong_spec_is_one_sentence(spec):
-    with pytest.raises(FreshetError, match="tensorboard:DIR or mlflow:URI"):
+    with pytest.raises(FreshetError, match="tensorboard:DIR, mlflow:URI or wandb:PROJECT"):
         tracker(spec)
 
 
-@pytest.mark.parametrize("spec", ["tensorboard:logs", "mlflow:http://x"])
+@pytest.mark.parametrize("spec", ["tensorboard:logs", "mlflow:http://x", "wandb:mine"])
 def test_missing_packages_are_one_sentence(monkeypatch, spec):
     def gone(name):
         raise ImportError(name)
@@ -170,7 +236,7 @@ def test_importing_trackers_needs_neither(monkeypatch):
     real = builtins.__import__
 
     def guarded(name, *rest):
-        assert name.split(".")[0] not in ("tensorboard", "mlflow")
+        assert name.split(".")[0] not in ("tensorboard", "mlflow", "wandb")
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", guarded)

@@ -9,7 +9,9 @@ from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 if TYPE_CHECKING:
     from freshet.core.about import About
     from freshet.core.method import LocalRule, Method, Options
+    from freshet.experiments.own import compare, tune
     from freshet.federation import Federation
+    from freshet.opening import open
     from freshet.options import FleetOptions
     from freshet.result import Result
     from freshet.runs.writer import Observer
@@ -33,6 +35,9 @@ __all__ = [
     "Stop",
     "Task",
     "__version__",
+    "compare",
+    "open",
+    "tune",
 ]
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
 _HOMES = {
@@ -46,6 +51,9 @@ _HOMES = {
     "Options": "freshet.core.method",
     "Result": "freshet.result",
     "Task": "freshet.training.task",
+    "compare": "freshet.experiments.own",
+    "open": "freshet.opening",
+    "tune": "freshet.experiments.own",
 }
 
 

@@ -156,6 +156,7 @@ class Parts:
             mean=None if data.mean is None else list(data.mean),
             std=None if data.std is None else list(data.std),
             sample_shape=list(data.sample_shape),
+            outputs=data.classes,
             vocabulary=data.vocabulary,
             pad_id=data.pad_id,
             fingerprint=hashes,

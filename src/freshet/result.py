@@ -1,8 +1,8 @@
 """What a run leaves behind."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from freshet.core.vectors import Vector
+from freshet.errors import RunError
 from freshet.runs.facts import Metric, metric_of
 from freshet.runs.summary import time_to_target
 from freshet.training.flat import Factory, FlatModel
+from freshet.training.start import as_factory
 from freshet.training.trainer import initial_module
 
 if TYPE_CHECKING:
@@ -77,27 +79,47 @@ class Result:
         """First tested time at which the metric is as good as this, or None."""
         return time_to_target(self.rows, target, self.metric)
 
-    def module(self) -> nn.Module:
-        """The final model as a module, ready for prediction on inputs as they are in the data set."""
-        return self._rebuilt(self.weights)
+    def module(self, model: Factory | nn.Module | None = None) -> nn.Module:
+        """The final model as a module, ready for prediction on inputs as they are in the data set.
+
+        A run that was opened again needs to be told a model that is not built in.
+        """
+        rebuilt = self._rebuilt if model is None else replace(self._rebuilt, factory=as_factory(model))
+        return rebuilt(self.weights)
 
 
 @dataclass(frozen=True)
 class Rebuilt:
     """From flat weights to a module; what the data set's inputs need before they go in, comes first."""
 
-    factory: Factory
+    #: None where only the user knows the model.
+    factory: Factory | None
     seed: int
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    #: Parameters that do not train, where they are known better than by building the model.
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __call__(self, weights: Vector) -> nn.Module:
+        if self.factory is None:
+            raise RunError("the model of this run came from Python; give it, as in result.module(build_model)")
         flat = FlatModel(initial_module(self.factory, self.seed))
+        if flat.layout.size != len(weights):
+            raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's has {len(weights):,}")
         flat.load(weights)
+        self._thaw(flat.module)
         network = flat.module.eval()
         if self.mean is None or self.std is None:
             return network
         return nn.Sequential(OrderedDict(prepare=Prepare(self.mean, self.std), network=network)).eval()
+
+    def _thaw(self, module: nn.Module) -> None:
+        """Put the parameters that do not train into their places."""
+        named = dict(module.named_parameters())
+        for name, array in self.frozen.items():
+            if name not in named or tuple(named[name].shape) != array.shape:
+                raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's has")
+            named[name].data.copy_(torch.from_numpy(np.array(array)))
 
 
 class Prepare(nn.Module):

@@ -1,4 +1,4 @@
-"""Runs in TensorBoard and MLflow, through the same small interface that users can implement: ``Observer``.
+"""Runs in TensorBoard, MLflow and Weights & Biases, through the small interface that users can implement: ``Observer``.
 
 A tracker never changes or ends a run: when its server is gone, it says so once and stays silent.
 """
@@ -120,18 +120,52 @@ class MLflowTracker(Tracker):
                 self._client.log_metric(self._run, f"summary.{key}", float(summary[key]))
         for key in ("method", "seed", "status", "weights_sha256", "freshet"):
             self._client.set_tag(self._run, f"freshet.{key}", str(summary.get(key)))
-        ends = {"finished": "FINISHED", "interrupted": "KILLED"}
+        ends = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
         self._client.set_terminated(self._run, status=ends.get(str(summary.get("status")), "FAILED"))
 
 
+class WandbTracker(Tracker):
+    """A run of a Weights & Biases project; with ``WANDB_MODE=offline`` in a local folder, for ``wandb sync``.
+
+    Virtual time is its x axis: every series is over ``time``, in whole seconds.
+    """
+
+    def __init__(self, project: str, config: Tables | None = None, name: str | None = None) -> None:
+        super().__init__()
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError:
+            raise _missing("Weights & Biases") from None
+        entity, _, rest = project.rpartition("/")
+        try:
+            self._run: Any = wandb.init(
+                entity=entity or None, project=rest, name=name, config=_flat(config or {}), reinit="create_new"
+            )
+            self._run.define_metric("time")
+            self._run.define_metric("*", step_metric="time")
+        except Exception as error:
+            raise RunError(f"the Weights & Biases project {project} cannot be used ({error})") from None
+
+    def series(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log({**values, "time": step})
+
+    def close(self, summary: Record) -> None:
+        for key, value in summary.items():
+            if isinstance(value, str | int | float):
+                self._run.summary[f"summary.{key}"] = value
+        self._run.finish(exit_code=0 if summary.get("status") in ("finished", "stopped") else 1)
+
+
 def tracker(spec: str, config: Tables | None = None, name: str | None = None) -> Tracker:
-    """``tensorboard:DIR`` or ``mlflow:URI`` as a tracker of one run."""
+    """``tensorboard:DIR``, ``mlflow:URI`` or ``wandb:PROJECT`` as a tracker of one run."""
     kind, colon, place = spec.partition(":")
     if kind == "tensorboard" and place:
         return TensorBoardTracker(place, config)
     if kind == "mlflow" and colon and place:
         return MLflowTracker(place, config=config, name=name)
-    raise ConfigError("--track", f"expects tensorboard:DIR or mlflow:URI, but {spec!r} was given")
+    if kind == "wandb" and place.rpartition("/")[2]:
+        return WandbTracker(place, config, name)
+    raise ConfigError("--track", f"expects tensorboard:DIR, mlflow:URI or wandb:PROJECT, but {spec!r} was given")
 
 
 def _flat(config: Tables) -> dict[str, Any]:

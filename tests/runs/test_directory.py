@@ -221,8 +221,10 @@ def test_a_failed_first_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_leaves_no_temporary_files(finished):
-    names = {path.name for path in finished("fedasmu").directory.iterdir()}
-    assert names == {"config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"}
+    directory = finished("fedasmu").directory
+    files = {"config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"}
+    assert {path.name for path in directory.iterdir()} == files | {"checkpoint"}
+    assert len(list((directory / "checkpoint").iterdir())) == 1, "the last one, for a later end"
 
 
 def test_a_run_that_fails_in_the_middle_leaves_a_log_that_adds_up(federate, tmp_path):

@@ -130,6 +130,10 @@ def test_a_run_without_one_has_none(tmp_path: Path) -> None:
         ("off_seconds", None, "off_seconds must be a finite number, not negative"),
         ("loss", 1.5, "loss must be a number from 0 to 1"),
         ("aside", [1], "aside must be text"),
+        ("sample_shape", "8x8", "sample_shape must be a list"),
+        ("outputs", -1, "outputs must be a whole number, not negative"),
+        ("fingerprint", [], "fingerprint must be an object with one text for each part"),
+        ("fingerprint", {"data": 1}, "fingerprint must be text"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(tmp_path: Path, key: str, value: Any, problem: str) -> None:
@@ -145,7 +149,11 @@ def test_every_key_is_needed_and_further_ones_are_passed_over(tmp_path: Path) ->
     write_world(tmp_path, WORLD)
     path = tmp_path / "world.json"
     found = json.loads(path.read_text())
-    for key in found:
+    later = {"metric", "direction", "mean", "std", "sample_shape", "outputs", "vocabulary", "pad_id", "fingerprint"}
+    assert later < found.keys(), "what a run of an earlier version has not"
+    path.write_text(json.dumps({key: value for key, value in found.items() if key not in later}))
+    assert read_world(tmp_path) == WORLD
+    for key in found.keys() - later:
         path.write_text(json.dumps({name: value for name, value in found.items() if name != key}))
         with pytest.raises(RunError, match=f"cannot be used: {key} is missing"):
             read_world(tmp_path)

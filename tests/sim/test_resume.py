@@ -179,9 +179,9 @@ def test_a_checkpoint_of_another_model_is_one_sentence_and_the_log_stays(spoil: 
     directory = stopped(tmp_path)
     tree = checkpoint.owned(checkpoint.read(directory).tree)
     if spoil == "drop":
-        del tree["server"]
+        del tree["coordinator"]
     else:
-        version = tree["server"]["store"][0]
+        version = tree["coordinator"]["server"]["store"][0]
         version[1] = version[1][:-1] if spoil == "shape" else version[1].astype(np.int32)
     for _ in range(2):
         checkpoint.write(directory, tree)

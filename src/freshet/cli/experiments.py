@@ -62,12 +62,13 @@ def compare(
 
     Example: freshet compare -m fedasmu,fedasync,fedbuff,fedavg --seeds 3 --until 600s
     """
-    from freshet.cli.grids import Grid, work
+    from freshet.cli.grids import work
     from freshet.config import load_tables
     from freshet.experiments import paper as papers
     from freshet.experiments.grid import Request, World, expand, parse_entries, parse_seeds
     from freshet.experiments.presets import find_cell
     from freshet.experiments.store import Store
+    from freshet.experiments.telling import Grid
 
     tables = load_tables(config) if config else {}
     extra = _run_settings(until, executor, workers)
@@ -109,10 +110,11 @@ def paper(
         wide_console().print(_suites())
         return
     from freshet.cli import theory
-    from freshet.cli.grids import Grid, work
+    from freshet.cli.grids import work
     from freshet.experiments import paper as papers
     from freshet.experiments.grid import parse_seeds
     from freshet.experiments.store import Store
+    from freshet.experiments.telling import Grid
 
     if suite == "theory":
         unused = {"--methods": methods, "--cells": cells, "--set": settings, "--retry": retry}

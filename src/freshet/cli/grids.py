@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import typer
@@ -17,11 +16,11 @@ from rich.text import Text
 from freshet.cli.folders import writable
 from freshet.cli.screen import clock, number
 from freshet.cli.tables import print_results, wide_console
-from freshet.experiments import files, results
+from freshet.experiments import results
 from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left
 from freshet.experiments.store import State, Store
-from freshet.report.panel_figures import draw
+from freshet.experiments.telling import Grid, tell
 
 
 class GridScreen(Watch):
@@ -165,20 +164,6 @@ class TuneScreen(Watch):
         self._bar.console.print(Text(line), highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What a command runs and how its results are told."""
-
-    jobs: Sequence[Job]
-    store: Store
-    title: str
-    notes: Sequence[str]
-    stem: str
-    scale: dict[str, Any] | None = None
-    look: str = "curves"
-    reference: str = ""
-
-
 def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     """Run what is missing, then print and write the results."""
     console, jobs, store = wide_console(), grid.jobs, grid.store
@@ -189,9 +174,7 @@ def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     writable(store.folder)
     with GridScreen(Console(stderr=True), jobs, store) as screen:
         done = run_grid(jobs, store, watch=screen, retry=retry)
-    told = {"title": grid.title, "notes": grid.notes, "scale": grid.scale, "look": grid.look, "named": grid.reference}
-    found = results.document(jobs, store, **told)  # type: ignore[arg-type]
-    made = [*files.write(found, store.folder, grid.stem), *draw(found, store.folder, grid.stem)]
+    found, made = tell(grid)
     print_results(console, found)
     for path in made:
         typer.echo(str(path))

@@ -47,7 +47,8 @@ def run(
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     track: Annotated[
-        list[str] | None, typer.Option("--track", help="Also report to tensorboard:DIR or mlflow:URI. Repeatable.")
+        list[str] | None,
+        typer.Option("--track", help="Also report to tensorboard:DIR, mlflow:URI or wandb:PROJECT. Repeatable."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:

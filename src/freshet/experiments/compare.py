@@ -6,12 +6,11 @@ from typing import Any
 
 from freshet.compute.choice import in_this_process, start_pool
 from freshet.compute.pool import Pool
-from freshet.config import RunOptions, resolve
-from freshet.errors import RunError
-from freshet.experiments.grid import Job, run_key
+from freshet.config import Config, RunOptions
+from freshet.experiments.grid import Job
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
-from freshet.runs.reader import ENDED, Run
+from freshet.runs.reader import ENDED
 from freshet.runs.writer import Observer
 
 
@@ -64,13 +63,12 @@ def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
 def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[Any] | None) -> dict[str, Any]:
     """Run or resume one job in its directory and return its summary."""
     directory = store.directory(job.key)
-    if not store.resumable(job.key):
-        store.clear(job.key)
-        return Federation.from_config(job.config).run(out=directory, observers=observers, pool=pool).summary
-    config = resolve(Run(directory).config())
-    if run_key(config) != job.key:
-        raise RunError(f"{directory} holds another configuration than its name says; remove it to run it again")
-    return Federation.from_config(config).resume(directory, observers=observers, pool=pool).summary
+    build: Callable[[Config], Federation] = Federation.from_config if job.made is None else job.made.build
+    federation = build(job.config)
+    if store.resumable(job.key):
+        return federation.resume(directory, observers=observers, pool=pool).summary
+    store.clear(job.key)
+    return federation.run(out=directory, observers=observers, pool=pool).summary
 
 
 class Workers:

@@ -5,7 +5,7 @@ Nothing here runs or reads a file: given the same request, the same jobs with th
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from freshet.config import SECTIONS, Config, override, resolve
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
-from freshet.experiments.length import with_length
+from freshet.experiments.length import model_bytes, with_length
 from freshet.experiments.presets import cell_settings
 from freshet.methods import find
 
@@ -56,25 +56,43 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What a federation from Python is made of, and how to build it again, under a configuration."""
+
+    build: Callable[[Config], Any]
+    hashes: Mapping[str, str]
+    model_bytes: int
+
+
+@dataclass(frozen=True)
 class Job:
-    """One run of the grid."""
+    """One run of the grid; ``made`` if its federation comes from Python and is more than its configuration says."""
 
     world: World
     entry: Entry
     seed: int
     config: Config
+    made: Made | None = field(default=None, compare=False)
 
     @cached_property
     def key(self) -> str:
-        return run_key(self.config)
+        return run_key(self.config, {} if self.made is None else self.made.hashes)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of its model on the wire."""
+        return model_bytes(self.config) if self.made is None else self.made.model_bytes
 
 
-def run_key(config: Config) -> str:
-    """A run's name in a grid: method and seed to be read by people, and the hash that decides."""
-    digest = hashlib.sha256(json.dumps(config.essence(), sort_keys=True).encode()).hexdigest()[:_DIGITS]
-    method = "".join(
-        letter if letter.isalnum() or letter in "-_." else "." for letter in config.method_name.rpartition("/")[2]
-    )
+def run_key(config: Config, hashes: Mapping[str, str] | None = None) -> str:
+    """A run's name in a grid: method and seed to be read by people, and the hash that decides.
+
+    ``hashes`` of data, shards, model and fleet count where the configuration does not name them all.
+    """
+    content: Any = [config.essence(), dict(hashes)] if hashes else config.essence()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    named = config.method_name.rpartition("/")[2]
+    method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in named)
     return f"{method}-seed{config.run.seed}-{digest}"
 
 
@@ -83,7 +101,18 @@ def run_key(config: Config) -> str:
 
 def parse_entries(text: str) -> list[Entry]:
     """``fedasmu,fedasync@alpha=0.4``: methods separated by commas, each perhaps with options of its own."""
-    entries = [_entry(part.strip()) for part in text.split(",") if part.strip()]
+    return checked_entries([_entry(part.strip()) for part in text.split(",") if part.strip()])
+
+
+def as_entries(methods: str | Sequence[str | Mapping[str, Any]]) -> list[Entry]:
+    """Methods as Python has them: words as above, or tables of a name and options."""
+    if isinstance(methods, str):
+        return parse_entries(methods)
+    return checked_entries([_entry(each.strip()) if isinstance(each, str) else _tabled(each) for each in methods])
+
+
+def checked_entries(entries: list[Entry]) -> list[Entry]:
+    """The same entries; raises if there are none, or two of one label."""
     if not entries:
         raise ConfigError("--methods", "give at least one method (see `freshet methods`)")
     labels = [entry.label for entry in entries]
@@ -99,6 +128,13 @@ def _entry(text: str) -> Entry:
     table: dict[str, Any] = {}
     override(table, [f"method.{option}" for option in options])
     return Entry(text, name, table.get("method", {}))
+
+
+def _tabled(table: Mapping[str, Any]) -> Entry:
+    options = {key: value for key, value in table.items() if key != "name"}
+    name = str(table.get("name", ""))
+    find(name)
+    return Entry("@".join([name, *(f"{key}={value}" for key, value in options.items())]), name, options)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -160,7 +196,8 @@ def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[s
     for setting in _in_order(request.settings, entry):
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
-    tables["run"] = _with_trigger(tables.get("run", {}), find(entry.method)[0].about.kind)
+    # A longer run is another one here, so that nobody would extend one.
+    tables["run"] = {"keep_checkpoint": False} | _with_trigger(tables.get("run", {}), find(entry.method)[0].about.kind)
     return tables if world.cell is None else with_length(tables, world.cell.rounds)
 
 
@@ -246,10 +283,21 @@ def check_fair(jobs: Iterable[Job]) -> None:
                         f"differs between {other.entry.label} ({theirs[section][key]}) and {job.entry.label} ({value})"
                     )
                     raise ConfigError(f"{section}.{key}", problem)
+        _check_same_world(job, other)
         kind = find(job.entry.method)[0].about.kind
         peer = triggers.setdefault((job.world.name, kind), job)
         if job.config.run.trigger != peer.config.run.trigger:
             raise ConfigError("run.trigger", f"differs between {peer.entry.label} and {job.entry.label}")
+
+
+def _check_same_world(job: Job, other: Job) -> None:
+    """Federations from Python must have the same data, shards and fleet; their models may differ (MOON has a head)."""
+    if job.made is None or other.made is None:
+        return
+    for part in ("data", "shards", "fleet"):
+        if job.made.hashes[part] != other.made.hashes[part]:
+            problem = f"gives other {part} to {job.entry.label} than to {other.entry.label} for seed {job.seed}"
+            raise ConfigError("make", f"{problem}; all methods of a comparison need the same")
 
 
 # ---- time left

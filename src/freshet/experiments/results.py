@@ -12,7 +12,6 @@ from freshet._version import __version__
 from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, Job, World
-from freshet.experiments.length import model_bytes
 from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
 from freshet.methods import find
@@ -137,7 +136,7 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "finished": len(runs),
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
-        "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
+        "bytes_fresh": asdict(over_seeds([fresh_bytes(run, outcomes[0].job.model_bytes) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),
         "runs": [_run(o, _target(config), config.run.eval_every) for o in outcomes],

@@ -16,7 +16,8 @@ from freshet.runs.writer import write_atomically
 
 
 class State(StrEnum):
-    """How far a run is. One that ended because its model diverged is finished, too: it would diverge again."""
+    """How far a run is. One that diverged, or was stopped (at its target, by an observer), is finished, too: it would
+    end there again."""
 
     MISSING = "missing"
     FINISHED = "finished"

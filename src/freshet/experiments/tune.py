@@ -7,7 +7,7 @@ early and counts. The study lies in a journal beside its runs, so that the same 
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ from freshet.config import Config, resolve
 from freshet.core.about import Range
 from freshet.errors import RunError
 from freshet.experiments.compare import Watch, Workers, execute
-from freshet.experiments.grid import Entry, Job, Tables, World, run_key
+from freshet.experiments.grid import Entry, Job, Made, Tables, World, run_key
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
+from freshet.runs.facts import ACCURACY, metric_of
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
 
@@ -33,6 +34,8 @@ VALIDATION = 0.2
 FIRST_SEED = 1000
 #: What the learning rate may be; it is tuned for every method.
 LR = Range(1e-3, 0.5, log=True)
+#: What a run that diverged is worth, where the worst of a metric is not known to be 0.
+WORST = -1e9
 Values = dict[str, Any]
 
 
@@ -84,7 +87,8 @@ def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str
 
 def trial_config(tables: Tables, values: Mapping[str, Any], seed: int) -> Config:
     """The configuration of one run of a trial: scored on held-out training data, whatever the tables say."""
-    return resolve(with_values(tables, {**values, "data.validation": VALIDATION, "run.seed": seed}))
+    whole = {"run.stop_at_target": False, "run.keep_checkpoint": False}
+    return resolve(with_values(tables, {**values, **whole, "data.validation": VALIDATION, "run.seed": seed}))
 
 
 def best_config(tables: Tables, values: Mapping[str, Any]) -> Config:
@@ -100,9 +104,17 @@ def defaults(tables: Tables, space: Mapping[str, Range]) -> Values:
 
 
 def score(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Mean validation accuracy of the last tests of a run; a test that diverged counts as 0."""
-    last = [row["accuracy"] or 0.0 for row in rows[-WINDOW:]]
-    return fmean(last) if last else 0.0
+    """Mean worth of the last tests of a run on the validation split."""
+    return fmean([worth(row) for row in rows[-WINDOW:]]) if rows else 0.0
+
+
+def worth(row: Mapping[str, Any]) -> float:
+    """How good a test is: its metric, with the sign turned where less is better; one that diverged is worth nothing."""
+    metric = metric_of(row)
+    value = metric.of(row)
+    if value is None:
+        return 0.0 if metric == ACCURACY else WORST
+    return -value if metric.direction == "min" else value
 
 
 def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
@@ -111,9 +123,10 @@ def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
     return place * per_seed + int(row["time"] / config.run.eval_every + 1e-9)
 
 
-def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int]) -> str:
+def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], made: Sequence[Made] = ()) -> str:
     """What a study is about; a study of something else is not gone on with."""
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
+    content += [dict(each.hashes) for each in made]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -134,7 +147,7 @@ class Pruner(Watch):
         if self.over or step in self._seen:
             return
         self._seen.add(step)
-        self._trial.report(row["accuracy"] or 0.0, step)
+        self._trial.report(worth(row), step)
         if self._trial.should_prune():
             self.over = True
             raise Hopeless
@@ -147,13 +160,20 @@ class Tuner:
     """One study: a method, its space, its budget, and the folder where everything lies."""
 
     def __init__(
-        self, method: str, tables: Tables, folder: str | Path, budget: Budget | None = None, sampler_seed: int = 0
+        self,
+        method: str,
+        tables: Tables,
+        folder: str | Path,
+        budget: Budget | None = None,
+        sampler_seed: int = 0,
+        make: Callable[[int], Made] | None = None,
     ) -> None:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
         self.store, self.folder = Store(folder), Path(folder)
         self.space = space_for(method, trial_config(self.tables, {}, 0).run.in_flight)
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
+        self._made = {} if make is None else {seed: make(seed) for seed in self.seeds}
 
     def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
@@ -188,7 +208,7 @@ class Tuner:
             raise RunError(
                 f"{self.folder}/study.journal is damaged ({problem}); remove it to begin anew: finished runs stay"
             ) from error
-        mine = fingerprint(self.tables, self.space, self.seeds)
+        mine = fingerprint(self.tables, self.space, self.seeds, list(self._made.values()))
         theirs = study.user_attrs.get("fingerprint", mine)
         if theirs != mine:
             raise RunError(f"{self.folder} holds a study of other settings; choose another --out")
@@ -229,7 +249,8 @@ class Tuner:
         """Run one seed of a trial (or read it, if it is there) and score it on the validation split."""
         config = trial_config(self.tables, values, self.seeds[place])
         assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
-        job = Job(World(), Entry(self.method, self.method), self.seeds[place], config)
+        seed = self.seeds[place]
+        job = Job(World(), Entry(self.method, self.method), seed, config, self._made.get(seed))
         pruner = Pruner(trial, place, config)
         directory, state = self.store.directory(job.key), self.store.state(job.key)
         try:
@@ -248,7 +269,10 @@ class Tuner:
                 self.store.clear(job.key)
             watch.on_done(job, State.UNFINISHED, None)
             raise
-        return 0.0 if run.summary().get("diverged") is not None else score(rows)
+        summary = run.summary()
+        if summary.get("diverged") is not None:
+            return 0.0 if metric_of(summary) == ACCURACY else WORST
+        return score(rows)
 
     # ---- the result
 

@@ -56,6 +56,8 @@ class RunWorld:
     std: list[float] | None = None
     #: One sample as the network sees it: its shape; for texts the number of token ids and the one that fills.
     sample_shape: list[int] | None = None
+    #: Numbers that the network gives per sample (or token), as far as the data tell: as many as there are classes.
+    outputs: int | None = None
     vocabulary: int | None = None
     pad_id: int | None = None
     #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
@@ -134,8 +136,9 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         mean=_statistics(found, "mean"),
         std=_statistics(found, "std"),
         sample_shape=None if found.get("sample_shape") is None else _list(found, "sample_shape", _count),
-        vocabulary=None if found.get("vocabulary") is None else _count(found["vocabulary"], "vocabulary"),
-        pad_id=None if found.get("pad_id") is None else _count(found["pad_id"], "pad_id"),
+        outputs=_optional(found, "outputs"),
+        vocabulary=_optional(found, "vocabulary"),
+        pad_id=_optional(found, "pad_id"),
         fingerprint=_hashes(found.get("fingerprint", {}), "fingerprint"),
     )
 
@@ -148,6 +151,10 @@ def _curve(value: Any, key: str) -> Curve:
 
 def _statistics(found: dict[str, Any], key: str) -> list[float] | None:
     return None if found.get(key) is None else _list(found, key, _amount)
+
+
+def _optional(found: dict[str, Any], key: str) -> int | None:
+    return None if found.get(key) is None else _count(found[key], key)
 
 
 def _hashes(value: Any, key: str) -> dict[str, str]:

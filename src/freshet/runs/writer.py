@@ -111,8 +111,13 @@ def weights_sha256(weights: Vector) -> str:
 
 
 def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS) -> bytes:
-    """Named tensors of a flat vector, and those that are not in it."""
-    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries} | dict(frozen))
+    """Named tensors of a flat vector, and those that are not in it.
+
+    ``order`` tells how the former lay there: their names, and whether a kernel's channels came last.
+    """
+    order = json.dumps([[entry.name, entry.channels_last] for entry in layout.entries])
+    tensors = {entry.name: np.ascontiguousarray(entry.array(weights)) for entry in layout.entries}
+    return save(tensors | dict(frozen), metadata={"order": order})
 
 
 def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = None) -> None:

@@ -1,0 +1,204 @@
+"""Comparing and tuning with a federation of one's own: ``freshet.compare`` and ``freshet.tune``.
+
+Both are the commands of the same names over a function that builds federations: the same folder, the same workers, and
+a second call goes on where the first one ended.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freshet.config import Config
+from freshet.errors import ConfigError, RunError
+from freshet.experiments import files
+from freshet.experiments.compare import Watch, run_grid
+from freshet.experiments.grid import Entry, Job, Made, World, as_entries, check_fair, run_key
+from freshet.experiments.results import named_places
+from freshet.experiments.store import Store
+from freshet.experiments.telling import Grid, tell
+from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
+from freshet.federation import Federation
+from freshet.opening import open as open_run
+from freshet.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: ``make(method, seed)``; the method is for ``Federation(method=...)``: a name, or a dict of a name and options.
+Make = Callable[[Any, int], Federation]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out of ``compare``; ``freshet report`` reads the same folder."""
+
+    folder: Path
+    #: What comparison.json holds.
+    document: Mapping[str, Any]
+    #: False if somebody pressed Ctrl-C: the same call goes on.
+    complete: bool
+    _jobs: Sequence[Job]
+    _make: Make
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """One record per method, in the order in which they were named."""
+        lines: list[dict[str, Any]] = self.document["worlds"][0]["lines"]
+        return lines
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row per method: medians and spreads over the seeds, as in comparison.csv."""
+        import pandas as pd
+
+        return pd.DataFrame(files.rows(self.document)).set_index("method")
+
+    @property
+    def best(self) -> str | None:
+        """The method with the best median at the end; the first of those that tie."""
+        ended = [line for line in self.lines if line["accuracy"]["median"] is not None]
+        return max(ended, key=lambda line: line["accuracy"]["median"])["name"] if ended else None
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why runs crashed, by key; ``compare(..., retry=True)`` tries them again."""
+        return {run["key"]: run["error"] for line in self.lines for run in line["runs"] if run["error"]}
+
+    @property
+    def runs(self) -> dict[str, list[Result]]:
+        """The runs that have ended, by method and in the order of the seeds."""
+        store, found = Store(self.folder), dict[str, list[Result]]()
+        for job in self._jobs:
+            runs = found.setdefault(job.entry.label, [])
+            if store.state(job.key) == "finished":
+                factory = _federation(self._make, job.entry, job.seed).factory
+                runs.append(open_run(store.directory(job.key), factory))
+        return found
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What came out of ``tune``: tuning.json."""
+
+    folder: Path
+    record: Mapping[str, Any]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The values found, ``section.key`` each: for ``make(method, seed).changed(tuning.best)``."""
+        return dict(self.record["values"])
+
+    @property
+    def score(self) -> float:
+        """How good they were on the samples held out."""
+        return float(self.record["score"])
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row per trial: how it ended, its score, its values."""
+        import pandas as pd
+
+        return pd.DataFrame([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
+
+
+def compare(
+    make: Make,
+    methods: str | Sequence[str | Mapping[str, Any]],
+    *,
+    seeds: int | Sequence[int] = 3,
+    out: str | Path = "runs/compare",
+    reference: str = "",
+    retry: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Run several methods on one's own federation and say which is better, as ``freshet compare`` does.
+
+    ``make(method, seed)`` builds a federation; it is called again for every run, so that only one is in memory. What is
+    finished is not repeated, as long as settings, data, shards, model and fleet are the same.
+    """
+    entries = as_entries(methods)
+    named_places(entries, reference)
+    jobs = [_job(make, entry, seed) for seed in _seeds(seeds) for entry in entries]
+    check_fair(jobs)
+    grid = Grid(jobs, Store(out), "comparison", [], "comparison", reference=reference)
+    done = run_grid(jobs, grid.store, watch=watch, retry=retry)
+    found, _ = tell(grid)
+    return Comparison(grid.store.folder, found, done, jobs, make)
+
+
+def tune(
+    make: Make,
+    method: str,
+    *,
+    trials: int = 20,
+    seeds: int = 2,
+    out: str | Path | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Tuning:
+    """Tune a method's options and learning rate on a held-out fifth of one's own training set, as ``freshet tune``.
+
+    The settings are those of ``make(method, 1000)``; data, shards, model and fleet those of each seed from 1000 on.
+    """
+    load_optuna()
+    (entry,) = as_entries([method])
+    folder = Path(out) if out is not None else Path("runs/tune") / entry.method.replace(":", ".")
+    tables = _federation(make, entry, FIRST_SEED).config.tables()
+
+    def made(number: int) -> Made:
+        first = _federation(make, entry, number)
+        hashes = first.fingerprint
+
+        def build(config: Config) -> Federation:
+            again = _federation(make, entry, number)
+            if again.fingerprint != hashes:
+                raise _unsteady(entry, number)
+            return again.configured(config)
+
+        return Made(build, hashes, 4 * first.parts.layout.size)
+
+    if not Tuner(entry.method, tables, folder, Budget(trials, seeds), seed, made).run(watch):
+        raise RunError(f"the tuning in {folder} was interrupted; the same call goes on from here")
+    return Tuning(folder, json.loads((folder / "tuning.json").read_text(encoding="utf-8")))
+
+
+def _job(make: Make, entry: Entry, seed: int) -> Job:
+    """One run of a comparison: what it is made of is looked at now, and built again when it runs."""
+    first = _federation(make, entry, seed)
+    key = run_key(first.config, first.fingerprint)
+
+    def build(config: Config) -> Federation:
+        again = _federation(make, entry, seed)
+        if run_key(again.config, again.fingerprint) != key:
+            raise _unsteady(entry, seed)
+        return again.configured(config)
+
+    config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": False}))
+    return Job(World(), entry, seed, config, Made(build, first.fingerprint, 4 * first.parts.layout.size))
+
+
+def _federation(make: Make, entry: Entry, seed: int) -> Federation:
+    """What ``make`` gives, if it is what was asked for."""
+    federation = make({"name": entry.method, **entry.options} if entry.options else entry.method, seed)
+    if not isinstance(federation, Federation):
+        raise ConfigError("make", f"must return a Federation, but {type(federation).__name__} was returned")
+    config = federation.config
+    if config.run.seed != seed:
+        raise ConfigError("make", f"was asked for seed {seed} and gave {config.run.seed}; write Federation(seed=seed)")
+    given = config.tables()["method"]
+    if config.method_name != entry.method or any(given.get(key) != value for key, value in entry.options.items()):
+        raise ConfigError("make", f"was asked for {entry.label} and gave {given}; write Federation(method=method)")
+    return federation
+
+
+def _unsteady(entry: Entry, seed: int) -> RunError:
+    return RunError(f"make({entry.label!r}, {seed}) gives another federation each time; make it depend on these alone")
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    found = list(range(seeds)) if isinstance(seeds, int) else [int(each) for each in seeds]
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise ConfigError("seeds", f"must be a number of seeds, or different ones as in [4, 7]; {seeds!r} was given")
+    return found

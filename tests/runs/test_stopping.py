@@ -1,0 +1,96 @@
+"""A run that is stopped, by an observer or at its target, leaves all its files whole and can go on later."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshet import ConfigError, Federation, Observer, Stop
+from freshet.experiments.store import State, Store
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from tests.conftest import small
+from tests.sim.test_resume import traces
+
+
+class StopIn(Observer):
+    """Raises in one of its methods, at the n-th call."""
+
+    def __init__(self, method: str, calls: int, why: str = "") -> None:
+        self.calls, self.ended = calls, 0
+
+        def count(*_: Any) -> None:
+            self.calls -= 1
+            if self.calls == 0:
+                raise Stop(why)
+
+        setattr(self, method, count)
+        self.on_end = self._end  # type: ignore[method-assign]
+
+    def _end(self, summary: dict[str, Any]) -> None:
+        self.ended += 1
+        raise Stop("too late to matter")
+
+
+@pytest.mark.parametrize("method", ["on_event", "on_metrics", "on_progress"])
+def test_an_observer_ends_a_run_and_it_can_go_on_to_the_same_end(method: str, tmp_path: Path) -> None:
+    whole = small("fedasmu").run(100, out=tmp_path / "whole")
+    observer = StopIn(method, 3 if method == "on_metrics" else 20, "enough")
+    cut = small("fedasmu").run(100, out=tmp_path / "cut", observers=[observer])
+    assert (cut.summary["status"], cut.summary["stopped"], observer.ended) == ("stopped", "enough", 1)
+    assert 0 < cut.summary["virtual_time"] < 100
+    assert cut.rows[-1]["time"] == cut.summary["virtual_time"], "the model that is left was tested"
+    assert {path.name for path in cut.directory.iterdir()} == {path.name for path in whole.directory.iterdir()}
+    assert audit(Run(cut.directory)).passed
+    cut.module()
+    going_on = small("fedasmu").resume(cut.directory)
+    assert (going_on.summary["status"], "stopped" in going_on.summary) == ("finished", False)
+    assert traces(cut.directory) == traces(whole.directory)
+
+
+def test_a_stop_in_the_midst_of_an_event_waits_for_its_end_and_for_every_other_observer(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Second(Observer):
+        def on_event(self, event: dict[str, Any]) -> None:
+            seen.append(event["seq"])
+
+    result = small("fedavg").run(60, out=tmp_path / "run", observers=[StopIn("on_event", 5), Second()])
+    assert result.summary["stopped"] == "an observer asked for it"
+    assert seen == [event["seq"] for event in Run(result.directory).events()]
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_run_stops_with_the_first_test_that_reaches_its_target(executor: str, tmp_path: Path) -> None:
+    whole = small("fedasmu").run(200, out=tmp_path / "whole")
+    target = sorted(whole.accuracy)[len(whole.rows) // 2]
+    reached = whole.time_to(target)
+    assert reached is not None and 0 < reached < 200
+    run = {"target": float(target), "stop_at_target": True, "executor": executor, "workers": 2}
+    cut = small("fedasmu", run=run).run(200, out=tmp_path / "cut")
+    assert (cut.summary["status"], cut.summary["virtual_time"], cut.time_to(target)) == ("stopped", reached, reached)
+    assert cut.rows[-1]["time"] == reached
+    log = (cut.directory / "events.jsonl").read_bytes()
+    assert (whole.directory / "events.jsonl").read_bytes().startswith(log), "the same up to there"
+    small("fedasmu", run=run).resume(cut.directory)
+    assert traces(cut.directory) == traces(whole.directory), "with its target behind it, it goes on to its end"
+
+
+def test_a_target_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:
+    results = [
+        small("fedavg", run={"target": 1.0, "stop_at_target": stops}).run(60, out=tmp_path / str(stops))
+        for stops in (False, True)
+    ]
+    assert traces(results[0].directory) == traces(results[1].directory)
+    assert [result.summary["status"] for result in results] == ["finished", "finished"]
+
+
+def test_without_a_target_there_is_nothing_to_stop_at() -> None:
+    with pytest.raises(ConfigError, match=r"run\.stop_at_target: needs a target"):
+        Federation(run={"stop_at_target": True}, training={"task": "regression"})
+
+
+def test_a_grid_counts_a_stopped_run_as_done(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    small("fedavg").run(60, out=store.directory("key"), observers=[StopIn("on_metrics", 2)])
+    assert store.state("key") is State.FINISHED
