@@ -5,16 +5,22 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format clean
+.PHONY: help demo deploy-demo test test-e2e check bench format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## four methods on handwritten digits, with a table and a picture (about a minute)
 	@$(BIN)/freshet demo $(ARGS)
 
+deploy-demo: $(VENV)/.flower ## a federation of real processes on this machine, on Flower (some minutes)
+	@$(BIN)/freshet deploy local --devices 4 $(ARGS)
+
 test: $(VENV)/.dev ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
+
+test-e2e: $(VENV)/.dev $(VENV)/.flower ## run the tests that start real Flower processes (some minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 -m e2e tests/flower $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, import contract
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -41,4 +47,9 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Freshet and its test tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.flower: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Freshet and Flower into $(VENV) ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[flower]'
 	@touch $@ $(VENV)/.run

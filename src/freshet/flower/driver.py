@@ -155,7 +155,8 @@ class Live:
             for observer in self.writer.observers:
                 observer.on_progress(self.now)
             time.sleep(self.network.poll)
-        self._test()
+        if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
+            self._test()
         self.coordinator.watch.settle()
         return True
 
