@@ -46,7 +46,9 @@ class FakePost:
 class Town:
     """A server and its devices in one process, driven step by step."""
 
-    def __init__(self, folder: Path, method: str = "fedasmu", devices: int = 3, fresh: str = "side", **run: Any) -> None:
+    def __init__(
+        self, folder: Path, method: str = "fedasmu", devices: int = 3, fresh: str = "side", **run: Any
+    ) -> None:
         training = {"epochs": 2, "batch_size": 32}
         tables = {"method": {"name": method}, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}

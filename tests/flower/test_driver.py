@@ -94,7 +94,17 @@ def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_
         town.step()
     sizes = {town.parts.layout.size, town.parts.layout.learnable}
     for content in town.post.everything:
-        assert set(content) <= {"train", "onward", "answer", "model", "vectors", "instruction", "report", "merged", "timing"}
+        assert set(content) <= {
+            "train",
+            "onward",
+            "answer",
+            "model",
+            "vectors",
+            "instruction",
+            "report",
+            "merged",
+            "timing",
+        }
         for record in content.values():
             if isinstance(record, ArrayRecord):
                 assert all(len(array.numpy()) in sizes for array in record.values())

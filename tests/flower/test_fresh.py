@@ -85,9 +85,14 @@ def test_nobody_there_is_said(folder: Path) -> None:
         client(folder, 1).ask(Slot(2, "q"), 3, 5, seconds=2, tries=2)
 
 
-@pytest.mark.parametrize("question", [b"", b"[]", b'{"device": "1"}', b"\x80\x04", b'{"device": 1e400}', b"x" * 2 * QUESTION_BYTES])
+@pytest.mark.parametrize(
+    "question", [b"", b"[]", b'{"device": "1"}', b"\x80\x04", b'{"device": 1e400}', b"x" * 2 * QUESTION_BYTES]
+)
 def test_what_is_no_question_is_refused(folder: Path, service: tuple, question: bytes) -> None:
     credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())
-    with grpc.secure_channel(f"127.0.0.1:{service[0].port}", credentials) as channel, pytest.raises(grpc.RpcError) as found:
+    with (
+        grpc.secure_channel(f"127.0.0.1:{service[0].port}", credentials) as channel,
+        pytest.raises(grpc.RpcError) as found,
+    ):
         channel.unary_unary(f"/{SERVICE}/ask")(question, timeout=5)
     assert found.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)

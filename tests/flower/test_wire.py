@@ -27,7 +27,9 @@ def test_an_order_comes_back_as_it_was() -> None:
     back = wire.read_order(over_the_wire(wire.order_record(order)))
     assert isinstance(back, wire.Order)
     assert back.assignment[:4] == assignment[:4] and back.assignment[5:8] == assignment[5:8]
-    assert np.array_equal(back.assignment.weights, WEIGHTS) and np.array_equal(back.assignment.vectors["control"], CONTROL)
+    assert np.array_equal(back.assignment.weights, WEIGHTS) and np.array_equal(
+        back.assignment.vectors["control"], CONTROL
+    )
     assert (back.session, back.ticket, back.way) == (order.session, order.ticket, order.way)
 
 

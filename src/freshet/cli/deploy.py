@@ -71,7 +71,7 @@ def init(
     directory: Dir,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Name or address of the server, the first for devices. Default: this machine only."),
+        typer.Option("--host", help="Name or address of the server; the first one is for devices (default: loopback)."),
     ] = None,
     method: Method = "fedasmu",
     devices: Devices = 4,
@@ -130,7 +130,8 @@ def device(
     directory: Dir,
     node: Node,
     data: Annotated[
-        str, typer.Option("--data", help="module:function that gives this device's samples, or a file .npz with x and y.")
+        str,
+        typer.Option("--data", help="module:function that gives its samples, or a file .npz with x and y."),
     ] = "",
     dry_run: DryRun = False,
 ) -> None:
@@ -140,7 +141,9 @@ def device(
     from freshet.flower.running import attend
 
     if not folder.key(node).is_file():
-        raise RunError(f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md")
+        raise RunError(
+            f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md"
+        )
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
     command = processes.supernode(folder, node, absolute)
     typer.echo(str(command), err=not dry_run)

@@ -174,7 +174,9 @@ class _Worker:
         outcome = trip.finish()
         self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
         upload, kept = outcome.upload(assignment), self._kept
-        answer = wire.Answer(self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing)
+        answer = wire.Answer(
+            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing
+        )
         seconds = kept.seconds + time.time() - self._began
         self._folder.write(Kept(outcome.memory, kept.trips + 1, seconds, self._ticket, _tree(answer, upload)))
         return answer

@@ -26,7 +26,7 @@ from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
 from freshet.training.outcome import Score
 
-WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"
+WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
 #: Refused questions that are logged, each with a line; more are only counted.
 _LOGGED_REFUSALS = 100
 
@@ -263,7 +263,8 @@ class Live:
         """An answer to a trip's message is there."""
         journey = self.journeys[device]
         if reply.error:
-            return self._lose(device, reply.error)
+            self._lose(device, reply.error)
+            return
         try:
             answer = wire.read_answer(reply.content)
             if answer.ticket != journey.ticket:
@@ -271,7 +272,8 @@ class Live:
             if answer.upload is not None and (answer.upload.device, answer.upload.trip) != journey.assignment[:2]:
                 raise Malformed("names another trip")
         except Malformed as problem:
-            return self._lose(device, f"its answer cannot be used: {problem}")
+            self._lose(device, f"its answer cannot be used: {problem}")
+            return
         if answer.upload is not None:
             self._upload(device, journey, answer)
         elif answer.slot is not None and not journey.onward and self.network.fresh == "messages":

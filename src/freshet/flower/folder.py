@@ -97,7 +97,9 @@ class Folder:
             raise RunError(f"{self.nodes} cannot be read ({error})") from None
 
 
-def init(root: Path, tables: Mapping[str, Any], hosts: Sequence[str], server: Mapping[str, Any] | None = None) -> Folder:
+def init(
+    root: Path, tables: Mapping[str, Any], hosts: Sequence[str], server: Mapping[str, Any] | None = None
+) -> Folder:
     """Make a deployment's folder, or add to one what is missing: nothing that is there is written over."""
     config = resolve(tables)
     given = ServerFile(**(_address(hosts) | dict(server or {})))

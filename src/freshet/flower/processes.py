@@ -97,7 +97,9 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise RunError("deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'")
+        raise RunError(
+            "deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'"
+        )
     return found
 
 

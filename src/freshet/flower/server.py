@@ -1,6 +1,6 @@
-"""The server's side of a federation on Flower: a server app that puts core, log, driver and fresh-model service together.
+"""The server app of a federation on Flower: puts core, log, driver and fresh-model service together.
 
-    app = server_app(Path(__file__).with_name("federation.toml"))      # in a Flower server app
+app = server_app(Path(__file__).with_name("federation.toml"))      # in a Flower server app
 """
 
 import json
@@ -123,7 +123,9 @@ def _reply(message: Any) -> Reply:
     number = str(message.metadata.reply_to_message_id)
     if message.has_error():
         code, reason = int(message.error.code), str(message.error.reason or "")
-        return Reply(number, error=ERRORS.get(code, f"error {code}") + (f" ({reason.strip()[-300:]})" if code == 2 else ""))
+        return Reply(
+            number, error=ERRORS.get(code, f"error {code}") + (f" ({reason.strip()[-300:]})" if code == 2 else "")
+        )
     return Reply(number, message.content)
 
 
@@ -205,9 +207,7 @@ def _ready(
     tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
-    network = Network(
-        settings.fresh, settings.fresh_address, authority, settings.ttl, settings.poll, settings.patience
-    )
+    network = Network(settings.fresh, settings.fresh_address, authority, settings.ttl, settings.poll, settings.patience)
     live = Live(
         coordinator,
         post,

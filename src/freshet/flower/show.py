@@ -44,7 +44,7 @@ def local_run(
     dry_run: bool,
     say: Say,
 ) -> tuple[Path | None, str]:
-    """Run it, or only print its commands; the run directory and how the run ended. Keys and logs are kept on failure."""
+    """Run it, or only print its commands; the run directory and how the run ended. On failure keys and logs stay."""
     folder = keep or Path(tempfile.mkdtemp(prefix="freshet-deploy-"))
     if dry_run:
         made = init(folder, tables, [], server)

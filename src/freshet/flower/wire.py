@@ -20,7 +20,8 @@ from freshet.flower.codec import Malformed
 TEXT = 200
 #: The header that numpy writes before a flat array of float32, and how long it may be.
 _HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n", re.DOTALL
+    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
+    re.DOTALL,
 )
 _LONGEST = 256
 
@@ -188,7 +189,9 @@ def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     if name not in content:
         return {}
     found = dict(_scalars(content, name))
-    if len(found) > 100 or any(isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()):
+    if len(found) > 100 or any(
+        isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
+    ):
         raise Malformed(f"{name} has something that is not a number")
     return found
 
