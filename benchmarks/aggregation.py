@@ -21,6 +21,7 @@ from freshet.core import gates
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 
@@ -38,7 +39,7 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
     rng = np.random.default_rng(0)
     world = World(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
     method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), world)
-    server = Server(method, world, rng.standard_normal(size, dtype=np.float32), 0.1, 1.0)
+    server = Server(method, world, rng.standard_normal(size, dtype=np.float32), constant(0.1))
     models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     a, b, out = torch.from_numpy(models[0]), torch.from_numpy(models[1]), torch.zeros(size)
 

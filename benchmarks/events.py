@@ -16,6 +16,7 @@ import numpy as np
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.trigger import Trigger
 from freshet.core.vectors import Vector
@@ -70,8 +71,8 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     fleet = Fleet.draw(FleetOptions(devices=devices), 0)
     world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
     rule = find(method)[0](options_for(method, {}), world)
-    server = Server(rule, world, np.zeros(8, np.float32), 0.1, 1.0)
-    kind = "rounds" if rule.kind == "sync" else "concurrency"
+    server = Server(rule, world, np.zeros(8, np.float32), constant(0.1))
+    kind = "rounds" if rule.about.kind == "sync" else "concurrency"
     with tempfile.TemporaryDirectory() as folder:
         writer = (RunWriter if logged else NoLog)(Path(folder))
         trigger = Trigger(kind, at_once, 10.0, at_once)

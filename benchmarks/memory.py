@@ -21,6 +21,7 @@ from freshet.core import saving
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint
@@ -101,7 +102,7 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
     layout = Layout.build([("w", (PARAMETERS,), "learnable")])
     world = World(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
     method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), world)
-    server = Server(method, world, np.zeros(PARAMETERS, np.float32), 0.1, 1.0)
+    server = Server(method, world, np.zeros(PARAMETERS, np.float32), constant(0.1))
     keep_freed_memory()  # also gives back what the first part has left
     before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()
     for device in range(devices):

@@ -40,7 +40,12 @@ def outcome(method: str, executor: str, interrupted: bool, folder: Path) -> dict
     """Hashes of the final weights and of the log."""
     run: dict[str, Any] = {"until": UNTIL, "eval_every": 20.0, "executor": executor, "workers": 2}
     run |= {"checkpoint_every": 10.0, "seed": 1, "per_round": 5}
-    tables = {"method": {"name": method}, "fleet": {"devices": 16}, "data": {"train_samples": 300}, "run": run}
+    tables = {
+        "method": {"name": method},
+        "fleet": {"devices": 16, "time": "trip"},
+        "data": {"train_samples": 300},
+        "run": run,
+    }
     federation, out = Federation.from_config(resolve(tables)), folder / "run"
     if interrupted:
         with suppress(Crash):

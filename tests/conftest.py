@@ -21,7 +21,7 @@ def linear() -> nn.Module:
 def small(method: str | dict[str, Any] = "fedasmu", **given: Any) -> Federation:
     """Eight devices, a linear model, 240 digits; every section may be overridden by a dict."""
     sections: dict[str, dict[str, Any]] = {
-        "fleet": {"devices": 8, "fastest": 4.0, "ratio": 5.0, "up_mbps": 0.05, "down_mbps": 0.02},
+        "fleet": {"devices": 8, "fastest": 4.0, "ratio": 5.0, "up_mbps": 0.05, "down_mbps": 0.02, "time": "trip"},
         "training": {"epochs": 4, "lr": 0.05},
         "data": {"train_samples": 240, "test_samples": 120},
         "run": {"per_round": 3, "period": 4.0, "in_flight": 6, "eval_every": 20.0, "executor": "serial"},

@@ -20,16 +20,19 @@ RUN = {
     "until": True,
     "rounds": True,
     "eval_every": True,  # when the model is tested is in the log
-    "target": False,  # only what the log is held against
+    "target": False,  # only what the log is held against, unless it ends the run
+    "stop_at_target": True,  # a run that stops has a shorter log
     "trigger": True,
     "per_round": True,
     "period": True,
     "executor": False,
     "checkpoint_every": False,
     "checkpoint_minutes": False,
+    "keep_checkpoint": False,
     "device_memory_mb": False,
     "address": False,
     "workers": False,
+    "selection": True,
     "in_flight": True,
     "diverged": True,  # a run that stops has a shorter log
 }
@@ -40,6 +43,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "run.workers": {"executor": "processes", "workers": 2},
     "run.checkpoint_every": {"checkpoint_every": 7.0},
     "run.checkpoint_minutes": {"checkpoint_minutes": 0.0},
+    "run.keep_checkpoint": {"keep_checkpoint": False},
     "run.device_memory_mb": {"device_memory_mb": 1},
 }
 #: Those that need a cluster, or a data set on disk: tests/compute/test_ray.py and tests/data look after them.
@@ -63,6 +67,16 @@ def test_the_essence_is_the_tables_without_what_decides_nothing() -> None:
     left_out = {f"{section}.{key}" for section in tables for key in tables[section].keys() - essence[section].keys()}
     assert left_out == set(config.aside())
     assert all(tables[section][key] == value for section in essence for key, value in essence[section].items())
+
+
+def test_a_target_that_ends_the_run_decides() -> None:
+    keys = {
+        (stops, target): run_key(resolve({"run": {"target": target, "stop_at_target": stops}}))
+        for stops in (False, True)
+        for target in (0.5, 0.9)
+    }
+    assert keys[False, 0.5] == keys[False, 0.9]
+    assert len(set(keys.values())) == 3
 
 
 @pytest.fixture(scope="module")

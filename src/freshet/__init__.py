@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from freshet._version import __version__
-from freshet.errors import ConfigError, DataError, FreshetError, RunError
+from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 
 if TYPE_CHECKING:
     from freshet.core.about import About
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from freshet.result import Result
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet
+    from freshet.training.task import Task
 
 __all__ = [
     "About",
@@ -29,6 +30,8 @@ __all__ = [
     "Options",
     "Result",
     "RunError",
+    "Stop",
+    "Task",
     "__version__",
 ]
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
@@ -42,6 +45,7 @@ _HOMES = {
     "Observer": "freshet.runs.writer",
     "Options": "freshet.core.method",
     "Result": "freshet.result",
+    "Task": "freshet.training.task",
 }
 
 

@@ -24,6 +24,8 @@ CUSTOM = "custom"
 #: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
 #: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
 ASIDE: JsonDict = {"decides": False}
+#: Tasks whose first metric is an accuracy.
+JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
 DEFAULT_MODELS = {
     "digits": "digits",
     "fashion-mnist": "lenet5",
@@ -73,6 +75,7 @@ class ModelOptions(Options):
     name: str = Field("", description="network: see `freshet models` (default: one that suits the data)")
     norm: Literal["", "batch", "group", "none"] = Field("", description="normalisation (default: the network's own)")
     head: bool = Field(False, description="MOON's projection head")
+    start: str = Field("", description="safetensors file with weights to begin with (default: the network's own)")
     pool: bool | None = Field(None, description="cnn: a 2x2 max pool after each activation (default: false)")
     hidden: list[int] | None = Field(None, description="mlp: units of the hidden layers (default: [64])")
     hidden_layers: int | None = Field(None, description="vgg11: dense layers of 512 units (default: 2)")
@@ -83,7 +86,7 @@ class ModelOptions(Options):
 
     def own(self) -> dict[str, Any]:
         """What was given of the options that a network has of its own."""
-        return self.model_dump(exclude={"name", "norm", "head"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
 
 
 class RunOptions(Options):
@@ -99,9 +102,12 @@ class RunOptions(Options):
         0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
     )
     eval_every: float = Field(10.0, gt=0, description="test the global model every so many seconds of virtual time")
-    target: float = Field(
-        0.8, ge=0, le=1, description="accuracy whose first crossing is reported", json_schema_extra=ASIDE
+    target: float | None = Field(
+        0.8,
+        description="accuracy whose first crossing is reported; of another task's metric, its value (default: none)",
+        json_schema_extra=ASIDE,
     )
+    stop_at_target: bool = Field(False, description="end the run with the first test that reaches run.target")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
@@ -118,6 +124,11 @@ class RunOptions(Options):
     )
     checkpoint_minutes: float = Field(
         5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=ASIDE
+    )
+    keep_checkpoint: bool = Field(
+        True,
+        description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
+        json_schema_extra=ASIDE,
     )
     device_memory_mb: int = Field(
         512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
@@ -187,8 +198,12 @@ class Config:
         }
 
     def aside(self) -> list[str]:
-        """``section.key`` of every setting that decides nothing, as said at its field."""
-        return undecided({"method": type(self.method)} | SECTIONS)
+        """``section.key`` of every setting that decides nothing, as said at its field.
+
+        The target does decide where it ends the run.
+        """
+        aside = undecided({"method": type(self.method)} | SECTIONS)
+        return [key for key in aside if key != "run.target"] if self.run.stop_at_target else aside
 
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
@@ -235,6 +250,8 @@ def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
             given["until"] = seconds(given["until"])
         if given.get("rounds"):
             given.setdefault("until", 0.0)
+        if tables.get("training", {}).get("task", "classification") not in JUDGED_BY_ACCURACY:
+            given.setdefault("target", None)
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
         if isinstance(devices, int) and devices >= 1:
             given.setdefault("per_round", min(10, devices))
@@ -270,6 +287,10 @@ def _check_together(config: Config) -> None:
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
+    if run.stop_at_target and run.target is None:
+        raise ConfigError("run.stop_at_target", "needs a target; give run.target")
+    if config.training.task in JUDGED_BY_ACCURACY and run.target is not None and not 0 <= run.target <= 1:
+        raise ConfigError("run.target", f"is an accuracy and must be in 0..1, but {run.target:g} was given")
     if not (run.until or run.rounds):
         raise ConfigError("run.until", "must be greater than 0 (0 is for runs that end by run.rounds), but 0 was given")
     if config.model.name == CUSTOM and config.model.own():

@@ -20,5 +20,9 @@ class DataError(FreshetError, ValueError):
     """The training or test data cannot be used (missing, damaged, wrong shape, label out of range, NaN)."""
 
 
+class Stop(Exception):
+    """Raised by an observer to end a run: it stops before its next event, as "stopped", with all its files whole."""
+
+
 class RunError(FreshetError, RuntimeError):
     """A run directory or log cannot be used, or a run cannot go on."""

@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from freshet.compute.choice import open_executor
 from freshet.compute.pool import Pool
@@ -17,17 +19,21 @@ from freshet.core.coordinator import Coordinator
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
+from freshet.fingerprints import differing
 from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
+from freshet.runs.facts import whole
 from freshet.runs.lifecycle import Plan, Ready, drive
 from freshet.runs.reader import Run
-from freshet.runs.world import write_world
-from freshet.runs.writer import Observer, RunWriter, default_directory
+from freshet.runs.world import read_world, write_world
+from freshet.runs.writer import Observer, RunWriter, default_directory, write_config
 from freshet.sim.driver import Simulation, check
 from freshet.sim.fleet import Fleet
 from freshet.training.flat import Factory
+from freshet.training.start import as_factory
+from freshet.training.task import Task
 
 
 class Federation:
@@ -39,7 +45,7 @@ class Federation:
 
     def __init__(
         self,
-        model: Factory | str | Mapping[str, Any] | None = None,
+        model: Factory | nn.Module | str | Mapping[str, Any] | None = None,
         train: Any = None,
         test: Any = None,
         *,
@@ -50,6 +56,7 @@ class Federation:
         data: str | Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        task: Task | str | None = None,
         shards: Any = None,
         groups: Any = None,
         test_shards: Any = None,
@@ -64,28 +71,59 @@ class Federation:
         }
         given = Given(
             dataset=own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data),
-            factory=None if model is None or isinstance(model, str | Mapping) else model,
+            factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
             fleet=fleet if isinstance(fleet, Fleet) else None,
             shards=shards,
             test_shards=test_shards,
+            task=task if isinstance(task, Task) else None,
+            schedule=tables["training"].get("schedule") if callable(tables["training"].get("schedule")) else None,
             selection=tables["run"].get("selection") if callable(tables["run"].get("selection")) else None,
         )
         for section, follows in given.defaults().items():
             tables[section] = follows | tables[section]
         for section, stands_for in given.tables().items():
             tables[section] |= stands_for
+        if isinstance(task, str):
+            tables["training"]["task"] = task
         if devices is not None:
             tables["fleet"]["devices"] = devices
         if seed is not None:
             tables["run"]["seed"] = seed
-        self.config = resolve(tables)
-        self.parts = assemble(self.config, given)
+        self._settle(resolve(tables), given)
+
+    def _settle(self, config: Config, given: Given) -> None:
+        self.config, self._given, self.parts = config, given, assemble(config, given)
 
     @classmethod
     def from_config(cls, config: Config) -> "Federation":
         """A federation of built-in parts, as the command line makes it."""
         sections: dict[str, Any] = config.tables()
         return cls(**sections)
+
+    def configured(self, config: Config) -> "Federation":
+        """What was brought from Python to this federation, under another configuration.
+
+        Test samples of the devices are left behind where a part of the training set takes the place of the test set.
+        """
+        other = Federation.__new__(Federation)
+        given = replace(self._given, test_shards=None) if config.data.validation else self._given
+        other._settle(config, given)
+        return other
+
+    def changed(self, settings: Mapping[str, Any]) -> "Federation":
+        """The same federation with other settings: ``changed({"training.lr": 0.1, "method.epsilon": 0.2})``."""
+        tables = self.config.tables()
+        for name, value in settings.items():
+            section, dot, key = name.partition(".")
+            if not dot or section not in tables:
+                raise ConfigError(name, "is not a setting; write section.key, for example training.lr")
+            tables[section][key] = value
+        return self.configured(resolve(tables))
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Short hashes of data, shards, model and fleet: two federations that agree in them were made of the same."""
+        return self.parts.fingerprint(self.config)
 
     @property
     def dataset(self) -> DataSet:
@@ -127,37 +165,66 @@ class Federation:
 
         def open_log() -> RunWriter:
             writer = RunWriter.create(directory, config.tables(), observers, self.dataset.part())
-            write_world(directory, self.parts.surroundings(config))
+            write_world(directory, self.parts.surroundings(config, self.fingerprint))
             return writer
 
         return self._drive(config, open_log, None, pool)
 
     def resume(
-        self, directory: str | Path, *, observers: Sequence[Observer] = (), pool: Pool[Any] | None = None
+        self,
+        directory: str | Path,
+        *,
+        until: float | str | None = None,
+        rounds: int | None = None,
+        observers: Sequence[Observer] = (),
+        pool: Pool[Any] | None = None,
     ) -> Result:
-        """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+        """Go on with a run that was interrupted, killed or stopped, from its last checkpoint: the same result, bit for
+        bit. With a later end (``until``, ``rounds``) a finished run goes on, too, as if that had been its end.
+
+        Where it trains (``run.executor``, ``workers``, ``address``) is this federation's affair; all else is the run's.
+        """
         run = Run(directory)
-        config = resolve(run.config())
-        mine = self.parts.settled(
-            replace(self.config, run=self.config.run.model_copy(update={"until": config.run.until}))
-        )
-        if config.essence() != mine.essence():
-            raise RunError(f"{directory} was made with another configuration; build the same federation to resume it")
-        run.check_resumable()
-        found = checkpoint.read(Path(directory))
+        made_with = resolve(run.config())
+        self._check_same(run, made_with)
+        config = _going_on(made_with, self.config, until, rounds)
+        run.check_resumable(longer=config.run.until != made_with.run.until or config.run.rounds != made_with.run.rounds)
+        found = checkpoint.read(run.directory)
         try:
             check(found.tree, self.parts.layout.size)
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
+        _check_end(run, config, found.tree["now"])
 
         def open_log() -> RunWriter:
-            writer = RunWriter(Path(directory), observers, resume=found.tree["log"])
+            writer = RunWriter(run.directory, observers, resume=found.tree["log"])
+            if config != made_with:
+                write_config(run.directory, config.tables(), self.dataset.part())
             found.remove_useless()
             for message in [*found.problems, *writer.cuts]:
                 writer.say(message)
             return writer
 
         return self._drive(config, open_log, found.tree, pool)
+
+    def _check_same(self, run: Run, made_with: Config) -> None:
+        """Raise unless this is the federation that made the run: the same settings, data, shards, model and fleet."""
+        mine = self.config
+        if mine.method_name == made_with.method_name:  # what was left to follow from the run is what it was there
+            given = mine.method.model_dump(exclude_none=True)
+            mine = replace(mine, method=made_with.method.model_copy(update=given))
+        end = {"until": made_with.run.until, "rounds": made_with.run.rounds}
+        if replace(mine, run=mine.run.model_copy(update=end)).essence() != made_with.essence():
+            raise RunError(
+                f"{run.directory} was made with another configuration; build the same federation to resume it"
+            )
+        world = read_world(run.directory)
+        other = differing(self.fingerprint, world.fingerprint) if world is not None else []
+        if other:
+            raise RunError(
+                f"{run.directory} was made with other {' and other '.join(other)}; build the same federation to resume "
+                "it, or begin a new run"
+            )
 
     def _drive(
         self, config: Config, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
@@ -172,9 +239,13 @@ class Federation:
             run.checkpoint_every,
             run.checkpoint_minutes,
             stop_diverged=run.diverged == "stop",
+            stop_at_target=run.stop_at_target,
+            keep=run.keep_checkpoint,
             data=self.dataset.facts(),
+            metric=self.parts.metric,
+            frozen=self.parts.frozen(config),
         )
-        return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.factory)
+        return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.parts.rebuilt(config))
 
     @contextmanager
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
@@ -200,3 +271,27 @@ class Federation:
 def _named(section: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """A section that may be given by its name alone."""
     return {"name": section} if isinstance(section, str) else dict(section or {})
+
+
+def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:
+    """A run's configuration as it goes on: on this machine's executor, perhaps to a later end."""
+    tables = made_with.tables()
+    tables["run"] |= {key: getattr(mine.run, key) for key in ("executor", "workers", "address")}
+    if until is not None:
+        tables["run"]["until"] = until if isinstance(until, str) else float(until)
+    if rounds is not None:
+        tables["run"]["rounds"] = rounds
+    return resolve(tables)
+
+
+def _check_end(run: Run, config: Config, now: float) -> None:
+    """Raise if there is nothing left to do between the checkpoint and a finished run's new end."""
+    if not run.finished() or run.summary()["status"] != "finished":
+        if config.run.end < now:
+            raise ConfigError("run.until", f"must not be before {now:g} s, where {run.directory} stands")
+        return
+    rounds = whole(run.summary().get("rounds")) or 0
+    if 0 < config.run.rounds <= rounds:
+        raise ConfigError("run.rounds", f"must be more than the {rounds} rounds after which {run.directory} ended")
+    if config.run.end <= now:
+        raise ConfigError("run.until", f"must be later than {now:g} s, where {run.directory} ended")

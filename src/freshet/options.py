@@ -1,6 +1,6 @@
 """Settings that the configuration checks and a driver reads, below both."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,11 @@ class FleetOptions(Options):
     devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
     fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
     ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's")
+    time: Literal["work", "trip"] = Field(
+        "work",
+        description="what takes time: work (steps x batch; 5 epochs of an average shard take the device's seconds), or "
+        "trip (a whole local training takes the device's seconds, whatever it does: the paper's)",
+    )
     up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
     down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
     link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all the same)")

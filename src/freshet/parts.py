@@ -1,8 +1,9 @@
 """From a configuration to what it names: data, model, fleet and shards, checked before anything is written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,37 @@ from numpy.typing import NDArray
 
 from freshet.compute.base import Setup
 from freshet.config import CUSTOM, Config
+from freshet.core import schedules
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.schedules import Schedule
 from freshet.core.selection import Choice, Selection
 from freshet.core.server import Server
+from freshet.core.streams import stream
 from freshet.data.dataset import DataSet
 from freshet.data.partition import label_counts, partition
-from freshet.data.shards import OwnTests, as_shards, as_tests, devices_of
+from freshet.data.shards import OwnTests, as_shards, as_tests, devices_of, remaining
 from freshet.data.sources import load
 from freshet.errors import ConfigError
+from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
+from freshet.result import Rebuilt
+from freshet.runs.facts import Metric
 from freshet.runs.world import RunWorld
 from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.optimisers import optimiser
-from freshet.training.trainer import initial_weights
+from freshet.training.options import TrainingOptions
+from freshet.training.start import started
+from freshet.training.task import TASKS, Task, check_output, check_targets
+from freshet.training.trainer import initial_module, initial_weights
+
+#: Epochs of an average shard that take a device its seconds, when time follows work.
+USUAL_EPOCHS = TrainingOptions().epochs
+#: ``schedule(lr, rounds)``.
+OwnSchedule = Callable[[float, int], float]
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,8 @@ class Given:
     shards: Any = None
     test_shards: Any = None
     selection: Choice | None = None
+    task: Task | None = None
+    schedule: OwnSchedule | None = None
 
     def defaults(self) -> dict[str, dict[str, Any]]:
         """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
@@ -48,17 +65,22 @@ class Given:
             devices = devices_of(self.shards)
             return {"fleet": {"devices": devices}} if devices else {}
         if groups is None:
-            return {}
+            dealt = self.dataset is None or self.dataset.has_classes
+            return {} if dealt else {"data": {"partition": "iid"}}
         return {"data": {"partition": "natural"}, "fleet": {"devices": len(set(groups.tolist()))}}
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """What the configuration says of it."""
-        fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True}
+        # The seconds of a fleet from Python are what they say: those of a whole local training.
+        fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True, "time": "trip"}
         model = {} if self.factory is None else {"name": CUSTOM}
         data = {} if self.dataset is None else {"name": CUSTOM}
         dealt = {} if self.shards is None else {"partition": CUSTOM}
         selection = {} if self.selection is None else {"selection": CUSTOM}
-        return {"fleet": fleet, "model": model, "data": data | dealt, "run": selection}
+        training = ({} if self.task is None else {"task": CUSTOM}) | (
+            {} if self.schedule is None else {"schedule": CUSTOM}
+        )
+        return {"fleet": fleet, "model": model, "data": data | dealt, "run": selection, "training": training}
 
 
 @dataclass(frozen=True)
@@ -72,11 +94,29 @@ class Parts:
     shards: list[NDArray[np.int64]]
     tests: OwnTests | None
     selection: Selection
+    task: Task
+    schedule: OwnSchedule | None = None
+
+    @property
+    def metric(self) -> Metric:
+        """What runs are judged by."""
+        return Metric(self.task.primary, str(self.task.direction))
+
+    def rebuilt(self, config: Config) -> Rebuilt:
+        """How the final model is handed out: the network, and in front of it what its inputs need."""
+        return Rebuilt(self.factory, config.run.seed, self.dataset.mean, self.dataset.std)
+
+    def frozen(self, config: Config) -> dict[str, NDArray[np.float32]]:
+        """Parameters that do not train, and so do not travel; they are part of the final model all the same."""
+        module = initial_module(self.factory, config.run.seed)
+        fixed = ((name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad)
+        return {name: tensor.detach().numpy().copy() for name, tensor in fixed}
 
     def setup(self, config: Config) -> Setup:
         """What workers need to know."""
         data = FederatedData.of(self.dataset, self.shards, self.tests)
-        return Setup(self.factory, data, config.training, config.run.seed)
+        own = self.task if self.task.name == CUSTOM else None
+        return Setup(self.factory, data, config.training, config.run.seed, own)
 
     def world(self, config: Config) -> World:
         """What the method knows of this federation and this run."""
@@ -85,12 +125,16 @@ class Parts:
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
 
-    def surroundings(self, config: Config) -> RunWorld:
+    def fingerprint(self, config: Config) -> dict[str, str]:
+        """Short hashes of data, shards, model and fleet."""
+        return fingerprint(self.dataset, self.tests, self.shards, self.factory, self.fleet, config.run.seed)
+
+    def surroundings(self, config: Config, hashes: dict[str, str]) -> RunWorld:
         """Fleet and data of a run, for world.json."""
         fleet, data = self.fleet, self.dataset
         return RunWorld(
             data=config.data.name,
-            classes=[str(name) for name in data.class_names or range(data.classes)],
+            classes=[str(name) for name in data.class_names or range(data.classes)] if data.has_classes else [],
             train_samples=len(data.y_train),
             test_samples=len(data.y_test),
             model_bytes=4 * self.layout.size,
@@ -98,7 +142,7 @@ class Parts:
             up_rate=fleet.up_rate.tolist(),
             down_rate=fleet.down_rate.tolist(),
             samples=[len(shard) for shard in self.shards],
-            label_counts=label_counts(data.y_train, self.shards, data.classes).tolist(),
+            label_counts=_label_counts(data, self.shards),
             up_latency=fleet.up_latency,
             down_latency=fleet.down_latency,
             on_seconds=fleet.on_seconds,
@@ -106,6 +150,14 @@ class Parts:
             loss=fleet.loss,
             aside=config.aside(),
             curves=list(config.method_class.about.curves),
+            metric=self.metric.name,
+            direction=self.metric.direction,
+            mean=None if data.mean is None else list(data.mean),
+            std=None if data.std is None else list(data.std),
+            sample_shape=list(data.sample_shape),
+            vocabulary=data.vocabulary,
+            pad_id=data.pad_id,
+            fingerprint=hashes,
         )
 
     def settled(self, config: Config, world: World | None = None) -> Config:
@@ -117,21 +169,58 @@ class Parts:
         world = world or self.world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
-        return Server(method, world, weights, config.training.lr, config.training.lr_decay, self.selection)
+        return Server(method, world, weights, self._schedule(config, world), self.selection)
+
+    def _schedule(self, config: Config, world: World) -> Schedule:
+        """The learning rate over rounds; a cosine is as long as the run, as far as that is known."""
+        o = config.training
+        if self.schedule is not None:
+            own = self.schedule
+            return lambda rounds: float(own(o.lr, rounds))
+        if o.schedule == CUSTOM:
+            problem = "'custom' stands for a function given from Python; choose another or give one"
+            raise ConfigError("training.schedule", problem)
+        length = config.run.rounds or max(1, world.uploads // world.per_round)
+        return {
+            "constant": schedules.constant(o.lr),
+            "exponential": schedules.exponential(o.lr, o.lr_decay),
+            "step": schedules.step(o.lr, o.lr_decay, o.schedule_every),
+            "cosine": schedules.cosine(o.lr, length),
+        }[o.schedule]
 
 
 def assemble(config: Config, given: Given) -> Parts:
     """Everything that a configuration names, or that was given in its place; raises with one sentence."""
-    dataset = _dataset(config, given.dataset)
-    factory = _factory(config, dataset) if given.factory is None else given.factory
-    layout = _check_model(config, factory, dataset)
-    devices, samples = config.fleet.devices, len(dataset.y_train)
-    shards = _deal(config, dataset) if given.shards is None else as_shards(given.shards, devices, samples)
+    task = _task(config, given.task)
+    dataset, held = _dataset(config, given.dataset)
+    check_targets(task, dataset.y_train, dataset.name)
+    factory = given.factory
+    if factory is None:
+        factory = built_in(config, dataset.sample_shape, dataset.classes, dataset.vocabulary, dataset.pad_id)
+    factory = _started(config, factory)
+    layout = _check_model(config, factory, dataset, task)
+    devices = config.fleet.devices
+    shards = _deal(config, dataset) if given.shards is None else _own_shards(given.shards, devices, dataset, held)
     fleet = _fleet(config, given.fleet, shards)
     tests = None
     if given.test_shards is not None:
         tests = as_tests(given.test_shards, devices, dataset, (config.data.input_column, config.data.label_column))
-    return Parts(dataset, factory, layout, fleet, shards, tests, _selection(config, given.selection))
+    return Parts(
+        dataset, factory, layout, fleet, shards, tests, _selection(config, given.selection), task, given.schedule
+    )
+
+
+def _started(config: Config, factory: Factory) -> Factory:
+    """The factory, or one whose modules begin with the weights of ``model.start``."""
+    return started(factory, Path(config.model.start)) if config.model.start else factory
+
+
+def _task(config: Config, given: Task | None) -> Task:
+    if given is not None:
+        return given
+    if config.training.task == CUSTOM:
+        raise ConfigError("training.task", "'custom' stands for a Task given from Python; choose another or give one")
+    return TASKS[config.training.task]
 
 
 def _selection(config: Config, given: Choice | None) -> Selection:
@@ -143,14 +232,24 @@ def _selection(config: Config, given: Choice | None) -> Selection:
     return config.run.selection
 
 
-def _dataset(config: Config, given: DataSet | None) -> DataSet:
+def _dataset(config: Config, given: DataSet | None) -> tuple[DataSet, NDArray[np.int64]]:
+    """The data, and which samples of the training set are held out for validation."""
     options, seed = config.data, config.run.seed
     dataset = _load(config) if given is None else given
     if options.train_samples or options.test_samples:
         dataset = dataset.subset(options.train_samples or None, options.test_samples or None, seed)
+    held = np.empty(0, np.int64)
     if options.validation:
+        held = dataset.held_out_by(options.validation, seed)
         dataset = dataset.with_validation(options.validation, seed)
-    return arranged(dataset)
+    return arranged(dataset), held
+
+
+def _own_shards(given: Any, devices: int, dataset: DataSet, held: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Shards given from Python: of the whole training set, less what is held out."""
+    samples = len(dataset.y_train) + len(held)
+    shards = as_shards(given, devices, samples)
+    return remaining(shards, held, samples) if len(held) else shards
 
 
 def _load(config: Config) -> DataSet:
@@ -162,46 +261,41 @@ def _load(config: Config) -> DataSet:
     return load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
 
 
-def _factory(config: Config, dataset: DataSet) -> Factory:
+def built_in(config: Config, shape: Sequence[int], classes: int, vocabulary: int | None, pad_id: int | None) -> Factory:
+    """What builds the network that a configuration names, for samples of this shape."""
     options = config.model
     if options.name == CUSTOM:
         raise ConfigError(
             "model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)"
         )
-
     return partial(
         build,
         options.name,
-        input_shape=dataset.sample_shape,
-        classes=dataset.classes,
+        input_shape=tuple(shape),
+        classes=1 if config.training.task == "binary" else classes,
         head=options.head,
         norm=options.norm or None,
-        vocabulary=dataset.vocabulary,
-        pad_id=dataset.pad_id,
+        vocabulary=vocabulary,
+        pad_id=pad_id,
         **options.own(),
     )
 
 
-def _check_model(config: Config, factory: Factory, dataset: DataSet) -> Layout:
-    """The model takes the data, has an output per class and suits the method; returns its layout."""
+def _check_model(config: Config, factory: Factory, dataset: DataSet, task: Task) -> Layout:
+    """The model takes the data, its outputs suit the task, and it suits the method; returns its layout."""
     module = build_quietly(factory)
     layout = layout_of(module)
     config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout))
     config.method_class.rule(config.method).check(module)
     samples = Samples.of(dataset, test=True)
-    x, _ = next(samples.chunks(2))
+    x, y = next(samples.chunks(2))
     try:
         with torch.no_grad():
             output = module.float().eval()(x)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         problem = str(error).splitlines()[0]
         raise ConfigError("model", f"cannot take samples of shape {dataset.sample_shape}: {problem}") from None
-    if not isinstance(output, torch.Tensor) or output.shape[:1] != x.shape[:1] or output.ndim != 2:
-        raise ConfigError(
-            "model", f"must give one row of class scores per sample, not {getattr(output, 'shape', output)}"
-        )
-    if output.shape[1] < dataset.classes:
-        raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {dataset.classes} classes")
+    check_output(task, output, y, dataset.classes)
     return layout
 
 
@@ -210,25 +304,58 @@ def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
     worth = config.run.in_flight if config.run.trigger == "concurrency" else config.run.per_round
     counts = np.array(samples, np.int64)
     reach = optimiser(config.training).reach
-    return World(config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed, reach=reach)
+    shape = (config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed)
+    return World(*shape, own_epochs=_own_epochs(config), reach=reach)
 
 
 def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:
     if config.fleet.custom and given is None:
         raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
-    work = np.array([len(shard) for shard in shards]) * float(config.training.epochs)
+    work = _work(config.training, shards)
     fleet = Fleet.draw(config.fleet, config.run.seed, work) if given is None else given
+    if config.fleet.time == "work" and fleet.trace is None:
+        average = sum(len(shard) for shard in shards) / len(shards)
+        fleet = fleet.working(work, USUAL_EPOCHS * average)
     if len(fleet) != config.fleet.devices:
         raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(fleet)} devices")
     return fleet
+
+
+def _work(options: TrainingOptions, shards: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Samples that each device goes through in one local training: steps x batch, or all of its own once per epoch."""
+    if options.steps:
+        return np.full(len(shards), float(options.steps * options.batch_size))
+    return np.array([len(shard) for shard in shards]) * float(options.epochs)
+
+
+def _own_epochs(config: Config) -> NDArray[np.int64] | None:
+    """Each device's number of local epochs, drawn once, where they differ."""
+    span, seed = config.training.local_epochs, config.run.seed
+    if not span:
+        return None
+    return stream(seed, "local epochs").integers(span[0], span[1] + 1, size=config.fleet.devices)
+
+
+def _label_counts(dataset: DataSet, shards: list[NDArray[np.int64]]) -> list[list[int]]:
+    """Samples of each class that each device has; empty rows where there are no classes."""
+    if not dataset.has_classes:
+        return [[] for _ in shards]
+    counts: list[list[int]] = label_counts(dataset.y_train, shards, dataset.classes).tolist()
+    return counts
 
 
 def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
     options = config.data
     if options.partition == CUSTOM:
         raise ConfigError("data.partition", "'custom' stands for shards given from Python; choose another or give them")
+    labels = dataset.y_train
+    if not dataset.has_classes:
+        if options.partition not in ("iid", "natural"):
+            problem = f"{options.partition} deals by class, and these targets are no classes; use iid or natural"
+            raise ConfigError("data.partition", problem)
+        labels = np.zeros(len(labels), np.int64)
     return partition(
-        dataset.y_train,
+        labels,
         config.fleet.devices,
         options.partition,
         seed=config.run.seed,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import freshet
 from freshet.cli.screen import LiveProgress, marked, number, size
+from tests.methods import strangers
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
 COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
@@ -313,6 +315,47 @@ def test_audit_says_ok_or_names_the_line(command, finished, tmp_path):
     bad = command("audit", copy)
     assert bad.code == 1
     assert f"line {place + 1}" in bad.out and "alpha" in bad.out
+
+
+def test_audit_never_says_ok_of_a_method_without_an_audit(command):
+    ran = command("run", "-m", "tests.methods.strangers:Half", "--until", 60, "-q", "-o", "run", *FAST)
+    assert ran.code == 0, ran.err
+    done = command("audit", "run")
+    assert done.code == 0
+    assert done.out.startswith("run: not audited: its method has no audit(); only the order of events was checked (")
+    assert "ok" not in done.out and "aggregations" in done.out
+    lines = Path("run/events.jsonl").read_text().splitlines()
+    Path("run/events.jsonl").write_text("\n".join(lines[:10] + lines[11:]) + "\n")
+    broken = command("audit", "run")
+    assert broken.code == 1 and "line 11" in broken.out, "what needs no formulas is checked all the same"
+
+
+def test_kinds_of_events_from_elsewhere_are_skipped_with_a_word(command, finished):
+    shutil.copytree(finished("fedasmu").directory, "run")
+    log = Path("run/events.jsonl")
+    count = len(log.read_text().splitlines())
+    last = json.loads(log.read_text().splitlines()[-1])["time"]
+    with log.open("a") as file:
+        for number in (1, 2):
+            file.write(json.dumps({"seq": count + number, "time": last, "kind": "weather", "sky": ["grey"]}) + "\n")
+    done = command("audit", "run")
+    assert done.code == 0
+    assert ": ok (" in done.out
+    assert done.out.strip().endswith("skipped kinds of events that this version does not know: weather (2)")
+    for line in (["show", "run"], ["report", "run", "-o", "page.html"], ["export", "run", "--csv", "table.csv"]):
+        done = command(*line)
+        assert (done.code, done.err) == (0, ""), line
+    assert Path("page.html").stat().st_size > 10_000 and "fedasmu" in Path("table.csv").read_text()
+
+
+@pytest.mark.parametrize("name", strangers.SENTENCES)
+def test_a_method_that_breaks_the_contract_ends_in_one_sentence(command, name):
+    settings = [*FAST, "-s", "run.per_round=3"]
+    done = command("run", "-m", f"tests.methods.strangers:{name}", "--until", 300, "-q", "-o", "run", *settings)
+    assert done.code == 2
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith(f"freshet: {strangers.SENTENCES[name]}")
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("name", ["show", "audit"])

@@ -24,7 +24,7 @@ def freshet(capsys, monkeypatch, tmp_path):
 
 def first_slots(directory: Path) -> list[int]:
     """Slots of the devices' first trips that the meta model proposed."""
-    return [e["slot"] for e in Run(directory).events() if e["kind"] == "trigger" and e.get("slot_by") == "meta"]
+    return [e["slot"] for e in Run(directory).events() if e["kind"] == "request" and e["slot_by"] == "meta"]
 
 
 def pay_only_the_last_slot(directory: Path) -> None:

@@ -13,6 +13,7 @@ from freshet.config import Config
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request
 from freshet.core.method import Memory, World
+from freshet.core.schedules import exponential
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
@@ -59,7 +60,9 @@ class Live:
         samples, layout = np.array([len(shard) for shard in data.shards]), layout_of(build_quietly(factory))
         world = World(len(samples), samples, training.epochs, run.per_round, layout, run.seed)
         method = config.method_class(config.method, world)
-        self.server = Server(method, world, initial_weights(factory, run.seed), training.lr, training.lr_decay)
+        self.server = Server(
+            method, world, initial_weights(factory, run.seed), exponential(training.lr, training.lr_decay)
+        )
         self.coordinator = Coordinator(self.server, config.trigger())
         self.writer = RunWriter.create(directory, config.tables())
         trainers = (Trainer(factory, data, training, run.seed) for _ in samples)

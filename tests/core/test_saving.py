@@ -45,7 +45,7 @@ class State:
     by_device: dict[int, Inner] = field(default_factory=dict)
     queue: list[tuple[int, int, float]] = field(default_factory=list)
     points: dict[int, Point] = field(default_factory=dict)
-    own: Own = field(default_factory=Own)
+    own: "Own" = field(default_factory=Own)
 
 
 def filled() -> State:

@@ -13,6 +13,7 @@ from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Reject, Wait, World
+from freshet.core.schedules import constant, exponential
 from freshet.core.server import Refused, Server
 from freshet.core.trigger import Trigger
 from freshet.errors import RunError
@@ -30,7 +31,7 @@ def world(devices: int = 6, **changes: Any) -> World:
 def server(method: str = "fedasmu", options: dict[str, Any] | None = None, **changes: Any) -> Server:
     w = world(**changes)
     rule = find(method)[0](options_for(method, options or {}), w)
-    return Server(rule, w, np.zeros(SIZE, np.float32), lr=0.1, lr_decay=0.5)
+    return Server(rule, w, np.zeros(SIZE, np.float32), exponential(0.1, 0.5))
 
 
 def upload(device: int = 0, trip: int = 1, base: int = 1, **changes: Any) -> Upload:
@@ -355,7 +356,7 @@ class Scripted(Method):
 
 def scripted(*answers) -> Server:
     method = Scripted(*answers)
-    return Server(method, method.world, np.zeros(SIZE, np.float32), 0.1, 1.0)
+    return Server(method, method.world, np.zeros(SIZE, np.float32), constant(0.1))
 
 
 def test_devices_waiting_for_an_aggregation_are_busy_until_it_comes():
@@ -447,7 +448,7 @@ class Variates(Scripted):
 
 def variates() -> Server:
     method = Variates(Wait())
-    return Server(method, method.world, np.zeros(SIZE, np.float32), 0.1, 1.0)
+    return Server(method, method.world, np.zeros(SIZE, np.float32), constant(0.1))
 
 
 def test_vectors_travel_with_the_model_and_are_weighed():

@@ -1,5 +1,6 @@
 """Scaffolding for the tests of FedASMU and FedSSMU: a small smooth network, its loss in float64, a scripted server."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
 from freshet.core.messages import Fresh, Request, Slot, Upload
 from freshet.core.method import Method, World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.training.flat import FlatModel
@@ -61,12 +63,20 @@ def plain_layout(size: int, buffers: int = 0) -> Layout:
     return Layout.build([("w", (size,), "learnable"), *([("b", (buffers,), "buffer")] if buffers else [])])
 
 
-def server_of(name: str, w0: np.ndarray, layout: Layout, devices: int = 8, epochs: int = 1, **options: Any) -> Server:
-    """A server with learning rate ``lr`` = 0.1 and no decay."""
+def server_of(
+    name: str,
+    w0: np.ndarray,
+    layout: Layout,
+    devices: int = 8,
+    epochs: int = 1,
+    reach: Callable[[int], float] = float,
+    **options: Any,
+) -> Server:
+    """A server with learning rate ``lr`` = 0.1 and no decay; ``reach`` is that of the devices' optimiser."""
     method, _ = find(name)
-    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3)
+    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
     rule: Method = method(options_for(name, options), world)
-    return Server(rule, world, w0.astype(np.float32), 0.1, 1.0)
+    return Server(rule, world, w0.astype(np.float32), constant(0.1))
 
 
 def trigger(server: Server, device: int) -> Triggered:

@@ -11,6 +11,7 @@ from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
 from freshet.core.messages import NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
@@ -70,12 +71,12 @@ def server_of(
     counts = np.array(samples or [10] * devices, np.int64)
     world = World(len(counts), counts, epochs, per_round, layout, seed=3)
     start = vector(1) if w0 is None else w0
-    return Server(method(options_for(name, options), world), world, start, 0.1, 1.0)
+    return Server(method(options_for(name, options), world), world, start, constant(0.1))
 
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
     """The device in flight uploads this model; what is logged."""
-    flight, told = server.flights[device], report or REPORTS.get(server.method.name, {})
+    flight, told = server.flights[device], report or REPORTS.get(server.method.about.name, {})
     return logged(server.upload(Upload(device, flight.trip, flight.base, weights, 1, told)))
 
 

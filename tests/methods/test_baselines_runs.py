@@ -11,12 +11,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from freshet.cli.app import app
-from freshet.core.about import About
-from freshet.core.method import Method, Verdict
 from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.methods import registry
-from freshet.methods.parts.arrivals import mixed
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.writer import Observer
@@ -254,17 +251,8 @@ def test_a_forged_number_is_found_and_its_line_named(
 # ---- a method of one's own
 
 
-class Half(Method):
-    """A toy: every arrival is mixed in with weight one half."""
-
-    about = About("half", "async", "Half", "nobody, nowhere")
-
-    def receive(self, server: Any, upload: Any, flight: Any) -> Verdict:
-        return mixed(server, upload, flight, 0.5)
-
-
 def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Simulate) -> None:
-    result = simulate(f"{__name__}:Half")
+    result = simulate("tests.methods.strangers:Half")
     assert result.accuracy[-1] > result.accuracy[0] + 0.25
     found = audit(Run(result.directory))
     assert (found.problem, found.audited) == (None, False)

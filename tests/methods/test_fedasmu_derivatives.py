@@ -9,6 +9,7 @@ from freshet.methods import options_for
 from freshet.methods.parts.fresh import FreshModelRule
 from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
+from freshet.training.optimisers import sgd
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome
 from freshet.training.trainer import Trainer, Work
@@ -23,15 +24,26 @@ def loss() -> SmoothLoss:
 
 
 def scripted_adaptation(
-    loss: SmoothLoss, equations: str, *, steps: int = 1, beta: float = 0.0, n1: int = 0, **options: float
+    loss: SmoothLoss,
+    equations: str,
+    *,
+    steps: int = 1,
+    beta: float = 0.0,
+    n1: int = 0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    told: bool = True,
+    **options: float,
 ) -> dict[str, object]:
     """Device 0 is aggregated at staleness 3, then trains again from the model it produced; what the server derives.
 
-    Every step follows the gradient at the model it started from; after ``n1`` of them a fresh model is merged.
+    Every step follows the gradient at the model it started from; after ``n1`` of them a fresh model is merged. With
+    ``told`` the server knows the momentum of these steps.
     """
     rng = np.random.default_rng(1)
     w0 = loss.flat.dump()
-    server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, **(CONTROLS | options))
+    reach = sgd(momentum, nesterov).reach if told else float
+    server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, reach=reach, **(CONTROLS | options))
     server.trigger([0, 1, 2])
     for device in (1, 2):
         send(server, device, w0 + 0.3 * rng.normal(size=w0.size))
@@ -39,14 +51,16 @@ def scripted_adaptation(
     past = send(server, 0, uploaded)[0]
     produced = server.weights.copy()
     server.trigger([0])
-    w = produced.astype(np.float64)
+    w, g = produced.astype(np.float64), loss.gradient(produced)
+    v = np.zeros_like(g)
     for step in range(steps):
         if beta and step == n1:
             server.trigger([3])
             send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
             fresh = ask(server, 0)
             w = (1 - beta) * w + beta * fresh.weights
-        w = w - 0.1 / steps * loss.gradient(produced)
+        v = momentum * v + g
+        w = w - 0.1 / steps * (g + momentum * v if nesterov else v)
     server.flights[0].lr = 0.1 / steps
     report = {"beta": beta, "n1": n1} if beta else {}
     adapted = send(server, 0, w, steps=steps, **report)[0]
@@ -108,6 +122,20 @@ def test_e6_a_merge_is_no_gradient_and_shrinks_what_came_before_it(loss: SmoothL
     true = true_derivatives(loss, corrected)
     assert logged(corrected) == pytest.approx(true, rel=1e-3)
     assert abs(printed["adapted"]["grad_lambda"]) != pytest.approx(abs(true[0]), rel=0.2)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("merge", [{}, {"beta": 0.4, "n1": 2}])
+def test_with_momentum_the_divisor_is_what_the_steps_make_of_a_unit_gradient(
+    loss: SmoothLoss, merge: dict[str, float], nesterov: bool
+) -> None:
+    steps = {"steps": 6, "momentum": 0.9, "nesterov": nesterov, **merge}
+    script = scripted_adaptation(loss, "corrected", **steps)
+    true = true_derivatives(loss, script)
+    assert logged(script) == pytest.approx(true, rel=1e-3)
+    # as if these had been plain steps, q and all that follows from it would be several times too large
+    plain = logged(scripted_adaptation(loss, "corrected", **steps, told=False))
+    assert plain[0] / true[0] > 2.0
 
 
 @pytest.mark.parametrize("report", [{"beta": 0.4}, {"beta": 0.4, "n1": 5}, {"beta": 0.4, "n1": -1}, {"n1": 2.5}])

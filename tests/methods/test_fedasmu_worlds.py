@@ -31,7 +31,7 @@ def requests(method: str, slot: str, folder: Path) -> Requests:
     thirds: tuple[list[bool], list[bool]] = ([], [])
     for seed in SEEDS:
         run = {"seed": seed, "until": SECONDS[method], "executor": "serial", "eval_every": SECONDS[method]}
-        fleet = {"devices": 100, "ratio": 5.0}
+        fleet = {"devices": 100, "ratio": 5.0, "time": "trip"}
         config = resolve({"method": {"name": method, "slot": slot}, "fleet": fleet, "run": run})
         out = folder / f"{slot}-{seed}"
         summary = Federation.from_config(config).run(out=out).summary

@@ -35,8 +35,9 @@ def test_the_data_on_the_devices_are_those_of_the_run(finished: Callable[[str], 
     figure = closeup(run)["partition"]
     counts = np.array(figure["data"][0]["z"]).T
     assert counts.shape == (8, 10) and counts.sum() == 240
-    logged = next(e for e in run.events if e["kind"] == "aggregate" and e["devices"])
-    assert counts.sum(axis=1)[logged["devices"]].tolist() == logged["samples"]
+    logged = next(e for e in run.events if e["kind"] == "aggregate" and e["contributions"])
+    devices = [part["device"] for part in logged["contributions"]]
+    assert counts.sum(axis=1)[devices].tolist() == logged["samples"]
 
 
 def test_data_given_from_python_are_shown_too(written: Write) -> None:
@@ -46,7 +47,8 @@ def test_data_given_from_python_are_shown_too(written: Write) -> None:
 
 
 def test_without_a_world_weights_are_coloured_by_device_and_it_is_said(written: Write) -> None:
-    place = written("old", events=[{"time": 1.0, "kind": "aggregate", "device": 1, "staleness": 2, "alpha": 0.5}])
+    part = {"device": 1, "base": 1, "staleness": 2, "weight": 0.5}
+    place = written("old", events=[{"time": 1.0, "kind": "aggregate", "contributions": [part], "alpha": 0.5}])
     assert closeup(read(place))["alpha"]["data"][0]["marker"]["color"] == [10.0]
     (place / "world.json").unlink()
     run = read(place)

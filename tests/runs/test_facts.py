@@ -1,34 +1,48 @@
 """What a log's lines say, read in one place."""
 
+from typing import Any
+
 import pytest
 
 from freshet.runs.facts import Contributor, contributors, first_crossing, number, whole
 
 
-def test_one_upload_has_the_events_own_numbers() -> None:
-    assert contributors({"device": 4, "base": 2, "staleness": 3, "alpha": 0.5}) == [Contributor(4, 2, 3, 0.5)]
+def part(device: Any, base: Any, staleness: Any, weight: Any) -> dict[str, Any]:
+    return {"device": device, "base": base, "staleness": staleness, "weight": weight}
 
 
-def test_a_rounds_members_share_base_and_staleness() -> None:
-    rounds = {"devices": [2, 5], "base": 7, "staleness": 1, "alpha": 1.0, "weights": [0.25, 0.75]}
+def test_one_upload_has_its_alpha() -> None:
+    one = {"device": 4, "trip": 1, "contributions": [part(4, 2, 3, 0.7)], "alpha": 0.7}
+    assert contributors(one) == [Contributor(4, 2, 3, 0.7)]
+
+
+def test_a_rounds_members_have_their_shares() -> None:
+    rounds = {"contributions": [part(2, 7, 1, 0.25), part(5, 7, 1, 0.75)], "alpha": 1.0}
     assert contributors(rounds) == [(2, 7, 1, 0.25), (5, 7, 1, 0.75)]
 
 
-def test_members_of_a_buffer_have_their_own_and_share_the_step() -> None:
-    buffer = {"devices": [2, 5], "bases": [9, 6], "stalenesses": [1, 4], "alpha": 1.5, "weights": [0.5, 0.25]}
-    found = contributors(buffer | {"device": 5, "trip": 1, "base": 6, "staleness": 4})
-    assert found == [(2, 9, 1, 1.0), (5, 6, 4, 0.5)], "alpha = eta_g * sum of the weights"
+def test_members_of_a_buffer_share_the_step() -> None:
+    buffer = {"contributions": [part(2, 9, 1, 0.5), part(5, 6, 4, 0.25)], "alpha": 1.5, "device": 5, "trip": 1}
+    assert contributors(buffer) == [(2, 9, 1, 1.0), (5, 6, 4, 0.5)], "alpha = eta_g * sum of the weights"
+
+
+def test_without_an_alpha_the_weights_stand_as_they_are() -> None:
+    assert contributors({"contributions": [part(2, 9, 1, 0.5), part(5, 6, 4, 0.25)]}) == [
+        (2, 9, 1, 0.5),
+        (5, 6, 4, 0.25),
+    ]
 
 
 def test_an_aggregation_of_nobody_has_no_contributors() -> None:
-    assert contributors({"devices": [], "alpha": 0.0, "weights": []}) == []
+    assert contributors({"contributions": [], "alpha": 0.0}) == []
     assert contributors({}) == []
 
 
 def test_what_is_missing_or_makes_no_sense_is_none() -> None:
-    assert contributors({"devices": [1, "x"], "weights": ["no"]}) == [(1, None, None, None), (None, None, None, None)]
-    assert contributors({"devices": [1], "staleness": 3, "stalenesses": [1, 2]}) == [(1, None, None, None)]
-    assert contributors({"device": True, "staleness": 1.5, "alpha": "x"}) == [(None, None, None, None)]
+    odd = {"contributions": [part(1, None, "x", "no"), part(True, 1.5, [], None), {}]}
+    assert contributors(odd) == [(1, None, None, None), (None, None, None, None), (None, None, None, None)]
+    assert contributors({"contributions": [7, "x"], "alpha": 1.0}) == contributors({"contributions": {}}) == []
+    assert contributors({"contributions": [part(1, 1, 1, 0.5)], "alpha": "x"}) == [(1, 1, 1, 0.5)]
 
 
 def test_first_crossing_is_the_first_value_at_or_above_the_target() -> None:

@@ -19,6 +19,7 @@ from freshet import Observer
 from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint, lifecycle
@@ -42,6 +43,7 @@ class Ticking:
         self.ticks = 0
         self.diverged: float | None = None
         self.saved: list[float] = []
+        self.concluded: list[float] = []
 
     @property
     def now(self) -> float:
@@ -55,6 +57,9 @@ class Ticking:
             self.writer.event(self.now, Noted("tick"))
             self.happens.get(self.ticks, lambda _: None)(self)
         return True
+
+    def conclude(self) -> None:
+        self.concluded.append(self.now)
 
     def state(self) -> dict[str, Any]:
         self.writer.drain(wait=True)
@@ -117,7 +122,7 @@ def small_server() -> Server:
     layout = Layout.build([("w", (3,), "learnable")])
     world = World(4, np.ones(4, np.int64), 1, 2, layout, 0)
     method = find("fedavg")[0](options_for("fedavg", {}), world)
-    return Server(method, world, np.array([1.0, 2.0, 3.0], np.float32), 0.1, 1.0)
+    return Server(method, world, np.array([1.0, 2.0, 3.0], np.float32), constant(0.1))
 
 
 @pytest.fixture

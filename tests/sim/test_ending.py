@@ -119,7 +119,7 @@ def test_a_run_by_rounds_that_crashes_ends_as_the_uninterrupted_one(federate: Fe
         run().resume(tmp_path / "cut", observers=[Crash(total // 4)])
     run().resume(tmp_path / "cut")
     assert traces(tmp_path / "cut") == traces(whole.directory)
-    assert not (tmp_path / "cut" / "checkpoint").exists()
+    assert len(list((tmp_path / "cut" / "checkpoint").iterdir())) == 1
 
 
 def test_a_run_by_rounds_gives_the_same_bits_on_any_number_of_workers(federate: Federate, tmp_path: Path):

@@ -90,22 +90,40 @@ def run(
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory that is not finished.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    until: Annotated[str | None, typer.Option("--until", help="A later end, also for a finished run: 20m.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="The same for a run that ends by rounds.")] = None,
+    executor: Annotated[
+        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
+    address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed, from its last checkpoint: the same result, bit for bit."""
+    """Go on with a run that was interrupted, killed or stopped, from its last checkpoint: the same result, bit for bit.
+
+    With --until a finished run goes on, too, as if that had been its end from the start.
+
+    Example: freshet resume runs/mine --until 20m
+    """
     from freshet.cli.screen import LiveProgress
-    from freshet.config import resolve
+    from freshet.config import resolve, seconds
     from freshet.federation import Federation
 
-    config = resolve(Run(directory).config())
+    tables = Run(directory).config()
+    given = {"executor": executor, "workers": workers, "address": address}
+    if executor is not None and address is None:
+        given["address"] = ""  # a cluster that another executor has no use for
+    tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
+    config = resolve(tables)
     federation = Federation.from_config(config)
+    end = None if until is None else seconds(until)
     if quiet:
-        result = federation.resume(directory)
+        result = federation.resume(directory, until=end, rounds=rounds)
     else:
         with LiveProgress(Console(stderr=True)) as progress:
-            progress.begin(config.method_name, config.run.until, config.run.rounds)
-            result = federation.resume(directory, observers=[progress])
+            progress.begin(config.method_name, end or config.run.until, rounds or config.run.rounds)
+            result = federation.resume(directory, until=end, rounds=rounds, observers=[progress])
     _finish(result, quiet)
 
 
@@ -152,6 +170,8 @@ def _finish(result: "Result", quiet: bool) -> None:
             f"interrupted; everything up to now is saved. Go on with: freshet resume {result.directory}", err=True
         )
         raise typer.Exit(130)
+    if result.summary["status"] == "stopped":
+        typer.echo(f"stopped: {result.summary['stopped']}. Go on with: freshet resume {result.directory}", err=True)
 
 
 def demo(

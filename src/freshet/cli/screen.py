@@ -11,6 +11,7 @@ from rich.table import Table
 
 from freshet.methods import known
 from freshet.report.columns import COLUMNS, Column
+from freshet.runs.facts import metric_of
 from freshet.runs.writer import Observer
 
 #: A run is timed once so many uploads, so much of its length and so many seconds of it are over.
@@ -29,7 +30,7 @@ class LiveProgress(Observer):
             TextColumn("[bold]{task.description:<11}"),
             BarColumn(bar_width=28),
             TextColumn("{task.fields[now]:>7} s{task.fields[rounds]}"),
-            TextColumn("accuracy [bold]{task.fields[accuracy]}"),
+            TextColumn("{task.fields[metric]} [bold]{task.fields[value]}"),
             TextColumn("[dim]uploads {task.fields[uploads]}"),
             TimeElapsedColumn(),
             TextColumn("[cyan]{task.fields[expected]}"),
@@ -53,7 +54,14 @@ class LiveProgress(Observer):
         self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
         self._start, self._began, self._uploads, self._told = time.monotonic(), None, 0, False
         self._task = self.bar.add_task(
-            label, total=None, now="0", rounds=self._of_rounds(0), accuracy="  –  ", uploads=0, expected=""
+            label,
+            total=None,
+            now="0",
+            rounds=self._of_rounds(0),
+            metric="accuracy",
+            value="  –  ",
+            uploads=0,
+            expected="",
         )
 
     def _of_rounds(self, done: int) -> str:
@@ -98,7 +106,8 @@ class LiveProgress(Observer):
 
     def on_metrics(self, row: dict[str, Any]) -> None:
         share = row["rounds"] / self._rounds if self._rounds else 0.0
-        shown = {"accuracy": f"{row['accuracy']:.3f}", "uploads": row["uploads"]}
+        metric = metric_of(row)
+        shown = {"metric": metric.name, "value": number(metric.of(row)), "uploads": row["uploads"]}
         self._move(share, rounds=self._of_rounds(row["rounds"]), **shown)
 
     def on_message(self, message: str) -> None:

@@ -9,6 +9,7 @@ from freshet.training.batches import FederatedData
 from freshet.training.flat import Factory
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome, Score
+from freshet.training.task import Task
 from freshet.training.trainer import Trainer, Work
 
 T = TypeVar("T")
@@ -67,6 +68,8 @@ class Setup:
     data: FederatedData
     training: TrainingOptions
     seed: int
+    #: The user's own; else the one that ``training`` names.
+    task: Task | None = None
 
     def trainer(self) -> Trainer:
-        return Trainer(self.factory, self.data, self.training, self.seed)
+        return Trainer(self.factory, self.data, self.training, self.seed, self.task)

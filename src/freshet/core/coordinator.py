@@ -239,6 +239,7 @@ class Coordinator:
         saving.restore(self.counts, tree["counts"])
         self.watch.restore(tree["watch"])
         self.rounds.restore(tree["rounds"])
+        self.over = self.rounds.over(self.server)
         self._wakes = set(tree["wakes"])
 
 

@@ -55,7 +55,7 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
     if problem is not None:
         return problem
     if not (isinstance(contributions, list | tuple) and all(type(part) is Contribution for part in contributions)):
-        return "contributions are not a list of freshet.core.events.Contribution"
+        return "contributions are not all of freshet.core.events.Contribution"
     if not isinstance(numbers, Mapping) or not all(type(note) is Noted for note in notes):
         return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
     taken = OWN_KEYS[Aggregated].intersection(numbers)

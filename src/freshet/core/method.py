@@ -42,6 +42,8 @@ class World:
     per_round: int
     layout: Layout
     seed: int
+    #: Local epochs of each device, where they differ.
+    own_epochs: NDArray[np.int64] | None = None
     #: Uploads to expect in the whole run (0: not known).
     uploads: int = 0
     #: Seconds from trigger to upload of the fastest device (0: not known).
@@ -94,10 +96,17 @@ class Wait(NamedTuple):
 Verdict = Aggregate | Discard | Reject | Wait
 
 
+class Judge(Protocol):
+    """The task, as far as a device rule needs it."""
+
+    def mean_loss(self, output: "Tensor", y: "Tensor") -> "Tensor": ...
+
+
 class Local(Protocol):
     """One local training under way, as a device rule sees it (implemented by ``freshet.training.trainer``)."""
 
     model: "nn.Module"
+    task: Judge
     weights: "Tensor"
     gradient: "Tensor"
     base: "Tensor"
@@ -169,9 +178,7 @@ class LocalRule:
 
     def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
         """The mini-batch loss to differentiate."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(local.model(x), y)
+        return local.task.mean_loss(local.model(x), y)
 
     def adjust(self, local: Local) -> None:
         """Add terms to ``local.gradient`` in place, before weight decay (unless ``decay_first``) and momentum."""
@@ -219,7 +226,8 @@ class Method:
 
     def epochs(self, server: "Server", device: int) -> int:
         """Local epochs for the trip that is about to start."""
-        return self.world.epochs
+        own = self.world.own_epochs
+        return self.world.epochs if own is None else int(own[device])
 
     def instruct(self, server: "Server", device: int) -> dict[str, Number]:
         """Numbers that go down to the device with the model."""

@@ -24,14 +24,14 @@ def restore(state: Any, tree: Mapping[str, Any]) -> None:
     """Put saved data back into a dataclass of the same kind. Arrays are copied: the saved ones may lie in a file."""
     if state is None:
         return
-    kind: Any = type(state)
-    hints = _hints(kind)
     for field in dataclasses.fields(state):
         saved, now = tree[field.name], getattr(state, field.name)
         if hasattr(now, "restore"):
             now.restore(saved)
         else:
-            setattr(state, field.name, _typed(hints[field.name], saved))
+            kind: Any = type(state)
+            hint = _hints(kind)[field.name] if isinstance(field.type, str) else field.type
+            setattr(state, field.name, _typed(hint, saved))
 
 
 def _plain(value: Any) -> Any:

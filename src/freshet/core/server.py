@@ -12,6 +12,7 @@ from freshet.core import gates, saving
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
+from freshet.core.schedules import Schedule
 from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
@@ -50,15 +51,14 @@ class Server:
         method: Method,
         world: World,
         weights: Vector,
-        lr: float,
-        lr_decay: float,
+        schedule: Schedule,
         selection: Selection = "uniform",
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
         self.world = world
         self.store = VersionStore(weights)
-        self.lr, self.lr_decay = lr, lr_decay
+        self.schedule = schedule
         self.flights: dict[int, Flight] = {}
         self.waiting: set[int] = set()
         self.trips: dict[int, int] = {}
@@ -99,8 +99,8 @@ class Server:
         return self.round - bool(self.flights) if self.synchronous else self.consumed // self.world.per_round
 
     def learning_rate(self) -> float:
-        """``lr * decay ** r``, r = rounds that are over."""
-        return self.lr * self.lr_decay**self.rounds
+        """That of a trip which starts now: the schedule's after the rounds that are over."""
+        return self.schedule(self.rounds)
 
     # ---- events
 
@@ -282,7 +282,8 @@ class Server:
     def _kept_contract(self, verdict: object) -> Aggregate:
         """A method from elsewhere that does not keep to its side is told so in one sentence."""
         if not isinstance(verdict, Aggregate):
-            raise RunError(f"{self._name} decided {verdict!r:.80}; expected Aggregate, Discard, Reject or Wait")
+            answer = " ".join(repr(verdict).split())[:80]
+            raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
         problem = gates.aggregate_problem(verdict, self.world.layout.size)
         if problem is not None:
             raise RunError(f"{self._name} gave an Aggregate whose {problem}")

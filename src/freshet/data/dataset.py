@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 Rows = Array | LazyRows
 #: Images that are read for the channel mean and spread of a data set that is not in memory.
 MEASURED = 2000
+#: The target of a token that does not count.
+IGNORED = -100
 
 _SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams: a split never reuses another's draws
 
@@ -46,17 +48,18 @@ class DataSet:
     whole: tuple[int, int] | None = None  # training and test samples of the full data set, where that is known
     held_out: bool = False  # the test samples are a part of the training set
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether every sample has one class label, so that samples can be dealt by class."""
+        return self.y_train.dtype == np.int64 and self.y_train.ndim == 1
+
     def with_validation(self, fraction: float, seed: int) -> DataSet:
         """Hold out a stratified part of the training samples and put it in the place of the test set.
 
         Tuning works on the result and so cannot see the real test set. Every class keeps its share; which samples
         are held out depends on ``seed`` alone.
         """
-        if not 0.0 < fraction < 1.0:
-            raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
-        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
-        if len(held) in (0, len(self.y_train)):
-            raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
+        held = self.held_out_by(fraction, seed)
         keep = np.setdiff1d(np.arange(len(self.y_train)), held, assume_unique=True)
         return replace(
             self,
@@ -67,6 +70,15 @@ class DataSet:
             groups=None if self.groups is None else self.groups[keep],
             held_out=True,
         )
+
+    def held_out_by(self, fraction: float, seed: int) -> Array:
+        """Which training samples ``with_validation`` holds out, sorted."""
+        if not 0.0 < fraction < 1.0:
+            raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
+        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
+        if len(held) in (0, len(self.y_train)):
+            raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
+        return held
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
         """A stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""
@@ -123,6 +135,8 @@ def _chosen(key: str, labels: Array, count: int | None, seed: int) -> Array | sl
 
 def stratified(labels: Array, count: int, rng: np.random.Generator) -> Array:
     """Sorted indices of ``count`` samples in which every class keeps its share (largest remainders rounded up)."""
+    if labels.dtype != np.int64 or labels.ndim != 1:
+        return np.sort(rng.permutation(len(labels))[:count])
     values, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     share = sizes * (count / len(labels))
     take = np.floor(share).astype(np.int64)
@@ -135,7 +149,7 @@ def stratified(labels: Array, count: int, rng: np.random.Generator) -> Array:
 def check(dataset: DataSet) -> DataSet:
     """Return the data set if it can be trained on; otherwise raise one sentence that names what is wrong."""
     name = dataset.name
-    if dataset.classes < 2:
+    if dataset.has_classes and dataset.classes < 2:
         raise DataError(f"{name}: {dataset.classes} class(es) leave nothing to learn; at least 2 are needed")
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
         _check_part(f"{name}: {part}", x, y, dataset)
@@ -146,7 +160,7 @@ def check(dataset: DataSet) -> DataSet:
         )
     if dataset.class_names and len(dataset.class_names) != dataset.classes:
         raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
-    if dataset.groups is not None and dataset.groups.shape != dataset.y_train.shape:
+    if dataset.groups is not None and dataset.groups.shape != dataset.y_train.shape[:1]:
         raise DataError(f"{name}: groups has shape {dataset.groups.shape}; one entry per training sample is needed")
     _check_statistics(dataset)
     return dataset
@@ -155,12 +169,18 @@ def check(dataset: DataSet) -> DataSet:
 def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     if len(y) == 0 or x.size == 0:
         raise DataError(f"{where} set is empty; at least one sample is needed")
-    if y.ndim != 1 or y.dtype != np.int64:
-        raise DataError(f"{where} labels are {y.dtype} with shape {y.shape}; one int64 label per sample is needed")
+    if y.ndim == 0 or y.dtype not in (np.int64, np.float32):
+        raise DataError(f"{where} labels are {y.dtype} with shape {y.shape}; int64 or float32, one row per sample")
     if len(x) != len(y):
         raise DataError(f"{where} set has {len(x)} samples but {len(y)} labels; the two must be equally long")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= dataset.classes:
+    if y.dtype == np.float32:
+        if not np.isfinite(y).all():
+            raise DataError(f"{where} targets hold NaN or infinity; every value must be a finite number")
+        low = high = 0
+    else:
+        counted = y if y.ndim == 1 else y[y != IGNORED]
+        low, high = int(counted.min(initial=0)), int(counted.max(initial=0))
+    if low < 0 or (high >= dataset.classes and y.dtype == np.int64):
         bad = low if low < 0 else high
         raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
     if isinstance(x, LazyRows):  # the first sample stands for all; each is checked when it is read
@@ -229,7 +249,7 @@ def from_arrays(
     if x_train.dtype != np.int32:
         vocabulary = None
     if classes is None:
-        classes = max(len(names), 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=1))
+        classes = max(len(names), _outputs(y_train, y_test))
     if vocabulary is None and isinstance(x_train, np.ndarray) and isinstance(x_test, np.ndarray):
         ids = x_train.dtype == np.int32 and x_train.size and x_test.size
         vocabulary = 1 + int(max(x_train.max(), x_test.max())) if ids else None
@@ -295,6 +315,13 @@ def own_data(name: str, train: Any, test: Any, groups: Any, wishes: Wishes) -> D
         lazy=wishes.lazy,
         vocabulary=wishes.vocabulary if wishes.lazy else None,
     )
+
+
+def _outputs(*targets: Array) -> int:
+    """Classes of labels and tokens; of real targets, how many there are per sample."""
+    if targets[0].dtype == np.float32:
+        return int(np.prod(targets[0].shape[1:], dtype=np.int64))
+    return 1 + max((int(y.max()) for y in targets if y.size), default=1)
 
 
 def _side(

@@ -224,8 +224,11 @@ def samples(where: str, x: Array) -> Array:
 
 
 def labels(where: str, y: Array) -> Array:
-    if y.dtype.kind not in "iu" and y.size:
-        raise DataError(f"{where} labels have type {y.dtype}; allowed: integers from 0")
+    """Class labels and tokens as int64, real targets as float32."""
+    if y.dtype.kind == "f":
+        return np.ascontiguousarray(y, dtype=np.float32)
+    if y.dtype.kind not in "iub" and y.size:
+        raise DataError(f"{where} labels have type {y.dtype}; allowed: integers from 0, or real numbers for regression")
     return np.ascontiguousarray(y, dtype=np.int64)
 
 

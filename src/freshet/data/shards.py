@@ -63,6 +63,18 @@ def as_shards(given: Any, devices: int, samples: int, key: str = "shards") -> li
     return [_indices(part, device, samples, key) for device, part in enumerate(parts)]
 
 
+def remaining(shards: list[Indices], held: Array, samples: int) -> list[Indices]:
+    """The shards of ``samples`` samples once some are held out, in the numbering of those that remain."""
+    keep = np.setdiff1d(np.arange(samples), held, assume_unique=True)
+    place = np.full(samples, -1, np.int64)
+    place[keep] = np.arange(len(keep))
+    left = [place[shard][place[shard] >= 0] for shard in shards]
+    empty = next((device for device, shard in enumerate(left) if not len(shard)), None)
+    if empty is not None:
+        raise ConfigError("data.validation", f"holds out every sample of device {empty}; hold out fewer")
+    return left
+
+
 def devices_of(given: Any) -> int | None:
     """For how many devices shards were given, or None if that cannot be told."""
     return len(given) if hasattr(given, "__len__") and not isinstance(given, str) else None

@@ -47,7 +47,7 @@ def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     return {
         "method": {"name": method} | rates,
         "training": {key: OPEN_CHOICES[key] for key in ("epochs", "batch_size")} | {"lr": cell.lr},
-        "fleet": {"devices": cell.devices, "ratio": cell.slowest_over_fastest},
+        "fleet": {"devices": cell.devices, "ratio": cell.slowest_over_fastest, "time": "trip"},
         "data": {"name": cell.dataset, "partition": "dirichlet", "concentration": OPEN_CHOICES["concentration"]},
         "model": {"name": cell.model},
         "run": {"per_round": cell.per_round, "period": float(cell.period), "target": cell.target},

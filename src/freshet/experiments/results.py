@@ -3,11 +3,13 @@
 A run that crashed or is unfinished is listed with its reason and never averaged; one that diverged counts as it is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from freshet._version import __version__
+from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, Job, World
 from freshet.experiments.length import model_bytes
@@ -93,7 +95,7 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
 def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> Record:
     """The lines of one comparison, each held against the reference of its kind."""
     config = outcomes[0].job.config
-    target, step = config.run.target, config.run.eval_every
+    target, step = _target(config), config.run.eval_every
     entries = list(dict.fromkeys(o.job.entry for o in outcomes))
     mine = [[o for o in outcomes if o.job.entry == entry] for entry in entries]
     groups = [
@@ -138,8 +140,13 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, model_bytes(config)) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),
-        "runs": [_run(o, config.run.target, config.run.eval_every) for o in outcomes],
+        "runs": [_run(o, _target(config), config.run.eval_every) for o in outcomes],
     }
+
+
+def _target(config: Config) -> float:
+    """The value to reach; one that nothing reaches where there is none."""
+    return math.nan if config.run.target is None else config.run.target
 
 
 def fresh_bytes(run: RunData, size: int) -> float | None:

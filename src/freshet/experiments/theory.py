@@ -203,6 +203,7 @@ def federation(setting: Setting) -> Federation:
     """The paper's world (100 devices, ten at a time, ratio 5, Dirichlet), or the witness's two devices."""
     two = setting.part == "witness"
     fleet: Record = {"devices": 2, "ratio": 1.0} if two else {"devices": DEVICES}
+    fleet["time"] = "trip"
     method = {"name": f"{__name__}:{WATCHED[setting.method].__name__}", "apply": "mix", "equations": "corrected"}
     return Federation(
         model=zero_model,

@@ -49,7 +49,12 @@ class FedProx(FedAvg):
 
     def epochs(self, server: Server, device: int) -> int:
         """All epochs, or fewer for the slow places of the round (drawn per round; devices take places in turn)."""
-        seed, places, place, E = self.world.seed, self.world.per_round, len(server.flights), self.world.epochs
+        seed, places, place, E = (
+            self.world.seed,
+            self.world.per_round,
+            len(server.flights),
+            super().epochs(server, device),
+        )
         slow = round(self.options.drop * places)
         if slow == 0 or E == 1 or place not in stream(seed, "slow", server.round).permutation(places)[:slow]:
             return E

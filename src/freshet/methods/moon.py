@@ -83,7 +83,6 @@ class Contrast(LocalRule):
             local.scratch["previous"] = local.frozen(local.memory["previous"])
 
     def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
-        from torch.nn.functional import cross_entropy
 
         from freshet.models import has_features
 
@@ -93,7 +92,7 @@ class Contrast(LocalRule):
         network = local.model
         assert has_features(network)
         z = network.features(x)
-        return cross_entropy(network.classify(z), y) + self.mu * contrastive(z, z_g, z_p, self.T)
+        return local.task.mean_loss(network.classify(z), y) + self.mu * contrastive(z, z_g, z_p, self.T)
 
     def finish(self, local: Local) -> None:
         local.memory["previous"] = local.snapshot()

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .base import Network
-from .checks import flag, image_shape
-from .layers import conv_block
+from freshet.models.base import Network
+from freshet.models.checks import flag, image_shape
+from freshet.models.layers import conv_block
 
 
 class CNN(Network):

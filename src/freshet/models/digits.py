@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .base import Network
-from .checks import image_shape
-from .layers import conv_block, he_initialise
+from freshet.models.base import Network
+from freshet.models.checks import image_shape
+from freshet.models.layers import conv_block, he_initialise
 
 
 class DigitsCNN(Network):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .base import Network
-from .checks import wholes
-from .layers import he_initialise
+from freshet.models.base import Network
+from freshet.models.checks import wholes
+from freshet.models.layers import he_initialise
 
 
 class MLP(Network):

@@ -8,18 +8,17 @@ import torch
 from torch import nn
 
 from freshet.errors import ConfigError
-
-from .alexnet import AlexNet
-from .base import Network
-from .checks import flag, whole
-from .cnn import CNN
-from .digits import DigitsCNN
-from .layers import NORMS
-from .lenet5 import LeNet5
-from .mlp import MLP
-from .resnet20 import ResNet20
-from .textcnn import TextCNN
-from .vgg11 import VGG11
+from freshet.models.alexnet import AlexNet
+from freshet.models.base import Network
+from freshet.models.checks import flag, whole
+from freshet.models.cnn import CNN
+from freshet.models.digits import DigitsCNN
+from freshet.models.layers import NORMS
+from freshet.models.lenet5 import LeNet5
+from freshet.models.mlp import MLP
+from freshet.models.resnet20 import ResNet20
+from freshet.models.textcnn import TextCNN
+from freshet.models.vgg11 import VGG11
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def build(
     """
     entry = _entry(name)
     shape = tuple(whole("model.input_shape", side) for side in input_shape)
-    whole("model.classes", classes, low=2)
+    whole("model.classes", classes, low=1)
     flag("model.head", head)
     known = _options(entry)
     for option in options:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from freshet.errors import ConfigError
-
-from .base import Network
-from .checks import image_shape
-from .layers import he_initialise, norm_layers
+from freshet.models.base import Network
+from freshet.models.checks import image_shape
+from freshet.models.layers import he_initialise, norm_layers
 
 
 def _conv_norm(inputs: int, outputs: int, stride: int, norm: str) -> list[nn.Module]:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from freshet.errors import ConfigError
-
-from .base import Network
-from .checks import rate, whole, wholes
+from freshet.models.base import Network
+from freshet.models.checks import rate, whole, wholes
 
 
 class TextCNN(Network):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .base import Network
-from .checks import image_shape, rate, whole
-from .layers import conv_block, global_max, he_initialise
+from freshet.models.base import Network
+from freshet.models.checks import image_shape, rate, whole
+from freshet.models.layers import conv_block, global_max, he_initialise
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 """Channels of the convolutions between two pools."""

@@ -92,9 +92,18 @@ def write(run: Path, tree: Tree) -> Path:
     final = folder / f"{number:06d}"
     temporary.rename(final)
     sync_folder(folder)
-    for old in taken[:-1]:
-        shutil.rmtree(folder / f"{old:06d}", ignore_errors=True)
+    prune(run, 2)
     return final
+
+
+def prune(run: Path, keep: int) -> None:
+    """Drop all checkpoints but so many of the newest."""
+    folder = run / "checkpoint"
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for old in _numbers(folder)[:-keep] if folder.is_dir() else []:
+        shutil.rmtree(folder / f"{old:06d}", ignore_errors=True)
 
 
 def _write(path: Path, pieces: Iterator[Any]) -> str:

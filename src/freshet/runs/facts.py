@@ -48,7 +48,39 @@ def contributors(event: Mapping[str, Any]) -> list[Contributor]:
     return list(map(Contributor, *columns, shares))
 
 
-def first_crossing(times: Sequence[float], values: Sequence[Maybe], target: float) -> Maybe:
-    """First time with a value of at least the target."""
-    pairs = zip(times, values, strict=True)
-    return next((time for time, value in pairs if value is not None and value >= target), None)
+class Metric(NamedTuple):
+    """What a run is judged by: the name of its task's first metric, and whether more or less of it is better."""
+
+    name: str = "accuracy"
+    direction: str = "max"
+
+    def of(self, row: Mapping[str, Any]) -> Maybe:
+        """Its value in a row of metrics; None where that is not a finite number."""
+        return number(row.get(self.name))
+
+    def best(self, values: Sequence[Maybe]) -> Maybe:
+        """The best of some values, if there is any."""
+        there = [value for value in values if value is not None]
+        return (max if self.direction == "max" else min)(there) if there else None
+
+    def reaches(self, value: Maybe, target: float) -> bool:
+        """Whether a value is as good as the target."""
+        return value is not None and (value >= target if self.direction == "max" else value <= target)
+
+
+ACCURACY = Metric()
+
+
+def metric_of(found: Mapping[str, Any]) -> Metric:
+    """The metric that a summary, a world.json or a row of metrics names; accuracy where none is named."""
+    name, direction = found.get("metric"), found.get("direction")
+    return Metric(name if isinstance(name, str) else "accuracy", "min" if direction == "min" else "max")
+
+
+def first_crossing(
+    times: Sequence[float], values: Sequence[Maybe], target: float | None, metric: Metric = ACCURACY
+) -> Maybe:
+    """First time with a value as good as the target; None without one."""
+    if target is None:
+        return None
+    return next((time for time, value in zip(times, values, strict=True) if metric.reaches(value, target)), None)

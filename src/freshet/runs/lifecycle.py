@@ -3,7 +3,6 @@
 Whether its time is virtual or real is the driver's affair: everything here holds for both.
 """
 
-import shutil
 import signal
 import threading
 import time
@@ -13,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
+from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED
-from freshet.runs.summary import remarks, summarise
+from freshet.runs.summary import remarks, summarise, time_to_target
 from freshet.runs.writer import RunWriter
 
 
@@ -31,8 +33,11 @@ class Driver(Protocol):
         """Seconds since the start."""
 
     def run(self, until: float, between: Callable[[], bool]) -> bool:
-        """Go on until the end (True), with the last test looked at, or until ``between``, called between two events,
-        says to stop (False)."""
+        """Go on until the end (True), or until ``between``, called between two events, says to stop (False)."""
+
+    def conclude(self) -> None:
+        """Nothing more will come: test the model that is left and look at the result. Not asked of a run that is
+        interrupted, and asked after its last checkpoint: a run that goes on later does so as if this had not been."""
 
     def state(self) -> Tree:
         """Everything that decides how the run goes on, and under "log" where its log ends."""
@@ -50,13 +55,20 @@ class Plan:
 
     method: str
     seed: int
-    target: float
+    target: float | None
     until: float
     checkpoint_every: float
     checkpoint_minutes: float
     stop_diverged: bool
+    #: Whether it ends as soon as a test reaches the target.
+    stop_at_target: bool = False
+    #: Whether it keeps a checkpoint of its end, from which it can be given a later one.
+    keep: bool = False
     #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
     data: Mapping[str, Any] = field(default_factory=dict)
+    metric: Metric = ACCURACY
+    #: Parameters that do not train, for the file of the final model.
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Ready(NamedTuple):
@@ -97,7 +109,7 @@ class Checkpoints:
 
     def consider(self) -> None:
         """Called between two events: save if it is time (0 for both settings: never)."""
-        if not (self._every or self._wall):
+        if not self.wanted:
             return
         late = self._wall and self._clock.seconds() - self._last_wall >= self._wall
         if late or self._last_time is None or (self._every and self._driver.now - self._last_time >= self._every):
@@ -109,9 +121,14 @@ class Checkpoints:
         checkpoint.write(self._directory, tree)
         self._last_time, self._last_wall = self._driver.now, self._clock.seconds()
 
-    def clear(self) -> None:
-        """A finished run needs its checkpoints no more."""
-        shutil.rmtree(self._directory / "checkpoint", ignore_errors=True)
+    @property
+    def wanted(self) -> bool:
+        """Whether runs save themselves at all."""
+        return bool(self._every or self._wall)
+
+    def clear(self, keep: int = 0) -> None:
+        """Drop all checkpoints, or all but the newest ones: a run that has ended needs one at most."""
+        checkpoint.prune(self._directory, keep)
 
 
 @contextmanager
@@ -142,6 +159,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
         writer.elapsed = clock.seconds
+        writer.judge_by(plan.metric)
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.opening()]:
             writer.say(sentence)
@@ -160,29 +178,57 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             weights = server.method.evaluated(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
-            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds())
+            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
             summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
+            summary |= {"stopped": writer.stopped} if status == "stopped" else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
-            writer.close(summary, server.world.layout, weights)
+            writer.close(summary, server.world.layout, weights, plan.frozen)
     if status in ENDED:
-        keeper.clear()
+        keeper.clear(keep=1 if plan.keep and status != "diverged" else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
 
 
 def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, stop: Callable[[], bool]) -> str:
     """Bring the events of a run; returns its status."""
+    reached = _target(plan, writer)
 
     def between() -> bool:
-        if stop():
+        if stop() or reached() or writer.stopped is not None:
             return True
         keeper.consider()
         return False
 
     ended = driver.run(plan.until, between)
-    if not ended:
-        keeper.write()
+    if not ended or (plan.keep and keeper.wanted):
+        keeper.write()  # before the last test: a run with a later end would not have made it
+    if not ended and writer.stopped is None:
+        writer.drain(wait=True)
+        return "interrupted"
+    driver.conclude()
     writer.drain(wait=True)
     if not ended:
-        return "interrupted"
+        return "stopped"
     return "diverged" if plan.stop_diverged and driver.facts()["diverged"] is not None else "finished"
+
+
+def _target(plan: Plan, writer: RunWriter) -> Callable[[], bool]:
+    """Asked between two events: whether a test has now reached the target that ends the run.
+
+    It waits for the test, so that the run ends at the same event on any number of workers. A run that goes on with its
+    target behind it is not stopped again.
+    """
+    seen = len(writer.metrics)
+    if not plan.stop_at_target or time_to_target(writer.metrics, plan.target, plan.metric) is not None:
+        return lambda: False
+
+    def reached() -> bool:
+        nonlocal seen
+        writer.await_tests()
+        new, seen = writer.metrics[seen:], len(writer.metrics)
+        if time_to_target(new, plan.target, plan.metric) is None:
+            return False
+        writer.stopped = writer.stopped or f"the target of {plan.target:g} is reached"
+        return True
+
+    return reached

@@ -8,8 +8,8 @@ from typing import Any
 
 from freshet.errors import RunError
 
-#: How a run may have come to its end: with nothing left to do, and nothing to resume.
-ENDED = ("finished", "diverged")
+#: How a run may have come to its end, with all that it was to do done: a grid does not run it again.
+ENDED = ("finished", "diverged", "stopped")
 
 
 class Run:
@@ -43,11 +43,13 @@ class Run:
         return summary
 
     def finished(self) -> bool:
-        """Whether the run came to its end, be it that it diverged."""
+        """Whether the run came to its end, be it that it diverged or was stopped."""
         return (self.directory / "summary.json").is_file() and self.summary().get("status") in ENDED
 
-    def check_resumable(self) -> None:
-        """Raise if the run has come to its end."""
+    def check_resumable(self, longer: bool = False) -> None:
+        """Raise if the run has come to its end. One that was stopped may go on; a finished one, if it gets a later end.
+
+        A model that has diverged is beyond help."""
         if not self.finished():
             return
         summary = self.summary()
@@ -56,7 +58,8 @@ class Run:
                 f"{self.directory} diverged at {summary.get('diverged')} s and cannot be resumed; run it again with a "
                 'smaller training.lr, or with run.diverged = "continue"'
             )
-        raise RunError(f"{self.directory} is already finished")
+        if summary["status"] == "finished" and not longer:
+            raise RunError(f"{self.directory} is already finished; give it a later end with --until, as in --until 20m")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The lines of events.jsonl, in order."""

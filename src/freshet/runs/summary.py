@@ -6,29 +6,37 @@ from typing import Any
 from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
-from freshet.runs.facts import first_crossing
+from freshet.runs.facts import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def time_to_target(rows: Rows, target: float) -> float | None:
-    """First time on the test grid at which the accuracy reaches the target."""
-    return first_crossing([row["time"] for row in rows], [row["accuracy"] for row in rows], target)
+def time_to_target(rows: Rows, target: float | None, metric: Metric = ACCURACY) -> float | None:
+    """First time on the test grid at which the metric reaches the target."""
+    return first_crossing([row["time"] for row in rows], [metric.of(row) for row in rows], target, metric)
 
 
 def summarise(
-    head: Mapping[str, Any], rows: Rows, target: float, facts: Mapping[str, Any], weights: Vector, wall: float
+    head: Mapping[str, Any],
+    rows: Rows,
+    target: float | None,
+    facts: Mapping[str, Any],
+    weights: Vector,
+    wall: float,
+    metric: Metric = ACCURACY,
 ) -> Record:
     """What the run is (``head``), its tests (``rows``), what its driver counted (``facts``), its final model."""
-    accuracies = [row["accuracy"] for row in rows]
+    values = [metric.of(row) for row in rows]
     return {
         **head,
-        "final_accuracy": accuracies[-1] if rows else None,
-        "best_accuracy": max(accuracies) if rows else None,
+        "metric": metric.name,
+        "direction": metric.direction,
+        f"final_{metric.name}": values[-1] if rows else None,
+        f"best_{metric.name}": metric.best(values),
         "final_loss": rows[-1]["loss"] if rows else None,
         "target": target,
-        "time_to_target": time_to_target(rows, target),
+        "time_to_target": time_to_target(rows, target, metric),
         **facts,
         "weights_sha256": weights_sha256(weights),
         "wall_seconds": round(wall, 3),
@@ -44,6 +52,8 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
         loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
         size = "is not finite" if loss is None else f"{loss:.2g}"
         said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+    if summary.get("stopped"):
+        said.append(f"{summary['method']} was stopped at {summary['virtual_time']:g} s: {summary['stopped']}")
     skipped = summary.get("adaptations_skipped")
     if skipped:
         whole = skipped + summary["adaptations"]

@@ -6,7 +6,7 @@ Written whole at the start of a run and never changed. Nothing in it is trusted:
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -47,6 +47,18 @@ class RunWorld:
     aside: list[str]
     #: Numbers of the events that the method wants drawn over time.
     curves: list[Curve]
+    #: What the run is judged by, and whether more ("max") or less of it is better.
+    metric: str = "accuracy"
+    direction: str = "max"
+    #: Of uint8 images, per channel and in units of 0..1: the network sees ``(x / 255 - mean) / std``.
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    #: One sample as the network sees it: its shape; for texts the number of token ids and the one that fills.
+    sample_shape: list[int] | None = None
+    vocabulary: int | None = None
+    pad_id: int | None = None
+    #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
+    fingerprint: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -96,7 +108,7 @@ def _checked(found: dict[str, Any]) -> RunWorld:
     classes = _list(found, "classes", _text)
     rows = _list(found, "label_counts", lambda row, key: _items(row, key, _count, len(classes)), devices)
     samples = _list(found, "samples", _count, devices)
-    if samples != [sum(row) for row in rows]:
+    if classes and samples != [sum(row) for row in rows]:
         _refuse("samples", "the sum of label_counts for each device")
     return RunWorld(
         data=_text(found["data"], "data"),
@@ -116,6 +128,14 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         loss=_share(found["loss"], "loss"),
         aside=_list(found, "aside", _text),
         curves=_list(found, "curves", _curve),
+        metric=_text(found.get("metric", "accuracy"), "metric"),
+        direction="min" if found.get("direction") == "min" else "max",
+        mean=_statistics(found, "mean"),
+        std=_statistics(found, "std"),
+        sample_shape=None if found.get("sample_shape") is None else _list(found, "sample_shape", _count),
+        vocabulary=None if found.get("vocabulary") is None else _count(found["vocabulary"], "vocabulary"),
+        pad_id=None if found.get("pad_id") is None else _count(found["pad_id"], "pad_id"),
+        fingerprint=_hashes(found.get("fingerprint", {}), "fingerprint"),
     )
 
 
@@ -123,6 +143,16 @@ def _curve(value: Any, key: str) -> Curve:
     if not isinstance(value, list) or len(value) != len(Curve._fields):
         _refuse(key, f"a list of {', '.join(Curve._fields)}")
     return Curve(*(_text(each, key) for each in value))
+
+
+def _statistics(found: dict[str, Any], key: str) -> list[float] | None:
+    return None if found.get(key) is None else _list(found, key, _amount)
+
+
+def _hashes(value: Any, key: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        _refuse(key, "an object with one text for each part")
+    return {name: _text(each, key) for name, each in value.items()}
 
 
 def _refuse(key: str, wanted: str) -> NoReturn:

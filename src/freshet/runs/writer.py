@@ -19,13 +19,15 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from freshet.core import events
-from freshet.core.events import Event, Record
+from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
-from freshet.errors import ConfigError, RunError
+from freshet.errors import ConfigError, RunError, Stop
+from freshet.runs.facts import ACCURACY, Metric
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,10 @@ class Pending(Protocol):
 
 
 class Observer:
-    """Something that watches a run (a progress bar, a tracker). Override what you need."""
+    """Something that watches a run (a progress bar, a tracker). Override what you need.
+
+    Any of it may raise ``freshet.Stop`` to end the run before its next event.
+    """
 
     def on_event(self, event: Record) -> None:
         """An event has been written."""
@@ -102,9 +107,15 @@ def weights_sha256(weights: Vector) -> str:
     return hashlib.sha256(weights.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def to_safetensors(layout: Layout, weights: Vector) -> bytes:
-    """Named tensors of a flat vector."""
-    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries})
+def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS) -> bytes:
+    """Named tensors of a flat vector, and those that are not in it."""
+    return save({e.name: np.ascontiguousarray(e.array(weights)) for e in layout.entries} | dict(frozen))
+
+
+def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = None) -> None:
+    """Put ``config.toml`` into a run directory, as a whole; a note becomes its first line."""
+    heading = f"# {' '.join(note.split())}\n" if note else ""
+    write_atomically(directory / "config.toml", (heading + tomli_w.dumps(tables)).encode())
 
 
 def plain(value: Any) -> Any:
@@ -140,9 +151,12 @@ class RunWriter:
         #: Seconds of real time so far, for the metrics.
         self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
+        self._judged: Record = {}
         self._queue: deque[_Line] = deque()
         #: What was cut off when the run was resumed, in words.
         self.cuts: list[str] = []
+        #: Why the run shall end before its time, once somebody has asked for it.
+        self.stopped: str | None = None
         if resume is None:
             self._events: BinaryIO = (directory / "events.jsonl").open("wb")
             self._metrics: BinaryIO = (directory / "metrics.jsonl").open("wb")
@@ -170,12 +184,27 @@ class RunWriter:
         file.seek(length)
         return file
 
+    def judge_by(self, metric: Metric) -> None:
+        """What the run is judged by; rows of metrics say so where it is not the accuracy."""
+        self._judged = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
+
     def say(self, message: str) -> None:
         """Tell those who watch; if nobody does, the log of the process."""
         if not self.observers:
             _log.warning(message)
+        self._tell(lambda observer: observer.on_message(message))
+
+    def progress(self, time: float) -> None:
+        """Tell those who watch that time has moved on."""
+        self._tell(lambda observer: observer.on_progress(time))
+
+    def _tell(self, what: Callable[[Observer], None]) -> None:
+        """Tell those who watch; one that raises ``Stop`` is heeded between two events, not in the midst of one."""
         for observer in self.observers:
-            observer.on_message(message)
+            try:
+                what(observer)
+            except Stop as stop:
+                self.stopped = self.stopped or str(stop) or "an observer asked for it"
 
     @staticmethod
     def create(
@@ -185,8 +214,7 @@ class RunWriter:
         RunWriter.check(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            heading = f"# {' '.join(note.split())}\n" if note else ""
-            write_atomically(directory / "config.toml", (heading + tomli_w.dumps(config)).encode())
+            write_config(directory, config, note)
             return RunWriter(directory, observers)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({error.strerror})") from None
@@ -235,19 +263,23 @@ class RunWriter:
             self._queue.popleft()
             self._write(record, row)
 
+    def await_tests(self) -> None:
+        """Wait for the results of the tests that have begun, if there are any."""
+        if any(line.row is not None for line in self._queue):
+            self.drain(wait=True)
+
     def _write(self, record: Record, row: Record | None) -> None:
         record = plain(record)
         self._events.write(_line(record))
-        for observer in self.observers:
-            observer.on_event(record)
+        self._tell(lambda observer: observer.on_event(record))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
-            row = plain(row | {key: record[key] for key in ("time", "version", "accuracy", "loss")})
+            scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
+            row = plain(row | scores | self._judged)
             self.metrics.append(row)
             self._metrics.write(_line(row))
             self._metrics.flush()
-            for observer in self.observers:
-                observer.on_metrics(row)
+            self._tell(lambda observer: observer.on_metrics(row))
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
@@ -262,11 +294,12 @@ class RunWriter:
         self.seq -= len(self._queue)
         self._queue.clear()
 
-    def close(self, summary: Record, layout: Layout, weights: Vector) -> None:
+    def close(
+        self, summary: Record, layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS
+    ) -> None:
         """Finish the run: logs closed, final model and summary written."""
         self._events.close()
         self._metrics.close()
-        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights))
+        write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
         write_atomically(self.directory / "summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
-        for observer in self.observers:
-            observer.on_end(summary)
+        self._tell(lambda observer: observer.on_end(summary))

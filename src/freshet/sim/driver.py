@@ -97,25 +97,27 @@ class Simulation:
             self.started = True
             self._wake(self.coordinator.wake(0.0))
             self.heap.push(Happening(0.0, Rank.EVALUATE))
-        heap, handlers, observers = self.heap, self._handlers, self.writer.observers
+        heap, handlers, progress = self.heap, self._handlers, self.writer.progress
         with patient_collector():
             while not self.over and heap.peek() <= until:
                 if between():
                     return False
                 entry = heap.pop()
                 handlers[entry.rank](entry)
-                for observer in observers:
-                    observer.on_progress(entry.time)
+                progress(entry.time)
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
                 journey.merge.start()
         if not self.over:
             heap.now = until
-        if self.last_test < heap.now:
-            self._test(heap.now)
+        return True
+
+    def conclude(self) -> None:
+        """Test the model that is left, unless that was done at this very time, and look at the result."""
+        if self.last_test < self.now:
+            self._test(self.now)
         self.writer.drain(wait=True)
         self.coordinator.watch.settle()
-        return True
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
@@ -268,7 +270,11 @@ class Simulation:
     def _on_evaluate(self, entry: Happening) -> None:
         self._test(entry.time)
         self.heap.push(Happening(next_multiple(entry.time, self.eval_every), Rank.EVALUATE))
-        self.over |= self._stop_diverged and self.coordinator.watch.diverged is not None
+        self.over |= self._has_diverged()
+
+    def _has_diverged(self) -> bool:
+        """Whether a test has shown that the run should stop."""
+        return self._stop_diverged and self.coordinator.watch.diverged is not None
 
     def _test(self, time: float) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
@@ -302,6 +308,7 @@ class Simulation:
         self.devices.restore(tree["devices"])
         self.heap = EventHeap([Happening(*entry) for entry in tree["heap"]], tree["now"])
         self.last_test, self.until, self.started = tree["last_test"], until, True
+        self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
             journey = self.journeys[int(device)] = self._restored(int(device), saved)
             if saved["due"] is not None:
@@ -358,4 +365,4 @@ def _merge_numbers(outcome: Outcome) -> dict[str, Any]:
 
 
 def _scores(score: Score) -> dict[str, Any]:
-    return {"accuracy": score.accuracy, "loss": score.loss}
+    return {**score.metrics, "loss": score.loss}

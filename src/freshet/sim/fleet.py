@@ -111,6 +111,11 @@ class Fleet:
             _switches={},
         )
 
+    def working(self, work: Floats, usual: float) -> "Fleet":
+        """The same devices when time follows work: ``train_seconds_k work_k / usual``; the usual work takes what
+        ``train_seconds`` say."""
+        return replace(self, train_seconds=self.train_seconds * work / usual)
+
     def up(self, device: int, size: int, time: float = 0.0) -> float:
         """Seconds until ``size`` bytes that the device sends at ``time`` have reached the server."""
         mbps = None if self.trace is None else self.trace.histories[device].figures(time).up_mbps
@@ -169,7 +174,7 @@ class Fleet:
 
 
 def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
-    """One positive, finite number per device; a single number stands for all where their number is known."""
+    """One positive number per device, a rate maybe infinite; one number stands for all where their number is known."""
     try:
         values = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
@@ -184,9 +189,10 @@ def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
         raise ConfigError(
             f"fleet.{name}", f"has {len(values)} numbers, but train_seconds has {devices}; one per device"
         )
-    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & (values > 0)))
     if len(bad):
-        raise ConfigError(f"fleet.{name}", f"must be positive and finite, but device {bad[0]} has {values[bad[0]]:g}")
+        wanted = "positive" if name.endswith("_rate") else "positive and finite"
+        raise ConfigError(f"fleet.{name}", f"must be {wanted}, but device {bad[0]} has {values[bad[0]]:g}")
     return values
 
 

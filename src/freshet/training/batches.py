@@ -45,7 +45,7 @@ class Samples:
             pixels = math.prod(x.shape[1:]) // (x.shape[1] if x.ndim == 4 else x.shape[-1])
             both = (torch.tensor(values, dtype=torch.float32) for values in (dataset.mean, dataset.std))
             mean, std = (values.repeat(pixels) * scale for values in both)
-        return Samples(stored, torch.from_numpy(y.astype(np.int64)), mean, std)
+        return Samples(stored, torch.from_numpy(np.ascontiguousarray(y)), mean, std)
 
     def to(self, device: str) -> "Samples":
         """The same samples on a device (themselves on the CPU); what is not in memory goes there by the batch."""

@@ -1,6 +1,6 @@
 """Settings of local training."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,12 +10,30 @@ from freshet.core.method import Options
 class TrainingOptions(Options):
     """Local training on a device."""
 
+    task: Literal["classification", "binary", "multilabel", "regression", "tokens", "custom"] = Field(
+        "classification", description="what the outputs are for: loss and metrics (or a Task of your own)"
+    )
     epochs: int = Field(5, ge=1, description="local epochs per trip (the paper's L)")
     batch_size: int = Field(10, ge=1, description="samples per step; the last, smaller batch is kept")
     lr: float = Field(0.1, gt=0, description="learning rate at the start")
     lr_decay: float = Field(
         0.999, gt=0, le=1, description="factor on the learning rate per round, or its worth in uploads"
     )
+    schedule: Literal["exponential", "constant", "step", "cosine", "custom"] = Field(
+        "exponential",
+        description="the learning rate over rounds: lr_decay at each, none, lr_decay every schedule_every, half a "
+        "cosine down to 1 % at the end (or a function of (lr, rounds))",
+    )
+    schedule_every: int = Field(30, ge=1, description="rounds between two steps of the schedule step")
+    steps: int = Field(
+        0,
+        ge=0,
+        description="local steps per trip, in training.epochs equal parts, whatever the samples (0: whole epochs)",
+    )
+    local_epochs: list[int] = Field(
+        [], description="[least, most]: every device has its own number of local epochs, drawn once (empty: epochs)"
+    )
+    clip: float = Field(0.0, ge=0, description="longest gradient of a step; a longer one is shortened to it (0: none)")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where the model lives while it trains")
     augment: bool = Field(False, description="random crop and flip of training images")
     optimiser: Literal["sgd", "adam", "adamw"] = Field(
@@ -35,3 +53,16 @@ class TrainingOptions(Options):
         if given.get("nesterov") and not given.get("momentum"):
             raise ValueError("nesterov needs a momentum above 0")
         return given
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if 0 < self.steps < self.epochs:
+            raise ValueError(
+                f"steps = {self.steps} cannot be dealt to {self.epochs} epochs; lower epochs or raise steps"
+            )
+        span = self.local_epochs
+        if span and not (len(span) == 2 and 1 <= span[0] <= span[1]):
+            raise ValueError(f"local_epochs must be [least, most] with 1 <= least <= most, not {span}")
+        if span and self.steps:
+            raise ValueError("steps and local_epochs exclude each other; leave one out")
+        return self

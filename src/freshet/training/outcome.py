@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A model on the test samples."""
+    """A model on the test samples: the task's metrics by name, and the mean loss."""
 
-    accuracy: float
+    metrics: dict[str, float]
     loss: float

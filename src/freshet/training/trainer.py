@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule, Memory
@@ -17,6 +16,7 @@ from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome, Score
 from freshet.training.rewrite import faster
+from freshet.training.task import TASKS, Task
 from freshet.training.trip import LocalTrip
 
 
@@ -37,7 +37,15 @@ class Work(NamedTuple):
 class Trainer:
     """Built once per process; one trip at a time."""
 
-    def __init__(self, factory: Factory, data: FederatedData, options: TrainingOptions, seed: int) -> None:
+    def __init__(
+        self,
+        factory: Factory,
+        data: FederatedData,
+        options: TrainingOptions,
+        seed: int,
+        task: Task | None = None,
+    ) -> None:
+        self.task = TASKS[options.task] if task is None else task
         device = chosen_device(options.device)
         self.flat = FlatModel(faster(initial_module(factory, seed)), device)
         self.data, self.options, self.seed = data.to(device), options, seed
@@ -53,20 +61,14 @@ class Trainer:
         return trip.outcome() if work.merge_only else trip.finish()
 
     def evaluate(self, weights: Vector) -> Score:
-        """Accuracy and mean loss on the test samples."""
+        """The task's metrics and the mean loss on the test samples."""
         self.trip = None
         self.flat.load(weights)
         self.flat.reset_hidden()
-        self.flat.module.eval()
-        right, total = 0, 0.0
+        module = self.flat.module.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
-            for x, y in self.data.test.chunks(500):
-                logits = self.flat.module(x)
-                right += int((logits.argmax(1) == y).sum())
-                total += float(cross_entropy(logits, y, reduction="sum"))
-        count = len(self.data.test.y)
-        return Score(right / count, total / count)
+            return self.task.score((module(x), y) for x, y in self.data.test.chunks(500))
 
 
 def chosen_device(wish: str) -> str:

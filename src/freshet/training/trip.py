@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from freshet.core.events import OWN_KEYS, Merged
 from freshet.core.messages import Assignment, Fresh, Number, Slot
-from freshet.core.method import LocalRule, Memory
+from freshet.core.method import Judge, LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import RunError
@@ -57,6 +56,7 @@ class LocalTrip:
         seconds: float | None = None,
     ) -> None:
         self._trainer, self.rule, self.options = trainer, rule, trainer.options
+        self.task: Judge = trainer.task
         self.flat = flat = trainer.flat
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
@@ -149,19 +149,33 @@ class LocalTrip:
     # ---- the loop
 
     def _train_epoch(self) -> None:
-        """One pass over the device's samples in a new random order."""
+        """One pass over the device's samples in a new random order, or this part's share of ``training.steps``."""
         self.epoch += 1
-        order, self._order = self._next_order(), None
-        data, rule, size = self._trainer.data.train, self.rule, self.options.batch_size
-        for index in torch.split(order, size):
+        data, rule = self._trainer.data.train, self.rule
+        batches = self._batches_of_part() if self.options.steps else self._batches_of_epoch()
+        for index in batches:
             x, y = data.take(index, self._augment)
             self._step(rule.loss(self, x, y))
-        self.steps += math.ceil(len(order) / size)
+        self.steps += len(batches)
+
+    def _batches_of_epoch(self) -> list[Tensor]:
+        order, self._order = self._next_order(), None
+        return list(torch.split(order, self.options.batch_size))
+
+    def _batches_of_part(self) -> list[Tensor]:
+        """So many batches that all parts together are ``training.steps``; passes follow one another without a gap."""
+        whole, parts, batches = self.options.steps, self.assignment.epochs, list[Tensor]()
+        for _ in range(whole * self.epoch // parts - whole * (self.epoch - 1) // parts):
+            order = self._next_order()
+            batches.append(order[: self.options.batch_size])
+            rest = order[self.options.batch_size :]
+            self._order = rest if len(rest) else None
+        return batches
 
     def _step(self, loss: Tensor) -> None:
-        """The rule's terms, weight decay, then the optimiser's step, on flat vectors; plain SGD in one call."""
+        """The rule's terms, clipping, weight decay, the optimiser's step, on flat vectors; plain SGD in one call."""
         optimiser, decay, lr = self._trainer.optimiser, self.options.weight_decay, self.assignment.lr
-        if optimiser.plain and not (self.rule.adjusts_gradient or decay):
+        if optimiser.plain and not (self.rule.adjusts_gradient or decay or self.options.clip):
             gradients = self.flat.gradients_of(loss)
             with torch.no_grad():
                 torch._foreach_add_(self.flat.parameters, gradients, alpha=-lr)
@@ -173,6 +187,8 @@ class LocalTrip:
                 g.add_(w, alpha=decay)
             if self.rule.adjusts_gradient:
                 self.rule.adjust(self)
+            if self.options.clip:
+                g.mul_(torch.clamp(self.options.clip / g.norm().clamp_min(1e-30), max=1.0))
             if coupled and not self.rule.decay_first:
                 g.add_(w, alpha=decay)
             optimiser.update(w, g, self._optimiser, lr)
@@ -211,7 +227,7 @@ class LocalTrip:
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
         """Plain loss and its gradient at the model as it is, without touching its statistics."""
         self.model.eval()
-        loss = cross_entropy(self.model(x), y)
+        loss = self.task.mean_loss(self.model(x), y)
         self.flat.collect(loss)
         self.model.train()
         gradient: Vector = self.gradient.cpu().numpy().copy()
@@ -277,7 +293,8 @@ def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:
     """The numbers of a merge; a rule from elsewhere that gives something else is told so in one sentence."""
     if not isinstance(numbers, dict) or OWN_KEYS[Merged].intersection(numbers):
         own, name = ", ".join(sorted(OWN_KEYS[Merged])), type(rule).__name__
-        raise RunError(f"{name}.merge gave {numbers!r:.80}; expected a dict of numbers, none of them named {own}")
+        answer = " ".join(repr(numbers).split())[:80]
+        raise RunError(f"{name}.merge gave {answer}; expected a dict of numbers, none of them named {own}")
     return numbers
 
 

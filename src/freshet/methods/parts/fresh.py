@@ -102,7 +102,8 @@ class FreshModelRule(LocalRule):
         if o.slot != "rl":
             return slots.fixed_slot(o.slot, assignment.epochs, rng)
         if "slot" not in memory:
-            return slots.first_slot(int(assignment.instruction["meta_slot"]), assignment.epochs, o.epsilon, rng)
+            proposed = min(int(assignment.instruction["meta_slot"]), assignment.epochs)
+            return slots.first_slot(proposed, assignment.epochs, o.epsilon, rng)
         epsilon = o.epsilon if o.advantage == "raw" else o.epsilon / assignment.trip
         return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
 

@@ -1,0 +1,228 @@
+"""The task: what a model's outputs are for. A loss to train on, metrics to judge by, and which of them comes first.
+
+``classification``, ``binary``, ``multilabel``, ``regression`` and ``tokens`` are built in; ``Task(...)`` is one's own.
+A metric is a function of (outputs, targets). One that gives a number per sample is averaged over the test set as it
+goes; any other is called once, with the outputs of the whole test set.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from freshet.errors import ConfigError
+from freshet.training.outcome import Score
+
+Direction = Literal["max", "min"]
+Function = Callable[..., Any]
+#: The target of a token that does not count.
+IGNORED = -100
+
+
+def _as_they_are(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return output, y
+
+
+@dataclass(frozen=True)
+class Task:
+    """``loss(outputs, targets)`` is the mean over a batch; ``primary`` names the metric that targets and tables use."""
+
+    loss: Function
+    metrics: Mapping[str, Function] = field(default_factory=dict)
+    primary: str = "loss"
+    direction: Direction | None = None
+    name: str = "custom"
+    #: Outputs and targets as loss and metrics want them, for example with one row per token.
+    arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _as_they_are
+
+    def __post_init__(self) -> None:
+        if self.primary not in (*self.metrics, "loss"):
+            known = ", ".join((*self.metrics, "loss"))
+            raise ConfigError("task.primary", f"must be one of {known}, but {self.primary!r} was given")
+        taken = {"loss", "time", "version", "wall_seconds"} & set(self.metrics)
+        if taken:
+            raise ConfigError("task.metrics", f"{sorted(taken)[0]!r} has a meaning of its own; choose another name")
+        if self.direction not in ("max", "min", None):
+            raise ConfigError("task.direction", f"must be 'max' or 'min', but {self.direction!r} was given")
+        if self.direction is None:
+            object.__setattr__(self, "direction", "min" if self.primary == "loss" else "max")
+
+    def mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss to differentiate."""
+        loss: Tensor = self.loss(*self.arrange(output, y))
+        return loss
+
+    def score(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
+        """Loss and metrics over (outputs, targets) of a whole test set, batch by batch."""
+        count, total, sums = 0, 0.0, dict.fromkeys(self.metrics, 0.0)
+        whole: dict[str, Function] | None = None
+        kept: list[tuple[Tensor, Tensor]] = []
+        for output, y in batches:
+            output, y = self.arrange(output, y)
+            count += len(y)
+            total += self._summed(output, y)
+            if whole is None:
+                whole = {name: f for name, f in self.metrics.items() if not _is_per_sample(f(output, y), y)}
+            for name, function in self.metrics.items():
+                if name not in whole:
+                    sums[name] += float(function(output, y).sum())
+            if whole:
+                kept.append((output.cpu(), y.cpu()))
+        found = {name: value / count for name, value in sums.items()}
+        for name, function in (whole or {}).items():
+            outputs, targets = zip(*kept, strict=True)
+            found[name] = float(function(torch.cat(outputs), torch.cat(targets)))
+        return Score(found, total / count)
+
+    def _summed(self, output: Tensor, y: Tensor) -> float:
+        """The loss summed over samples."""
+        if _takes_reduction(self.loss):
+            return float(self.loss(output, y, reduction="sum")) / _numbers_per_sample(output, y, self.loss)
+        return float(self.loss(output, y)) * len(y)
+
+
+def _is_per_sample(value: Any, y: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == y.shape[:1]
+
+
+def _takes_reduction(function: Function) -> bool:
+    try:
+        return "reduction" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _numbers_per_sample(output: Tensor, y: Tensor, loss: Function) -> float:
+    """Over how many numbers of a sample torch's own losses average; class labels are one."""
+    return max(1, output.numel() // max(1, len(y))) if y.is_floating_point() else 1.0
+
+
+# ---- built in
+
+
+def _right_class(output: Tensor, y: Tensor) -> Tensor:
+    return output.argmax(1) == y
+
+
+def _one_number(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """An output of shape (N, 1) beside N targets loses its last side."""
+    return output.reshape(y.shape), y.float()
+
+
+def _right_side(output: Tensor, y: Tensor) -> Tensor:
+    right = (output > 0) == (y > 0.5)
+    return right if right.ndim == 1 else right.float().flatten(1).mean(1)
+
+
+def _f1(output: Tensor, y: Tensor) -> float:
+    """Over all labels of all samples: ``2 TP / (2 TP + FP + FN)``."""
+    said, true = output > 0, y > 0.5
+    both = int((said & true).sum())
+    return 2 * both / max(1, int(said.sum()) + int(true.sum()))
+
+
+def _absolute(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).abs().flatten(1).mean(1) if y.ndim > 1 else (output - y).abs()
+
+
+def _root_mean_square(output: Tensor, y: Tensor) -> float:
+    return float(mse_loss(output.double(), y.double()).sqrt())
+
+
+def _explained(output: Tensor, y: Tensor) -> float:
+    """``R^2 = 1 - sum (y - output)^2 / sum (y - mean y)^2``."""
+    output, y = output.double(), y.double()
+    spread = float(((y - y.mean(0)) ** 2).sum())
+    return 1.0 - float(((y - output) ** 2).sum()) / spread if spread > 0 else float("nan")
+
+
+def _per_token(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, V) beside (B, T): one row per token that counts."""
+    flat, targets = output.reshape(-1, output.shape[-1]), y.reshape(-1)
+    counts = targets != IGNORED
+    return flat[counts], targets[counts]
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(cross_entropy, {"accuracy": _right_class}, "accuracy", name="classification"),
+        Task(
+            binary_cross_entropy_with_logits,
+            {"accuracy": _right_side},
+            "accuracy",
+            name="binary",
+            arrange=_one_number,
+        ),
+        Task(
+            binary_cross_entropy_with_logits,
+            {"f1": _f1, "accuracy": _right_side},
+            "f1",
+            name="multilabel",
+            arrange=_one_number,
+        ),
+        Task(
+            mse_loss,
+            {"rmse": _root_mean_square, "mae": _absolute, "r2": _explained},
+            "rmse",
+            "min",
+            name="regression",
+            arrange=_one_number,
+        ),
+        Task(cross_entropy, {"accuracy": _right_class}, "accuracy", name="tokens", arrange=_per_token),
+    )
+}
+
+
+def check_output(task: Task, output: Any, y: Tensor, classes: int) -> None:
+    """Raise one sentence unless a model's output for some samples can be judged by the task."""
+    shape = getattr(output, "shape", None)
+    if not isinstance(output, Tensor) or shape is None or shape[:1] != y.shape[:1]:
+        raise ConfigError("model", f"must give one row of outputs per sample, not {shape or type(output).__name__}")
+    if task.name == "classification":
+        if output.ndim != 2:
+            raise ConfigError("model", f"must give one row of class scores per sample, not {tuple(shape)}")
+        if output.shape[1] < classes:
+            raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {classes} classes")
+    elif task.name == "tokens":
+        if output.ndim != 3 or output.shape[:2] != y.shape or output.shape[2] < classes:
+            wanted = f"(samples, {y.shape[1]}, at least {classes})"
+            raise ConfigError("model", f"must give scores of shape {wanted} for tokens, not {tuple(shape)}")
+    elif task.name != "custom" and output.numel() != y.numel():
+        raise ConfigError("model", f"gives {tuple(shape)} for targets of shape {tuple(y.shape)}; they must fit")
+    else:
+        _check_own(task, output, y)
+
+
+def _check_own(task: Task, output: Tensor, y: Tensor) -> None:
+    try:
+        loss = task.mean_loss(output, y)
+        task.score([(output, y)])
+    except Exception as error:  # whatever a user's function may raise
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError("task", f"its loss or a metric fails on the model's outputs: {problem}") from error
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        raise ConfigError(
+            "task.loss", f"must give one number (a tensor without sides), not {getattr(loss, 'shape', loss)}"
+        )
+
+
+def check_targets(task: Task, y: Any, name: str) -> None:
+    """Raise one sentence unless the targets of a data set are what a built-in task wants."""
+    classes = y.dtype.kind == "i" and y.ndim == 1
+    wants = {
+        "classification": (classes, "one whole number per sample: class labels"),
+        "binary": (classes and y.max() <= 1, "0 or 1 per sample"),
+        "multilabel": (y.ndim == 2 and y.min() >= 0 and y.max() <= 1, "a row of 0 and 1 per sample"),
+        "regression": (y.dtype.kind == "f", "real numbers"),
+        "tokens": (y.dtype.kind == "i" and y.ndim == 2, "a row of whole numbers per sample"),
+    }
+    fits, wanted = wants.get(task.name, (True, ""))
+    if not fits:
+        other = "regression" if y.dtype.kind == "f" else "tokens" if y.ndim == 2 else "classification"
+        problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
+        raise ConfigError("training.task", f"{problem}; try {other!r}")

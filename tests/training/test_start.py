@@ -1,0 +1,119 @@
+"""Where a model begins, what of it travels, and how it is handed out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from torch import nn
+
+from freshet import ConfigError, Federation
+from tests.conftest import linear
+
+
+def run(model, folder: Path, **given):
+    sections = {"fleet": {"devices": 4}, "data": {"train_samples": 200, "test_samples": 100}}
+    federation = Federation(model, run={"executor": "serial"}, **(sections | given))
+    return federation.run(given.pop("until", 60), out=folder)
+
+
+def test_a_module_is_copied_and_left_alone(tmp_path):
+    module = linear()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = run(module, tmp_path / "run")
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert any(not torch.equal(before[name], value) for name, value in result.module().state_dict().items())
+    first = Federation(module, devices=4).parts.server(Federation(module, devices=4).config).weights
+    np.testing.assert_array_equal(first[:640], module[1].weight.detach().numpy().ravel())
+
+
+def test_a_model_may_start_from_a_file(tmp_path):
+    module = linear()
+    save_file(module.state_dict(), tmp_path / "start.safetensors")
+    made = Federation("mlp", devices=4, data="digits")
+    save_file(made.factory().state_dict(), tmp_path / "mlp.safetensors")
+    again = Federation({"name": "mlp", "start": str(tmp_path / "mlp.safetensors")}, devices=4, data="digits", seed=9)
+    first = again.parts.server(again.config).weights
+    stored = load_file(tmp_path / "mlp.safetensors")
+    entry = again.parts.layout.entries[0]
+    np.testing.assert_array_equal(entry.array(first), stored[entry.name])
+
+
+@pytest.mark.parametrize("content", [None, b"no tensors", "other", "nan"])
+def test_a_file_that_does_not_fit_is_one_sentence(tmp_path, content):
+    path = tmp_path / "start.safetensors"
+    state = {name: value.clone() for name, value in Federation("mlp", devices=4).factory().state_dict().items()}
+    if content == "other":
+        save_file({"strange": torch.zeros(3)}, path)
+    elif content == "nan":
+        save_file({name: value * np.nan for name, value in state.items()}, path)
+    elif content:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.start") as told:
+        Federation({"name": "mlp", "start": str(path)}, devices=4)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("model", [3, ["mlp"], b"mlp"])
+def test_what_is_no_model_is_one_sentence(model):
+    with pytest.raises(ConfigError, match="model: must be a module, a function that makes one, or a name"):
+        Federation(model, devices=4)
+
+
+# ---- only what trains travels
+
+
+class LowRank(nn.Module):
+    """A large layer that does not train, and a small correction that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 10)
+        self.base.requires_grad_(False)
+        self.down, self.up = nn.Linear(64, 2, bias=False), nn.Linear(2, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_parameters_that_do_not_train_do_not_travel_but_belong_to_the_model(tmp_path, executor):
+    federation = Federation(
+        LowRank, devices=4, method="fedavg", run={"executor": executor, "workers": 2, "per_round": 4}, seed=5
+    )
+    result = federation.run(500, out=tmp_path / "run")
+    travels = 4 * (64 * 2 + 2 * 10)
+    assert federation.parts.layout.size * 4 == travels
+    assert result.summary["bytes_up"] == result.summary["uploads"] * travels
+    assert result.summary["bytes_down"] == result.summary["trips"] * travels
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert set(stored) == {"base.weight", "base.bias", "down.weight", "up.weight"}
+    module = result.module()
+    np.testing.assert_array_equal(module.base.weight.detach().numpy(), stored["base.weight"])
+    x, y = federation.dataset.x_test, federation.dataset.y_test
+    with torch.no_grad():
+        right = (module(torch.from_numpy(np.array(x))).argmax(1).numpy() == y).mean()
+    assert right == result.accuracy[-1] > 0.5
+
+
+# ---- handed out
+
+
+def test_the_module_gives_the_logged_metric_on_raw_inputs(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 240)
+    x = np.clip(rng.normal(90, 25, (240, 2, 6, 6)) + 40 * y[:, None, None, None], 0, 255).astype(np.uint8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    federation = Federation(model, (x[:180], y[:180]), (x[180:], y[180:]), devices=4, run={"executor": "serial"})
+    result = federation.run(100, out=tmp_path / "run")
+    with torch.no_grad():
+        said = result.module()(torch.from_numpy(x[180:])).argmax(1).numpy()
+    assert (said == y[180:]).mean() == result.accuracy[-1] > 0.8
+    from freshet.runs.world import read_world
+
+    world = read_world(tmp_path / "run")
+    assert world.mean == pytest.approx(list(federation.dataset.mean))
+    assert world.std == pytest.approx(list(federation.dataset.std))
