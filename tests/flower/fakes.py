@@ -9,6 +9,7 @@ from freshet.flower import wire
 from freshet.flower.device import Device
 from freshet.flower.driver import Live, Network, Reply
 from freshet.flower.tokens import Tokens
+from freshet.methods import find
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.writer import RunWriter
 from freshet.training.outcome import Score
@@ -50,9 +51,10 @@ class Town:
         self, folder: Path, method: str = "fedasmu", devices: int = 3, fresh: str = "side", **run: Any
     ) -> None:
         training = {"epochs": 2, "batch_size": 32}
-        tables = {"method": {"name": method}, "fleet": {"devices": devices}, "training": training}
+        options = {"K": 2} if method in ("port", "fedbuff") else {}
+        tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}
-        kind = {"trigger": "concurrency"} if method not in ("fedssmu", "fedavg") else {}
+        kind = {"trigger": "concurrency"} if find(method)[0].about.kind != "sync" else {}
         self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
         self.parts: Parts = assemble(self.config, Given())
         self.folder, self.fresh = folder, fresh
@@ -65,7 +67,7 @@ class Town:
         coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
         nodes = {100 + device: device for device in range(self.config.fleet.devices)}
         network = Network(self.fresh, "nowhere:1", "", poll=0.0, patience=5.0, roll_call=0.0)
-        score = lambda weights: Score(0.5, 1.0)  # noqa: E731
+        score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
         return Live(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 
     def step(self) -> None:

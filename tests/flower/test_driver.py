@@ -56,6 +56,7 @@ def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_pa
         number = list(town.post.sent)[place]
         town.post.put(number, wire.answer_record(town.answer(number)))
         town.step()
+        town.step()
     [merge] = town.events("merge")
     assert (merge["base"], merge["fresh"]) == (1, 2) and "beta" in merge
     assert [event["fresh"] for event in town.events("request")] == [None, 2] and passes_audit(town)
@@ -76,8 +77,7 @@ def test_a_device_that_lost_its_trip_between_two_messages_says_so(tmp_path: Path
 
 @pytest.mark.parametrize("method", ["feddyn", "moon", "port", "asofed", "fedbuff", "fedsa", "fedlws", "fedssmu"])
 def test_other_methods_train_too(tmp_path: Path, method: str) -> None:
-    sync = method in ("feddyn", "moon", "fedlws", "fedssmu")
-    town = Town(tmp_path, method, **({"trigger": "rounds"} if sync else {}))
+    town = Town(tmp_path, method)
     town.step()
     for _ in range(4):
         town.train()

@@ -156,6 +156,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
     """Say what runs, who is registered, and how far the run is."""
     folder = _folder(directory)
     from freshet.flower import processes
+    from freshet.flower.show import scored
     from freshet.runs.reader import Run
 
     if dry_run:
@@ -170,8 +171,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
         if rows:
             last = rows[-1]
             typer.echo(
-                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, "
-                f"accuracy {last['accuracy']:.3f}"
+                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, {scored(last)}"
             )
     typer.echo(f"{folder.out()}")
 

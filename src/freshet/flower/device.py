@@ -19,6 +19,7 @@ import numpy as np
 
 from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Fresh, Slot, Upload
+from freshet.core.method import Memory
 from freshet.core.streams import stream
 from freshet.errors import ConfigError, DataError
 from freshet.flower import wire
@@ -26,7 +27,6 @@ from freshet.flower.fresh import FreshClient, Unreached
 from freshet.flower.store import DeviceFolder, Kept
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.checkpoint import Tree
-from freshet.training.batches import FederatedData
 from freshet.training.flat import Factory
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
@@ -70,11 +70,11 @@ class Device:
         paused = folder.paused(order.ticket) if isinstance(order, wire.Onward) else None
         if isinstance(order, wire.Onward) and paused is None:
             return wire.Answer(order.ticket, lost="the device no longer has this trip")
-        worker = _Worker(self, config, node, order, folder, kept, began)
+        worker = _Worker(self, config, node, order.ticket, folder, kept.memory, began)
         return worker.train(order) if isinstance(order, wire.Order) else worker.go_on(order, paused or {})
 
-    def parts(self, config: Config, node: NodeConfig, device: int) -> tuple[Parts, list[Any]]:
-        """What the configuration names, with this device's own samples if it brings any; and shards, only its own."""
+    def parts(self, config: Config, node: NodeConfig, device: int) -> Parts:
+        """What the configuration names, with this device's own samples if it brings any, and no shard but its own."""
         load = self._load or _loader(str(node.get("data", "")))
         own = None if load is None else load(node)
         parts = assemble(config, Given(factory=self._model))
@@ -84,10 +84,10 @@ class Device:
             if type(place) is not int or not 0 <= place < len(parts.shards):
                 raise ConfigError("partition-id", f"must be a number from 0 to {len(parts.shards) - 1}, not {place!r}")
             shards[device] = parts.shards[place]
-            return parts, shards
+            return replace(parts, shards=shards)
         dataset = with_samples(parts.dataset, own, config)
         shards[device] = np.arange(len(dataset.y_train))
-        return replace(parts, dataset=dataset), shards
+        return replace(parts, dataset=dataset, shards=shards)
 
 
 class _Worker:
@@ -98,37 +98,36 @@ class _Worker:
         device: Device,
         config: Config,
         node: NodeConfig,
-        order: wire.Order | wire.Onward,
+        ticket: str,
         folder: DeviceFolder,
-        kept: Kept,
+        memory: Memory,
         began: float,
     ) -> None:
         self._device, self._config, self._node = device, config, node
-        self._ticket, self._folder, self._kept, self._began = order.ticket, folder, kept, began
+        self._ticket, self._folder, self._memory = ticket, folder, memory
         self._rule = config.method_class.rule(config.method)
         self._unreached, self._samples = "", 0
         self._timing = {"start": began - process_start()}
 
     def _trainer(self, number: int) -> Trainer:
         at = time.time()
-        parts, shards = self._device.parts(self._config, self._node, number)
-        self._samples = len(shards[number])
-        data = FederatedData.of(parts.dataset, shards)
-        trainer = Trainer(parts.factory, data, self._config.training, self._config.run.seed)
+        parts = self._device.parts(self._config, self._node, number)
+        self._samples = len(parts.shards[number])
+        trainer = parts.setup(self._config).trainer()
         self._timing["load"] = time.time() - at
         return trainer
 
     def train(self, order: wire.Order) -> wire.Answer:
         """From the model that came down to the slot, and on to the end unless the fresh model comes by message."""
-        assignment, way, kept = order.assignment, order.way, self._kept
+        assignment, way, memory = order.assignment, order.way, self._memory
         trainer, at = self._trainer(assignment.device), time.time()
         rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
-        slot = self._rule.plan(kept.memory, assignment, rng) if self._rule.asks and way.kind != "none" else None
-        trip = LocalTrip(trainer, assignment, slot, self._rule, kept.memory, kept.mean_seconds)
+        slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and way.kind != "none" else None
+        trip = LocalTrip(trainer, assignment, slot, self._rule, memory, order.seconds)
         with _Listener(way, trip):
             asks = trip.to_slot()
             if asks and slot is not None and way.kind == "messages":
-                self._pause(assignment, slot, trip)
+                self._pause(order, slot, trip)
                 self._timing["train"] = time.time() - at
                 return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._timing)
             if asks and slot is not None:
@@ -141,18 +140,18 @@ class _Worker:
         assignment = Assignment(**given)
         trainer, at = self._trainer(assignment.device), time.time()
         slot = Slot(*paused["slot"])
-        trip = LocalTrip(trainer, assignment, slot, self._rule, self._kept.memory, self._kept.mean_seconds)
+        trip = LocalTrip(trainer, assignment, slot, self._rule, self._memory, paused["seconds"])
         trip.go_on(paused["state"])
         trip.merge(onward.fresh)
-        self._began -= paused["seconds"]
         return self._end(trip, assignment, at)
 
-    def _pause(self, assignment: Assignment, slot: Slot, trip: LocalTrip) -> None:
+    def _pause(self, order: wire.Order, slot: Slot, trip: LocalTrip) -> None:
+        given = order.assignment
         tree = {
-            "assignment": assignment._asdict() | {"vectors": dict(assignment.vectors)},
+            "assignment": given._asdict() | {"vectors": dict(given.vectors)},
             "slot": list(slot),
             "state": trip.save(),
-            "seconds": time.time() - self._began,
+            "seconds": order.seconds,
         }
         self._folder.pause(self._ticket, tree)
 
@@ -173,12 +172,11 @@ class _Worker:
         """Train the rest, remember, answer: memory and answer are written together, so that a trip counts once."""
         outcome = trip.finish()
         self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
-        upload, kept = outcome.upload(assignment), self._kept
+        upload = outcome.upload(assignment)
         answer = wire.Answer(
             self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing
         )
-        seconds = kept.seconds + time.time() - self._began
-        self._folder.write(Kept(outcome.memory, kept.trips + 1, seconds, self._ticket, _tree(answer, upload)))
+        self._folder.write(Kept(outcome.memory, self._ticket, _tree(answer, upload)))
         return answer
 
 

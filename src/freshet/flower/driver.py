@@ -84,6 +84,14 @@ class Journey:
     urgent: bool = False
 
 
+@dataclass(slots=True)
+class Done:
+    """How many trips a device has completed, and how long they took from trigger to upload."""
+
+    trips: int = 0
+    seconds: float = 0.0
+
+
 class _Known(NamedTuple):
     """A test whose result is there."""
 
@@ -127,6 +135,8 @@ class Live:
         self._next_test, self._last_test = 0.0, -1.0
         self._tested: tuple[int, Score] | None = None
         self._started = False
+        self.done: dict[int, Done] = defaultdict(Done)
+        #: Seconds by device and phase, one for each trip.
         self.seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     # ---- Driver
@@ -152,13 +162,15 @@ class Live:
                 self._test()
                 self._next_test = next_multiple(self.now, self.eval_every)
                 self.over |= self._stop_diverged and self.coordinator.watch.diverged is not None
-            for observer in self.writer.observers:
-                observer.on_progress(self.now)
+            self.writer.progress(self.now)
             time.sleep(self.network.poll)
+        return True
+
+    def conclude(self) -> None:
+        """Test the model that is left, unless that was just done, and look at the result."""
         if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
             self._test()
         self.coordinator.watch.settle()
-        return True
 
     def facts(self) -> dict[str, Any]:
         """The course of the run, and the seconds of its trips by phase, as medians over all trips."""
@@ -206,12 +218,13 @@ class Live:
     def _node(self, device: int) -> int | None:
         return next((node for node, number in self.devices.items() if number == device), None)
 
-    def _carry_out(self, effects: Effects) -> None:
+    def _carry_out(self, effects: Effects, now: float | None = None) -> None:
         """Log what happened, and do what the core asks for (messages go out when the lock is free)."""
+        now = self.now if now is None else now
         for event in effects.events:
-            self.writer.event(self.now, event)
+            self.writer.event(now, event)
         for assignment in effects.assignments:
-            self.journeys[assignment.device] = Journey(assignment, new_ticket(), self.now)
+            self.journeys[assignment.device] = Journey(assignment, new_ticket(), now)
         for device in effects.hurry:
             self.journeys[device].urgent = True
         self._wake(effects.wake_at)
@@ -238,7 +251,9 @@ class Live:
         token = self._tokens.make(node, a.device, a.trip, journey.ticket) if side else ""
         hurries = side and not rule.asks and not self.server.synchronous
         way = wire.Way(kind, net.address if side else "", net.certificate if side else "", token, hurries)
-        return wire.order_record(wire.Order(a, self.session, journey.ticket, way))
+        done = self.done[a.device]
+        seconds = done.seconds / done.trips if rule.timed and done.trips else None
+        return wire.order_record(wire.Order(a, self.session, journey.ticket, way, seconds))
 
     # ---- answers
 
@@ -286,11 +301,12 @@ class Live:
         assert upload is not None
         self._time(device, journey, answer)
         with self._lock:
+            now, done = self.now, self.done[device]
             del self.journeys[device]
+            done.trips, done.seconds = done.trips + 1, done.seconds + now - journey.started
             if 0 < answer.samples < 2**31:
                 self.server.world.samples[device] = answer.samples
-            effects = self.coordinator.arrived(self.now, device, trip, lambda: upload)
-            self._carry_out(effects)
+            self._carry_out(self.coordinator.arrived(now, device, trip, lambda: upload), now)
             if answer.unreached:
                 note = {"device": device, "trip": trip, "reason": answer.unreached}
                 self.writer.event(self.now, Noted("trained on without the fresh model", note))
@@ -362,7 +378,7 @@ class Live:
             self._last_test = at
             self.coordinator.watch.test(at, _Known(score))
             event, row = self.coordinator.test()
-            self.writer.event(at, event._replace(numbers={"accuracy": score.accuracy, "loss": score.loss}), row=row)
+            self.writer.event(at, event._replace(numbers={**score.metrics, "loss": score.loss}), row=row)
 
     # ---- checkpoint: trips under way are sent again, and a device that is done with one gives its answer again
 
@@ -378,6 +394,7 @@ class Live:
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
                 "journeys": {str(device): _saved(journey) for device, journey in self.journeys.items()},
+                "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
             }
@@ -393,6 +410,8 @@ class Live:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
         for device, saved in tree["journeys"].items():
             self.journeys[int(device)] = self._restored(int(device), saved)
+        for device, (trips, seconds) in tree["done"].items():
+            self.done[int(device)] = Done(trips, seconds)
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase] = list(values)
@@ -401,7 +420,7 @@ class Live:
         flight, store = self.server.flights[device], self.server.store
         where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
         assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]))
-        journey = Journey(assignment, saved["ticket"], self.now, onward=saved["onward"])
+        journey = Journey(assignment, saved["ticket"], saved["started"], sent=self.now, onward=saved["onward"])
         if flight.fresh is not None:
             fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
             journey.fresh = Fresh(*fresh, owned(saved["fresh_vectors"]))
@@ -418,6 +437,7 @@ def check(tree: Tree) -> None:
 def _saved(journey: Journey) -> Tree:
     return {
         "ticket": journey.ticket,
+        "started": journey.started,
         "onward": journey.onward,
         "instruction": dict(journey.assignment.instruction),
         "vectors": dict(journey.assignment.vectors),

@@ -163,7 +163,7 @@ def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Giv
         if tree is not None:
             return RunWriter(directory, resume=tree["log"])
         writer = RunWriter.create(directory, config.tables(), note=parts.dataset.part())
-        write_world(directory, surroundings(parts, config, world, None))
+        write_world(directory, surroundings(parts, config, world, {}))
         return writer
 
     run = config.run
@@ -176,12 +176,16 @@ def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Giv
         run.checkpoint_minutes,
         stop_diverged=run.diverged == "stop",
         data=parts.dataset.facts(),
+        stop_at_target=run.stop_at_target,
+        keep=run.keep_checkpoint,
+        metric=parts.metric,
+        frozen=parts.frozen(config),
     )
     with _ready(parts, config, world, settings, post, open_log) as ready:
         ended = drive(plan, _opened(ready), tree)
         live = ready.driver
         assert isinstance(live, Live)
-        write_world(directory, surroundings(parts, config, world, live))
+        write_world(directory, surroundings(parts, config, world, live.seconds))
     return ended
 
 
@@ -259,10 +263,11 @@ def read_nodes(path: Path, devices: int) -> dict[int, int]:
     return nodes
 
 
-def surroundings(parts: Parts, config: Config, world: World, live: Live | None) -> RunWorld:
+def surroundings(
+    parts: Parts, config: Config, world: World, seconds: Mapping[int, Mapping[str, list[float]]]
+) -> RunWorld:
     """world.json: what was measured takes the place of what a simulation would assume (0 and no limit until then)."""
-    assumed, devices = parts.surroundings(config), config.fleet.devices
-    seconds = {} if live is None else live.seconds
+    assumed, devices = parts.surroundings(config, parts.fingerprint(config)), config.fleet.devices
     trained = [_median(seconds.get(device, {}).get("train", [])) for device in range(devices)]
     samples = [int(count) for count in world.samples]
     told = {} if samples == assumed.samples else {"classes": ["samples"], "label_counts": [[n] for n in samples]}

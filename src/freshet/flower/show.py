@@ -17,6 +17,12 @@ from freshet.runs.writer import RunWriter, default_directory
 SPARE = 300.0
 
 
+def scored(row: Mapping[str, Any]) -> str:
+    """What a row of metrics says of the model."""
+    name = str(row.get("metric", "accuracy"))
+    return f"{name} {row[name]:.3f}" if isinstance(row.get(name), int | float) else f"{name} –"
+
+
 class Lines:
     """Says every new line of a run's metrics once."""
 
@@ -29,10 +35,7 @@ class Lines:
         whole = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         for line in whole[self._seen :]:
             row = json.loads(line)
-            self._say(
-                f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  "
-                f"accuracy {row['accuracy']:.3f}"
-            )
+            self._say(f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {scored(row)}")
         self._seen = max(self._seen, len(whole))
 
 
@@ -73,6 +76,6 @@ def local_run(
                 local.stop()
     if keep is None and ended_well(status):
         shutil.rmtree(folder, ignore_errors=True)
-    if status not in ("finished", "diverged", "interrupted"):
+    if status not in ("finished", "stopped", "diverged", "interrupted"):
         raise RunError(f"the run ended as {status}; see {folder / 'state' / 'logs'}")
     return directory, status

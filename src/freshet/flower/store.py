@@ -16,17 +16,11 @@ from freshet.runs.writer import write_atomically
 
 @dataclass
 class Kept:
-    """The device's memory, the durations of its trips, and its last answer with the ticket it belongs to."""
+    """The device's memory, and its last answer with the ticket it belongs to."""
 
     memory: Memory
-    trips: int = 0
-    seconds: float = 0.0
     ticket: str = ""
     answer: Tree | None = None
-
-    @property
-    def mean_seconds(self) -> float | None:
-        return self.seconds / self.trips if self.trips else None
 
 
 class DeviceFolder:
@@ -42,7 +36,7 @@ class DeviceFolder:
         if tree is None:
             return Kept({})
         try:
-            return Kept(dict(tree["memory"]), tree["trips"], tree["seconds"], tree["ticket"], tree["answer"])
+            return Kept(dict(tree["memory"]), tree["ticket"], tree["answer"])
         except (KeyError, TypeError, ValueError):
             return Kept({})
 

@@ -46,6 +46,8 @@ class Order:
     session: str
     ticket: str
     way: Way
+    #: Mean seconds of the device's completed trips, for rules that are timed.
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def order_record(order: Order) -> RecordDict:
         "certificate": way.certificate,
         "token": way.token,
         "hurries": way.hurries,
+        "seconds": -1.0 if order.seconds is None else float(order.seconds),
     }
     return _records("train", scalars, a.weights, a.vectors, {"instruction": a.instruction})
 
@@ -119,7 +122,8 @@ def read_order(content: RecordDict) -> Order | Onward:
     if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
         raise Malformed("way or certificate makes no sense")
     way = Way(kind, text(got, "address"), certificate, text(got, "token"), got.get("hurries") is True)
-    return Order(assignment, text(got, "session"), text(got, "ticket"), way)
+    seconds = real(got, "seconds")
+    return Order(assignment, text(got, "session"), text(got, "ticket"), way, None if seconds < 0 else seconds)
 
 
 # ---- device to server
