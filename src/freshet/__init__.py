@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from freshet.core.about import About
     from freshet.core.method import LocalRule, Method, Options
     from freshet.federation import Federation
+    from freshet.flower.device import Device
     from freshet.options import FleetOptions
     from freshet.result import Result
     from freshet.runs.writer import Observer
@@ -20,6 +21,7 @@ __all__ = [
     "About",
     "ConfigError",
     "DataError",
+    "Device",
     "Federation",
     "Fleet",
     "FleetOptions",
@@ -37,6 +39,7 @@ __all__ = [
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
 _HOMES = {
     "About": "freshet.core.about",
+    "Device": "freshet.flower.device",
     "Federation": "freshet.federation",
     "Fleet": "freshet.sim.fleet",
     "FleetOptions": "freshet.options",

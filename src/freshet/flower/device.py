@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,13 +23,15 @@ from freshet.core.method import Memory
 from freshet.core.streams import stream
 from freshet.errors import ConfigError, DataError
 from freshet.flower import wire
-from freshet.flower.fresh import FreshClient, Unreached
 from freshet.flower.store import DeviceFolder, Kept
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.checkpoint import Tree
 from freshet.training.flat import Factory
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
+
+if TYPE_CHECKING:
+    from freshet.flower.fresh import FreshClient
 
 _log = logging.getLogger(__name__)
 NodeConfig = Mapping[str, Any]
@@ -157,6 +159,8 @@ class _Worker:
 
     def _ask(self, way: wire.Way, assignment: Assignment, slot: Slot, trainer: Trainer) -> Fresh | None:
         """The fresh model; a service that does not answer costs the merge, not the trip."""
+        from freshet.flower.fresh import Unreached
+
         at, client = time.time(), _client(way, assignment)
         try:
             return client.ask(slot, assignment.version, trainer.flat.layout.size)
@@ -172,6 +176,7 @@ class _Worker:
         """Train the rest, remember, answer: memory and answer are written together, so that a trip counts once."""
         outcome = trip.finish()
         self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
+        self._timing["cpu"] = time.process_time()
         upload = outcome.upload(assignment)
         answer = wire.Answer(
             self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing
@@ -207,7 +212,9 @@ class _Listener:
         client.close()
 
 
-def _client(way: wire.Way, assignment: Assignment) -> FreshClient:
+def _client(way: wire.Way, assignment: Assignment) -> "FreshClient":
+    from freshet.flower.fresh import FreshClient
+
     return FreshClient(way.address, way.certificate, assignment.device, assignment.trip, way.token)
 
 

@@ -327,10 +327,10 @@ class Live:
         """What a trip's time went to; the rest of it were messages and waiting for them to be fetched."""
         timing = {phase: value for phase, value in answer.timing.items() if 0 <= value < 1e6}
         total = self.now - journey.started
-        parts = timing | {"whole": total, "messages": max(0.0, total - sum(timing.values()))}
-        for phase in ("start", "load", "train", "fresh", "messages", "whole"):
-            if phase in parts:
-                self.seconds[device][phase].append(parts[phase])
+        known = {phase: timing[phase] for phase in ("start", "load", "train", "fresh") if phase in timing}
+        parts = known | {"messages": max(0.0, total - sum(known.values())), "whole": total}
+        for phase, value in (parts | ({"cpu": timing["cpu"]} if "cpu" in timing else {})).items():
+            self.seconds[device][phase].append(value)
 
     # ---- the fresh-model service asks (from its threads)
 

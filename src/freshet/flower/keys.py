@@ -119,6 +119,6 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    form, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, open_)
+    return pem

@@ -79,7 +79,8 @@ class ServerRun:
 
     def status(self) -> str | None:
         path = self.out / "summary.json"
-        if not path.is_file() or processes.server_process(self.folder) is not None:
+        begun = (self.folder.state / "server.pid").exists()  # else the summary is one of an earlier part of the run
+        if not begun or not path.is_file() or processes.server_process(self.folder) is not None:
             return None
         return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
 
@@ -165,6 +166,7 @@ class LocalRun:
         self._command, self._ports = devices or local_device, ports[2:]
         self.server = ServerRun(self.folder, say)
         self.devices = [Child(self.command(node)) for node in range(len(self._ports))]
+        self._ended: dict[int, float] = {}
 
     def command(self, node: int) -> Command:
         command = self._command(self.folder, node)
@@ -177,8 +179,10 @@ class LocalRun:
     def look(self) -> str | None:
         """The status of the run when it has ended; devices that died are started again."""
         for node, child in enumerate(self.devices):
-            if child.ended is not None:
-                time.sleep(_POLL)
+            if child.ended is None:
+                continue
+            if time.monotonic() - self._ended.setdefault(node, time.monotonic()) >= RETRY:
+                del self._ended[node]
                 self.devices[node] = Child(child.command)
         return self.server.look()
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
+from freshet.errors import RunError
 from freshet.flower.codec import Malformed
+
+#: Flower's types; it is loaded when the first message is read or written.
+RecordDict = Any
 
 #: Characters of a text from outside that are read at most.
 TEXT = 200
@@ -160,6 +163,15 @@ def read_answer(content: RecordDict) -> Answer:
 # ---- parts
 
 
+def _flower() -> Any:
+    try:
+        import flwr.app
+    except ModuleNotFoundError:
+        problem = "deploying needs Flower, which is not installed; install it: pip install 'freshet-fl[flower]'"
+        raise RunError(problem) from None
+    return flwr.app
+
+
 def _records(
     name: str,
     scalars: Mapping[str, Any],
@@ -167,15 +179,16 @@ def _records(
     vectors: Vectors,
     numbers: Mapping[str, Mapping[str, Number]],
 ) -> RecordDict:
-    records: dict[str, Any] = {name: ConfigRecord(dict(scalars))}
+    app = _flower()
+    records: dict[str, Any] = {name: app.ConfigRecord(dict(scalars))}
     if weights is not None:
-        records["model"] = ArrayRecord({"weights": Array(np.asarray(weights))})
+        records["model"] = app.ArrayRecord({"weights": app.Array(np.asarray(weights))})
     if vectors:
-        records["vectors"] = ArrayRecord({key: Array(np.asarray(vector)) for key, vector in vectors.items()})
+        records["vectors"] = app.ArrayRecord({key: app.Array(np.asarray(vector)) for key, vector in vectors.items()})
     for key, values in numbers.items():
         if values:
-            records[key] = ConfigRecord({each: _plain(value) for each, value in values.items()})
-    return RecordDict(records)
+            records[key] = app.ConfigRecord({each: _plain(value) for each, value in values.items()})
+    return app.RecordDict(records)
 
 
 def _plain(value: Number) -> Number:
@@ -184,7 +197,7 @@ def _plain(value: Number) -> Number:
 
 def _scalars(content: RecordDict, name: str) -> Mapping[str, Any]:
     found = content.get(name)
-    if not isinstance(found, ConfigRecord):
+    if not isinstance(found, _flower().ConfigRecord):
         raise Malformed(f"has no {name}")
     return found
 
@@ -201,15 +214,15 @@ def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
 
 
 def _arrays(content: RecordDict) -> tuple[Vector, dict[str, Vector]]:
-    model, others = content.get("model"), content.get("vectors")
-    if not isinstance(model, ArrayRecord) or set(model) != {"weights"}:
+    kind, model, others = _flower().ArrayRecord, content.get("model"), content.get("vectors")
+    if not isinstance(model, kind) or set(model) != {"weights"}:
         raise Malformed("model is not one array of weights")
-    if others is not None and not isinstance(others, ArrayRecord):
+    if others is not None and not isinstance(others, kind):
         raise Malformed("vectors are not arrays")
     return vector("model", model["weights"]), {name: vector(name, each) for name, each in (others or {}).items()}
 
 
-def vector(name: str, array: Array) -> Vector:
+def vector(name: str, array: Any) -> Vector:
     """A flat float32 array, known by its header before it is read: no pickle, no archive, no size that is not there.
 
     The header is compared, not parsed: numpy's own reader hands it to Python's tokenizer.
