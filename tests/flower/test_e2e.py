@@ -86,6 +86,11 @@ def finished(local: LocalRun) -> Run:
     return Run(local.server.out)
 
 
+def checkpoints(local: LocalRun) -> int:
+    """How many have been written so far."""
+    return max((int(path.name) for path in (local.server.out / "checkpoint").glob("[0-9]*")), default=0)
+
+
 def client_processes(folder: Folder, node: int) -> list[int]:
     """Client apps of a device that train now."""
     found = []
@@ -114,9 +119,12 @@ def test_fedasmu_with_a_device_and_the_server_killed_on_the_way(start: Callable[
     until(local, lambda: client_processes(local.folder, 0), "device 0 training")
     local.devices[0].signal(signal.SIGKILL)
     lost = until(local, lambda: [e for e in events(local, "lost") if e["device"] == 0], "the loss of its trip")
-    again = lambda: [e for e in events(local, "trigger") if e["device"] == 0 and e["trip"] > lost[0]["trip"]]  # noqa: E731
-    until(local, again, "its next trip")
-    # the server app
+    number = lost[0]["trip"]
+    begun = lambda: [e for e in events(local, "trigger") if e["device"] == 0 and e["trip"] > number]  # noqa: E731
+    until(local, begun, "its next trip")
+    # the server app, when all of that is in a checkpoint
+    saved = checkpoints(local)
+    until(local, lambda: checkpoints(local) > saved + 1, "a checkpoint")
     version, pid = events(local, "aggregate")[-1]["version"], processes.server_process(local.folder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
