@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from freshet.core.method import LocalRule, Method, Options
     from freshet.experiments.own import compare, tune
     from freshet.federation import Federation
+    from freshet.flower.device import Device
     from freshet.opening import open
     from freshet.options import FleetOptions
     from freshet.result import Result
@@ -22,6 +23,7 @@ __all__ = [
     "About",
     "ConfigError",
     "DataError",
+    "Device",
     "Federation",
     "Fleet",
     "FleetOptions",
@@ -42,6 +44,7 @@ __all__ = [
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
 _HOMES = {
     "About": "freshet.core.about",
+    "Device": "freshet.flower.device",
     "Federation": "freshet.federation",
     "Fleet": "freshet.sim.fleet",
     "FleetOptions": "freshet.options",

@@ -162,13 +162,13 @@ class Parts:
             fingerprint=hashes,
         )
 
-    def settled(self, config: Config) -> Config:
+    def settled(self, config: Config, world: World | None = None) -> Config:
         """The configuration with those options of the method filled in that follow from this run."""
-        return replace(config, method=config.method_class.settled(config.method, self.world(config)))
+        return replace(config, method=config.method_class.settled(config.method, world or self.world(config)))
 
-    def server(self, config: Config) -> Server:
+    def server(self, config: Config, world: World | None = None) -> Server:
         """The server at its start: the method, and the initial model as version 1."""
-        world = self.world(config)
+        world = world or self.world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         return Server(method, world, weights, self._schedule(config, world), self.selection)

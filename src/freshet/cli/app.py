@@ -13,6 +13,7 @@ import typer
 from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
 from freshet.cli.data import data_app
+from freshet.cli.deploy import deploy_app
 from freshet.cli.fleet import fleet_app
 from freshet.errors import FreshetError
 from freshet.files import printable, reason
@@ -63,6 +64,7 @@ app.command("show")(inspect.show)
 app.command("audit")(inspect.audit)
 app.add_typer(data_app, name="data")
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(deploy_app, name="deploy")
 
 
 def main() -> None:

@@ -123,6 +123,10 @@ class Coordinator:
         place = (request.device, request.trip, flight.base, self.server.version)
         return Effects([Requested(*place, request.slot.epoch, request.slot.by, version)], fresh=fresh)
 
+    def refused(self, reason: str) -> Effects:
+        """A driver has turned somebody away before the server was asked."""
+        return Effects(self._counted([Rejected(reason)]))
+
     def merged(self, device: int, trip: int) -> Merged | None:
         """A device has merged the fresh model just now; the numbers follow when they are known."""
         flight = self.server.flight(device, trip)

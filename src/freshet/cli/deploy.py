@@ -1,0 +1,265 @@
+"""``freshet deploy``: the same methods on machines that own their data, on Flower."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from freshet.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from freshet.flower.folder import Folder
+
+deploy_app = typer.Typer(help="Run a federation on real machines, on Flower.", no_args_is_help=True)
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment.")]
+Method = Annotated[str, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b].")]
+Cell = Annotated[str | None, typer.Option("--cell", help="Settings of one of the paper's cells.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
+Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="Number of devices.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override: section.key=value. Repeatable.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")]
+Node = Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the device.")]
+
+
+def _needs_flower() -> None:
+    if find_spec("flwr") is None:
+        raise RunError("deploying needs Flower, which is not installed; install it: pip install 'freshet-fl[flower]'")
+
+
+def _folder(directory: Path) -> "Folder":
+    _needs_flower()
+    from freshet.flower.folder import Folder
+
+    return Folder(directory.absolute()).check()
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text, markup=False)
+
+
+def _tables(
+    method: str | None, cell: str | None, config: Path | None, devices: int | None, settings: list[str] | None
+) -> dict[str, Any]:
+    """Settings as given; a device that is back is triggered at once, since real ones rarely all come together."""
+    from freshet.config import load_tables, override, with_method
+    from freshet.experiments.presets import cell_settings, find_cell
+    from freshet.methods import find
+
+    tables: dict[str, Any] = load_tables(config) if config else {}
+    if method is not None:
+        with_method(tables, method)
+    name = tables.setdefault("method", {}).setdefault("name", "fedasmu")
+    if cell is not None:
+        preset = cell_settings(find_cell(cell), name)
+        tables = {section: preset.get(section, {}) | tables.get(section, {}) for section in preset | tables}
+    run = tables.setdefault("run", {})
+    if find(name)[0].about.kind != "sync":
+        run.setdefault("trigger", "concurrency")
+    run.setdefault("period", 2.0)
+    run.setdefault("checkpoint_every", 30.0)
+    if devices is not None:
+        tables.setdefault("fleet", {})["devices"] = devices
+    override(tables, settings or [])
+    return tables
+
+
+@deploy_app.command("init")
+def init(
+    directory: Dir,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name or address of the server; the first one is for devices (default: loopback)."),
+    ] = None,
+    method: Method = "fedasmu",
+    devices: Devices = 4,
+    cell: Cell = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+) -> None:
+    """Make the folder of a deployment: certificates, keys, settings, services, and a README with what to type.
+
+    What is there already stays as it is: keys are never written over.
+    """
+    _needs_flower()
+    from freshet.flower.folder import init as make
+
+    folder = make(directory, _tables(method, cell, config, devices, settings), host or [])
+    typer.echo(f"{folder.root}: ready; what to type on each machine is in {folder.root / 'README.md'}")
+
+
+@deploy_app.command("app")
+def app(
+    directory: Dir,
+    method: Method = "fedasmu",
+    devices: Devices = 4,
+    cell: Cell = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+) -> None:
+    """Write a plain Flower app, which `flwr run DIR` starts on a SuperLink of your own."""
+    _needs_flower()
+    from freshet.config import resolve
+    from freshet.flower.folder import write_app
+
+    write_app(directory, resolve(_tables(method, cell, config, devices, settings)).tables())
+    typer.echo(f"{directory}: start it with: flwr run {directory}; your model and data go to freshet_app/client_app.py")
+
+
+@deploy_app.command("server")
+def server(directory: Dir, dry_run: DryRun = False) -> None:
+    """Start the server of a deployment and its run, or go on with a run that was stopped."""
+    folder = _folder(directory)
+    from freshet.flower import processes
+    from freshet.flower.folder import renew_app
+    from freshet.flower.running import serve
+
+    devices = int(renew_app(folder)["fleet"]["devices"])
+    link, executor = processes.superlink(folder)
+    new = [node for node in range(devices) if node not in folder.registered()]
+    for command in [link, executor, *(processes.register(folder, node) for node in new), processes.run(folder)]:
+        typer.echo(str(command), err=not dry_run)
+    if not dry_run:
+        _finish(folder.out(), serve(folder, _say))
+
+
+@deploy_app.command("device")
+def device(
+    directory: Dir,
+    node: Node,
+    data: Annotated[
+        str,
+        typer.Option("--data", help="module:function that gives its samples, or a file .npz with x and y."),
+    ] = "",
+    dry_run: DryRun = False,
+) -> None:
+    """Start device K on this machine; its SuperNode is started again whenever it ends."""
+    folder = _folder(directory)
+    from freshet.flower import processes
+    from freshet.flower.running import attend
+
+    if not folder.key(node).is_file():
+        raise RunError(
+            f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md"
+        )
+    absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
+    command = processes.supernode(folder, node, absolute)
+    typer.echo(str(command), err=not dry_run)
+    if not dry_run:
+        attend(command, _say)
+
+
+@deploy_app.command("status")
+def status(directory: Dir, dry_run: DryRun = False) -> None:
+    """Say what runs, who is registered, and how far the run is."""
+    folder = _folder(directory)
+    from freshet.flower import processes
+    from freshet.flower.show import scored
+    from freshet.runs.reader import Run
+
+    if dry_run:
+        typer.echo(str(processes.listing(folder)))
+        return
+    pid = processes.server_process(folder)
+    typer.echo(f"server app: {'process ' + str(pid) if pid else 'not running'}")
+    for number, node_id in sorted(folder.registered().items()):
+        typer.echo(f"device {number}: node {node_id}")
+    if (folder.out() / "metrics.jsonl").is_file():
+        rows = Run(folder.out()).metrics()
+        if rows:
+            last = rows[-1]
+            typer.echo(
+                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, {scored(last)}"
+            )
+    typer.echo(f"{folder.out()}")
+
+
+@deploy_app.command("stop")
+def stop(directory: Dir, dry_run: DryRun = False) -> None:
+    """Stop the server of a deployment on this machine; its run can be gone on with."""
+    folder = _folder(directory)
+    from freshet.flower import processes
+
+    pid = processes.deploy_process(folder)
+    if pid is None:
+        raise RunError(f"no server of {folder.root} runs on this machine")
+    if dry_run:
+        typer.echo(f"kill -TERM {pid}")
+        return
+    processes.end(pid)
+    typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
+
+
+@deploy_app.command("revoke")
+def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
+    """Lock a device out: the SuperLink forgets its key (the server must be running)."""
+    folder = _folder(directory)
+    from freshet.flower import processes
+
+    known = folder.registered()
+    if node not in known:
+        raise ConfigError("--node", f"device {node} is not registered; registered are {sorted(known)}")
+    command = processes.unregister(folder, known.pop(node))
+    if dry_run:
+        typer.echo(str(command))
+        return
+    processes.call(command)
+    processes.revoked(folder, node)
+    processes.write_nodes(folder, known)
+    typer.echo(f"device {node} is locked out; trips that it has under way are lost")
+
+
+@deploy_app.command("local")
+def local(
+    devices: Devices = 4,
+    method: Method = "fedasmu",
+    cell: Cell = None,
+    config: ConfigFile = None,
+    until: Annotated[str | None, typer.Option("--until", help="Real time to run: 90, 90s, 10m.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="End after so many rounds.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory (default: under runs/).")] = None,
+    fresh: Annotated[str, typer.Option("--fresh", help="Fresh models: side, messages or none.")] = "side",
+    keep: Annotated[Path | None, typer.Option("--keep", help="Keep keys, settings and logs in this folder.")] = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a whole federation on this machine: SuperLink, SuperNodes, TLS and authentication, as on many machines.
+
+    Example: freshet deploy local --devices 4 --until 90s
+    """
+    _needs_flower()
+    from freshet.config import resolve, seconds
+    from freshet.flower.show import local_run
+
+    tables = _tables(method, cell, config, devices, settings)
+    given: dict[str, Any] = {"seed": seed, "rounds": rounds, "until": None if until is None else seconds(until)}
+    tables["run"] |= {key: value for key, value in given.items() if value is not None}
+    if not (tables["run"].get("until") or tables["run"].get("rounds")):
+        tables["run"]["until"] = 90.0
+    tables["run"].setdefault("eval_every", 5.0)
+    resolve(tables)
+    directory, state = local_run(tables, out, keep, {"fresh": fresh}, dry_run, _say)
+    if directory is not None:
+        _finish(directory, state)
+
+
+def _finish(out: Path, status: str) -> None:
+    """The table that a simulation ends with, and where a trip's time went."""
+    from freshet.cli.screen import results_table
+    from freshet.runs.reader import Run
+
+    if not (out / "summary.json").is_file():
+        raise typer.Exit(130)
+    summary = Run(out).summary()
+    Console().print(results_table([summary]))
+    phases = summary.get("trip_seconds") or {}
+    if phases:
+        typer.echo("a trip in seconds, medians: " + ", ".join(f"{name} {value:.1f}" for name, value in phases.items()))
+    typer.echo(str(out))
+    if status == "interrupted":
+        raise typer.Exit(130)
+    if status == "failed":
+        raise RunError(f"the run failed; see {out} and the logs in state/logs of the deployment")

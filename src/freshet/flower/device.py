@@ -1,0 +1,284 @@
+"""A device: answers the server's messages by training on its own data, and remembers in its own folder.
+
+    app = Device(load=my_data).app(Path(__file__).with_name("federation.toml"))      # in a Flower client app
+
+Each message is handled by a process of its own, which Flower starts; what has to last lies in the folder.
+"""
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from freshet.config import CUSTOM, Config, load_tables, resolve
+from freshet.core.messages import Assignment, Fresh, Slot, Upload
+from freshet.core.method import Memory
+from freshet.core.streams import stream
+from freshet.errors import ConfigError, DataError
+from freshet.flower import wire
+from freshet.flower.store import DeviceFolder, Kept
+from freshet.parts import Given, Parts, assemble
+from freshet.runs.checkpoint import Tree
+from freshet.training.flat import Factory
+from freshet.training.trainer import Trainer
+from freshet.training.trip import LocalTrip
+
+if TYPE_CHECKING:
+    from freshet.flower.fresh import FreshClient
+
+_log = logging.getLogger(__name__)
+NodeConfig = Mapping[str, Any]
+#: Gives a device its training samples: ``(x, y)``, a torch Dataset or a Hugging Face Dataset.
+Load = Callable[[NodeConfig], Any]
+#: Seconds between two looks whether the server is in a hurry.
+_LOOK = 1.0
+
+
+class Device:
+    """``load`` and ``model`` replace what the configuration names; left out, its data set and network are used."""
+
+    def __init__(self, load: Load | None = None, model: Factory | None = None) -> None:
+        self._load, self._model = load, model
+
+    def app(self, federation: str | Path) -> Any:
+        """The Flower client app of this device."""
+        from flwr.clientapp import ClientApp
+
+        app: Any = ClientApp()
+        app.train()(lambda message, context: self._on_message(Path(federation), message, context))
+        return app
+
+    def _on_message(self, federation: Path, message: Any, context: Any) -> Any:
+        from flwr.app import Message
+
+        node: NodeConfig = context.node_config
+        answer = self.handle(wire.read_order(message.content), resolve(load_tables(federation)), node, context.node_id)
+        return Message(wire.answer_record(answer), reply_to=message)
+
+    def handle(self, order: wire.Order | wire.Onward, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
+        """Do what the server asks; the answer is kept until the next one, so that it can be given again."""
+        began = time.time()
+        folder = DeviceFolder(folder_of(node, node_id), order.session)
+        kept = folder.read()
+        if kept.ticket == order.ticket and kept.answer is not None:
+            return _again(order.ticket, kept.answer)
+        paused = folder.paused(order.ticket) if isinstance(order, wire.Onward) else None
+        if isinstance(order, wire.Onward) and paused is None:
+            return wire.Answer(order.ticket, lost="the device no longer has this trip")
+        worker = _Worker(self, config, node, order.ticket, folder, kept.memory, began)
+        return worker.train(order) if isinstance(order, wire.Order) else worker.go_on(order, paused or {})
+
+    def parts(self, config: Config, node: NodeConfig, device: int) -> Parts:
+        """What the configuration names, with this device's own samples if it brings any, and no shard but its own."""
+        load = self._load or _loader(str(node.get("data", "")))
+        own = None if load is None else load(node)
+        parts = assemble(config, Given(factory=self._model))
+        shards: list[Any] = [np.empty(0, np.int64)] * len(parts.shards)
+        if own is None:
+            place = node.get("partition-id", device)
+            if type(place) is not int or not 0 <= place < len(parts.shards):
+                raise ConfigError("partition-id", f"must be a number from 0 to {len(parts.shards) - 1}, not {place!r}")
+            shards[device] = parts.shards[place]
+            return replace(parts, shards=shards)
+        dataset = with_samples(parts.dataset, own, config)
+        shards[device] = np.arange(len(dataset.y_train))
+        return replace(parts, dataset=dataset, shards=shards)
+
+
+class _Worker:
+    """One message's work: a trainer, the memory, and clocks."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: Config,
+        node: NodeConfig,
+        ticket: str,
+        folder: DeviceFolder,
+        memory: Memory,
+        began: float,
+    ) -> None:
+        self._device, self._config, self._node = device, config, node
+        self._ticket, self._folder, self._memory = ticket, folder, memory
+        self._rule = config.method_class.rule(config.method)
+        self._unreached, self._samples = "", 0
+        self._timing = {"start": began - process_start()}
+
+    def _trainer(self, number: int) -> Trainer:
+        at = time.time()
+        parts = self._device.parts(self._config, self._node, number)
+        self._samples = len(parts.shards[number])
+        trainer = parts.setup(self._config).trainer()
+        self._timing["load"] = time.time() - at
+        return trainer
+
+    def train(self, order: wire.Order) -> wire.Answer:
+        """From the model that came down to the slot, and on to the end unless the fresh model comes by message."""
+        assignment, way, memory = order.assignment, order.way, self._memory
+        trainer, at = self._trainer(assignment.device), time.time()
+        rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
+        slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and way.kind != "none" else None
+        trip = LocalTrip(trainer, assignment, slot, self._rule, memory, order.seconds)
+        with _Listener(way, trip):
+            asks = trip.to_slot()
+            if asks and slot is not None and way.kind == "messages":
+                self._pause(order, slot, trip)
+                self._timing["train"] = time.time() - at
+                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._timing)
+            if asks and slot is not None:
+                trip.merge(self._ask(way, assignment, slot, trainer))
+            return self._end(trip, assignment, at)
+
+    def go_on(self, onward: wire.Onward, paused: Tree) -> wire.Answer:
+        """The rest of a trip whose fresh model has come."""
+        given = paused["assignment"]
+        assignment = Assignment(**given)
+        trainer, at = self._trainer(assignment.device), time.time()
+        slot = Slot(*paused["slot"])
+        trip = LocalTrip(trainer, assignment, slot, self._rule, self._memory, paused["seconds"])
+        trip.go_on(paused["state"])
+        trip.merge(onward.fresh)
+        return self._end(trip, assignment, at)
+
+    def _pause(self, order: wire.Order, slot: Slot, trip: LocalTrip) -> None:
+        given = order.assignment
+        tree = {
+            "assignment": given._asdict() | {"vectors": dict(given.vectors)},
+            "slot": list(slot),
+            "state": trip.save(),
+            "seconds": order.seconds,
+        }
+        self._folder.pause(self._ticket, tree)
+
+    def _ask(self, way: wire.Way, assignment: Assignment, slot: Slot, trainer: Trainer) -> Fresh | None:
+        """The fresh model; a service that does not answer costs the merge, not the trip."""
+        from freshet.flower.fresh import Unreached
+
+        at, client = time.time(), _client(way, assignment)
+        try:
+            return client.ask(slot, assignment.version, trainer.flat.layout.size)
+        except Unreached as problem:
+            self._unreached = str(problem) or "no answer"
+            _log.warning("trains on without the fresh model: %s", problem)
+            return None
+        finally:
+            client.close()
+            self._timing["fresh"] = time.time() - at
+
+    def _end(self, trip: LocalTrip, assignment: Assignment, at: float) -> wire.Answer:
+        """Train the rest, remember, answer: memory and answer are written together, so that a trip counts once."""
+        outcome = trip.finish()
+        self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
+        self._timing["cpu"] = time.process_time()
+        upload = outcome.upload(assignment)
+        answer = wire.Answer(
+            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing
+        )
+        self._folder.write(Kept(outcome.memory, self._ticket, _tree(answer, upload)))
+        return answer
+
+
+class _Listener:
+    """Looks now and then whether the server is in a hurry, and tells the trip."""
+
+    def __init__(self, way: wire.Way, trip: LocalTrip) -> None:
+        self._ended = threading.Event()
+        self._way, self._trip = way, trip
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._way.hurries:
+            self._thread = threading.Thread(target=self._listen, daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _listen(self) -> None:
+        client = _client(self._way, self._trip.assignment)
+        while not self._ended.wait(_LOOK):
+            if client.is_urgent():
+                self._trip.hurry()
+                break
+        client.close()
+
+
+def _client(way: wire.Way, assignment: Assignment) -> "FreshClient":
+    from freshet.flower.fresh import FreshClient
+
+    return FreshClient(way.address, way.certificate, assignment.device, assignment.trip, way.token)
+
+
+def _tree(answer: wire.Answer, upload: Upload) -> Tree:
+    up = upload._asdict() | {key: dict(getattr(upload, key)) for key in ("report", "merged", "vectors")}
+    return {"upload": up, "samples": answer.samples, "unreached": answer.unreached}
+
+
+def _again(ticket: str, kept: Tree) -> wire.Answer:
+    return wire.Answer(ticket, Upload(**kept["upload"]), samples=kept["samples"], unreached=kept["unreached"])
+
+
+def folder_of(node: NodeConfig, node_id: int) -> Path:
+    """Where a device remembers: as its node config says, or by its node number in the user's data folder."""
+    given = node.get("folder")
+    if isinstance(given, str) and given:
+        return Path(given)
+    home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(home) / "freshet" / "devices" / f"{node_id:x}"
+
+
+def process_start() -> float:
+    """When this process began, as far as the system tells; else now."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        return time.time() - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+# ---- a device's own data
+
+
+def _loader(text: str) -> Load | None:
+    """What ``--data`` names: nothing (the configuration's data set), ``module:function``, or a file of arrays."""
+    if not text:
+        return None
+    if text.endswith(".npz"):
+        return lambda node: _read_npz(Path(text))
+    module, colon, name = text.partition(":")
+    if not (colon and module and name):
+        raise ConfigError("--data", f"must be a file .npz with x and y, or module:function, but {text!r} was given")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("--data", f"{text} cannot be loaded ({error})") from None
+    load: Load = found
+    return load
+
+
+def _read_npz(path: Path) -> tuple[Any, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file["x"], file["y"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read as arrays x and y ({error})") from None
+
+
+def with_samples(dataset: Any, own: Any, config: Config) -> Any:
+    """The data set of the configuration with a device's own training samples in the place of its own."""
+    from freshet.data.dataset import check, own_data
+
+    test = (dataset.x_test, dataset.y_test)
+    found = own_data(CUSTOM, own, test, None, config.data)
+    assert found is not None
+    return check(replace(dataset, x_train=found.x_train, y_train=found.y_train, groups=None))

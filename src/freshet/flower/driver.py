@@ -1,0 +1,445 @@
+"""The real-time driver: brings what arrives over a network to the core, and carries out its answers.
+
+One thread drives: it starts trips, takes up answers as they arrive and tests the model. The fresh-model service asks
+from threads of its own; whatever touches the core or the log holds the lock, and nothing is sent under it. Only the
+driving thread changes the model, so that a test needs no lock.
+"""
+
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from freshet.core.coordinator import Coordinator, Effects, next_multiple
+from freshet.core.events import Noted
+from freshet.core.messages import Assignment, Fresh, Request, Slot
+from freshet.core.saving import Tree
+from freshet.core.server import NO_TRIP, Refused
+from freshet.core.vectors import Vector
+from freshet.flower import wire
+from freshet.flower.codec import Malformed
+from freshet.flower.tokens import Tokens, new_ticket
+from freshet.runs.checkpoint import owned
+from freshet.runs.writer import RunWriter
+from freshet.training.outcome import Score
+
+WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
+#: Refused questions that are logged, each with a line; more are only counted.
+_LOGGED_REFUSALS = 100
+
+
+class Reply(NamedTuple):
+    """An answer to a message: records, or what went wrong."""
+
+    message: str
+    content: Any = None
+    error: str = ""
+
+
+class Post(Protocol):
+    """Carries messages to nodes; every call may fail with ``ConnectionError``."""
+
+    def nodes(self) -> set[int]:
+        """Nodes that are there now."""
+
+    def send(self, node: int, content: Any, seconds: float) -> str:
+        """Send a message that is of no use after so many seconds; its number."""
+
+    def receive(self, messages: list[str]) -> list[Reply]:
+        """Those answers to these messages that have arrived; each is handed out once."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How messages travel."""
+
+    fresh: str = "side"
+    address: str = ""
+    certificate: str = ""
+    #: Seconds that a trip may take, between two looks for answers, and that a node may be away before its trip is lost.
+    ttl: float = 600.0
+    poll: float = 0.2
+    patience: float = 120.0
+    #: Seconds between two looks for nodes that have come or gone.
+    roll_call: float = 2.0
+
+
+@dataclass(slots=True)
+class Journey:
+    """A trip under way."""
+
+    assignment: Assignment
+    ticket: str
+    started: float
+    #: The message that is to be answered (empty: still to be sent), and when it was sent.
+    message: str = ""
+    sent: float = 0.0
+    slot: Slot | None = None
+    fresh: Fresh | None = None
+    #: Whether the second message of the trip is due (or sent).
+    onward: bool = False
+    urgent: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """How many trips a device has completed, and how long they took from trigger to upload."""
+
+    trips: int = 0
+    seconds: float = 0.0
+
+
+class _Known(NamedTuple):
+    """A test whose result is there."""
+
+    score: Score
+
+    def result(self) -> Score:
+        return self.score
+
+
+class Live:
+    """One run in real time."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        post: Post,
+        writer: RunWriter,
+        evaluate: Callable[[Vector], Score],
+        tokens: Tokens,
+        network: Network,
+        *,
+        nodes: Mapping[int, int],
+        eval_every: float,
+        stop_diverged: bool = True,
+        session: str | None = None,
+    ) -> None:
+        self.coordinator, self.server, self.post, self.writer = coordinator, coordinator.server, post, writer
+        self.network, self.eval_every, self._stop_diverged = network, eval_every, stop_diverged
+        self._evaluate, self._tokens = evaluate, tokens
+        #: Nodes and the devices that they are; without a list, devices are numbered as nodes come.
+        self.devices: dict[int, int] = dict(nodes)
+        self._listed = bool(nodes)
+        self.session = session or new_ticket()
+        self.journeys: dict[int, Journey] = {}
+        self.over = False
+        self._lock = threading.RLock()
+        self._online: set[int] = set()
+        self._called, self._refusals = -1e9, 0
+        self._start, self._before = time.monotonic(), 0.0
+        self._wakes: list[float] = []
+        self._next_test, self._last_test = 0.0, -1.0
+        self._tested: tuple[int, Score] | None = None
+        self._started = False
+        self.done: dict[int, Done] = defaultdict(Done)
+        #: Seconds by device and phase, one for each trip.
+        self.seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    # ---- Driver
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, those before a resumed run's checkpoint included."""
+        return self._before + time.monotonic() - self._start
+
+    def run(self, until: float, between: Callable[[], bool] = lambda: False) -> bool:
+        """Go on until the end of time, of the rounds, or a test that shows that the one before it had diverged."""
+        if not self._started:
+            self._started = True
+            self._wake(self.coordinator.wake(0.0))
+        while not self.over and self.now < until:
+            if between():
+                return False
+            self._call_roll()
+            self._tick()
+            self._send()
+            self._receive()
+            if self.now >= self._next_test:
+                self._test()
+                self._next_test = next_multiple(self.now, self.eval_every)
+                self.over |= self._stop_diverged and self.coordinator.watch.diverged is not None
+            self.writer.progress(self.now)
+            time.sleep(self.network.poll)
+        return True
+
+    def conclude(self) -> None:
+        """Test the model that is left, unless that was just done, and look at the result."""
+        if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
+            self._test()
+        self.coordinator.watch.settle()
+
+    def facts(self) -> dict[str, Any]:
+        """The course of the run, and the seconds of its trips by phase, as medians over all trips."""
+        phases: dict[str, list[float]] = defaultdict(list)
+        for by_phase in self.seconds.values():
+            for phase, values in by_phase.items():
+                phases[phase] += values
+        medians = {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
+        return self.coordinator.facts(self.now) | {"real_time": True, "trip_seconds": medians}
+
+    # ---- starting trips
+
+    def _wake(self, at: float | None) -> None:
+        if at is not None:
+            self._wakes.append(at)
+
+    def _tick(self) -> None:
+        due = [at for at in self._wakes if at <= self.now]
+        self._wakes = [at for at in self._wakes if at not in due]
+        for at in due:
+            with self._lock:
+                self._carry_out(self.coordinator.tick(at, self._is_there))
+
+    def _is_there(self, device: int) -> bool:
+        return any(self.devices.get(node) == device for node in self._online)
+
+    def _call_roll(self) -> None:
+        """Who is there; a node that is not on the list gets the next free device number, where there is no list."""
+        if self.now - self._called < self.network.roll_call:
+            return
+        self._called = self.now
+        try:
+            found = self.post.nodes()
+        except ConnectionError as problem:
+            self.writer.say(f"the SuperLink does not answer ({problem}); trying again")
+            return
+        for node in sorted(found - self.devices.keys()):
+            free = sorted(set(range(self.server.world.devices)) - set(self.devices.values()))
+            if self._listed or not free:
+                self.writer.say(f"node {node} is not one of this federation's devices and is left alone")
+            number = -1 if self._listed or not free else free[0]
+            self.devices = self.devices | {node: number}  # a new dict: the service's threads read the old one
+        self._online = found
+
+    def _node(self, device: int) -> int | None:
+        return next((node for node, number in self.devices.items() if number == device), None)
+
+    def _carry_out(self, effects: Effects, now: float | None = None) -> None:
+        """Log what happened, and do what the core asks for (messages go out when the lock is free)."""
+        now = self.now if now is None else now
+        for event in effects.events:
+            self.writer.event(now, event)
+        for assignment in effects.assignments:
+            self.journeys[assignment.device] = Journey(assignment, new_ticket(), now)
+        for device in effects.hurry:
+            self.journeys[device].urgent = True
+        self._wake(effects.wake_at)
+        self.over |= self.coordinator.over
+
+    def _send(self) -> None:
+        """Send what is due to nodes that are there; a node that stays away has lost its trip."""
+        for device, journey in [(d, j) for d, j in self.journeys.items() if not j.message]:
+            node = self._node(device)
+            if node in self._online and node is not None:
+                content = self._content(node, journey)
+                try:
+                    journey.message, journey.sent = self.post.send(node, content, self.network.ttl), self.now
+                except ConnectionError as problem:
+                    self.writer.say(f"device {device} cannot be sent its model now ({problem}); trying again")
+            elif self.now - max(journey.started, journey.sent) > self.network.patience:
+                self._lose(device, "the device is away")
+
+    def _content(self, node: int, journey: Journey) -> Any:
+        if journey.onward:
+            return wire.onward_record(wire.Onward(self.session, journey.ticket, journey.fresh))
+        a, rule, net = journey.assignment, self.server.rule, self.network
+        kind, side = net.fresh if rule.asks else "none", net.fresh == "side"
+        token = self._tokens.make(node, a.device, a.trip, journey.ticket) if side else ""
+        hurries = side and not rule.asks and not self.server.synchronous
+        way = wire.Way(kind, net.address if side else "", net.certificate if side else "", token, hurries)
+        done = self.done[a.device]
+        seconds = done.seconds / done.trips if rule.timed and done.trips else None
+        return wire.order_record(wire.Order(a, self.session, journey.ticket, way, seconds))
+
+    # ---- answers
+
+    def _receive(self) -> None:
+        waiting = {journey.message: device for device, journey in self.journeys.items() if journey.message}
+        if not waiting:
+            return
+        try:
+            replies = self.post.receive(list(waiting))
+        except ConnectionError as problem:
+            self.writer.say(f"the SuperLink does not answer ({problem}); trying again")
+            return
+        for reply in replies:
+            device = waiting.pop(reply.message, None)
+            if device is not None:
+                self._take(device, reply)
+        for device in waiting.values():
+            if self.now - self.journeys[device].sent > self.network.ttl + self.network.patience:
+                self._lose(device, f"no answer within {self.network.ttl:g} s")
+
+    def _take(self, device: int, reply: Reply) -> None:
+        """An answer to a trip's message is there."""
+        journey = self.journeys[device]
+        if reply.error:
+            self._lose(device, reply.error)
+            return
+        try:
+            answer = wire.read_answer(reply.content)
+            if answer.ticket != journey.ticket:
+                raise Malformed("belongs to another trip")
+            if answer.upload is not None and (answer.upload.device, answer.upload.trip) != journey.assignment[:2]:
+                raise Malformed("names another trip")
+        except Malformed as problem:
+            self._lose(device, f"its answer cannot be used: {problem}")
+            return
+        if answer.upload is not None:
+            self._upload(device, journey, answer)
+        elif answer.slot is not None and not journey.onward and self.network.fresh == "messages":
+            self._onward(device, journey, answer.slot)
+        else:
+            self._lose(device, answer.lost or "asks a second time")
+
+    def _upload(self, device: int, journey: Journey, answer: wire.Answer) -> None:
+        upload, trip = answer.upload, journey.assignment.trip
+        assert upload is not None
+        self._time(device, journey, answer)
+        with self._lock:
+            now, done = self.now, self.done[device]
+            del self.journeys[device]
+            done.trips, done.seconds = done.trips + 1, done.seconds + now - journey.started
+            if 0 < answer.samples < 2**31:
+                self.server.world.samples[device] = answer.samples
+            self._carry_out(self.coordinator.arrived(now, device, trip, lambda: upload), now)
+            if answer.unreached:
+                note = {"device": device, "trip": trip, "reason": answer.unreached}
+                self.writer.event(self.now, Noted("trained on without the fresh model", note))
+
+    def _onward(self, device: int, journey: Journey, slot: Slot) -> None:
+        """The device asks by message: the second message of its trip brings the model of this moment."""
+        with self._lock:
+            effects = self.coordinator.request(Request(device, journey.assignment.trip, slot))
+            self._carry_out(effects)
+            journey.slot, journey.fresh, journey.onward, journey.message = slot, effects.fresh, True, ""
+
+    def _lose(self, device: int, reason: str) -> None:
+        with self._lock:
+            journey = self.journeys.pop(device)
+            self._carry_out(self.coordinator.lost(self.now, device, journey.assignment.trip, reason))
+
+    def _time(self, device: int, journey: Journey, answer: wire.Answer) -> None:
+        """What a trip's time went to; the rest of it were messages and waiting for them to be fetched."""
+        timing = {phase: value for phase, value in answer.timing.items() if 0 <= value < 1e6}
+        total = self.now - journey.started
+        known = {phase: timing[phase] for phase in ("start", "load", "train", "fresh") if phase in timing}
+        parts = known | {"messages": max(0.0, total - sum(known.values())), "whole": total}
+        for phase, value in (parts | ({"cpu": timing["cpu"]} if "cpu" in timing else {})).items():
+            self.seconds[device][phase].append(value)
+
+    # ---- the fresh-model service asks (from its threads)
+
+    def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
+        """The model of this moment for a device in mid-training; raises ``Refused``."""
+        with self._lock:
+            journey = self._entitled(device, trip, token)
+            effects = self.coordinator.request(Request(device, trip, slot))
+            self._carry_out(effects)
+            if any(getattr(event, "reason", None) for event in effects.events):
+                raise Refused("this cannot be asked")
+            journey.slot, journey.fresh = slot, effects.fresh
+            return effects.fresh
+
+    def is_urgent(self, device: int, trip: int, token: str) -> bool:
+        """Whether the method wants this trip's model soon."""
+        with self._lock:
+            return self._entitled(device, trip, token).urgent
+
+    def _entitled(self, device: int, trip: int, token: str) -> Journey:
+        """The trip that a token belongs to; a question without one is logged and refused."""
+        journey, node = self.journeys.get(device), self._node(device)
+        if journey is None or node is None or journey.assignment.trip != trip:
+            reason = NO_TRIP
+        elif self._tokens.fits(token, node, device, trip, journey.ticket):
+            return journey
+        else:
+            reason = WRONG_TOKEN
+        self._refusals += 1
+        if self._refusals <= _LOGGED_REFUSALS:
+            self._carry_out(self.coordinator.refused(reason))
+        raise Refused(reason)
+
+    # ---- testing the model
+
+    def _test(self) -> None:
+        version = self.server.version
+        if self._tested is None or self._tested[0] != version:
+            self._tested = (version, self._evaluate(self.server.method.evaluated(self.server)))
+        score = self._tested[1]
+        with self._lock:
+            at = self.now
+            if at <= self._last_test:
+                return
+            self._last_test = at
+            self.coordinator.watch.test(at, _Known(score))
+            event, row = self.coordinator.test()
+            self.writer.event(at, event._replace(numbers={**score.metrics, "loss": score.loss}), row=row)
+
+    # ---- checkpoint: trips under way are sent again, and a device that is done with one gives its answer again
+
+    def state(self) -> Tree:
+        """Everything that decides how the run goes on."""
+        with self._lock:
+            self.writer.drain(wait=True)
+            return {
+                "coordinator": self.coordinator.state(),
+                "samples": self.server.world.samples.copy(),
+                "now": self.now,
+                "wakes": list(self._wakes),
+                "session": self.session,
+                "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
+                "journeys": {str(device): _saved(journey) for device, journey in self.journeys.items()},
+                "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
+                "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
+                "log": self.writer.position(),
+            }
+
+    def restore(self, tree: Tree, until: float) -> None:
+        """Go on from a saved state; every trip that was under way is asked for again, with its ticket."""
+        self.coordinator.restore(tree["coordinator"])
+        self.server.world.samples[:] = tree["samples"]
+        self._before, self._start = tree["now"], time.monotonic()
+        self._wakes, self.session, self._started = list(tree["wakes"]), tree["session"], True
+        self._next_test = next_multiple(self._before, self.eval_every)
+        if not self._listed:
+            self.devices = {int(node): device for node, device in tree["devices"].items()}
+        for device, saved in tree["journeys"].items():
+            self.journeys[int(device)] = self._restored(int(device), saved)
+        for device, (trips, seconds) in tree["done"].items():
+            self.done[int(device)] = Done(trips, seconds)
+        for device, by in tree["seconds"].items():
+            for phase, values in by.items():
+                self.seconds[int(device)][phase] = list(values)
+
+    def _restored(self, device: int, saved: Tree) -> Journey:
+        flight, store = self.server.flights[device], self.server.store
+        where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
+        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]))
+        journey = Journey(assignment, saved["ticket"], saved["started"], sent=self.now, onward=saved["onward"])
+        if flight.fresh is not None:
+            fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
+            journey.fresh = Fresh(*fresh, owned(saved["fresh_vectors"]))
+        return journey
+
+
+def check(tree: Tree) -> None:
+    """Raise ``ValueError`` unless a saved state is one of a run in real time."""
+    missing = {"coordinator", "samples", "now", "wakes", "session", "devices", "journeys", "log"} - tree.keys()
+    if missing:
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+
+
+def _saved(journey: Journey) -> Tree:
+    return {
+        "ticket": journey.ticket,
+        "started": journey.started,
+        "onward": journey.onward,
+        "instruction": dict(journey.assignment.instruction),
+        "vectors": dict(journey.assignment.vectors),
+        "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
+    }

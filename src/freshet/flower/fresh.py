@@ -1,0 +1,150 @@
+"""The fresh-model service: a device in mid-training asks for the newest model, beside the Flower messages.
+
+Two calls over gRPC and TLS, both with the token of the trip: ``ask`` (slot -> fresh model or nothing newer) and
+``hurry`` (-> whether the server wants the model soon). The service holds nothing; it asks the driver.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+
+from freshet.core.messages import Fresh, Slot
+from freshet.core.server import Refused
+from freshet.errors import RunError
+from freshet.flower.codec import Malformed, from_bytes, to_bytes
+
+_log = logging.getLogger(__name__)
+SERVICE = "freshet.Fresh"
+#: A question is a few numbers and a token; whatever is longer is refused unread.
+QUESTION_BYTES = 4096
+_THREADS = 8
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class Answers(Protocol):
+    """Who answers: the driver."""
+
+    def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
+        """The fresh model or None when there is nothing newer; raises ``Refused``."""
+
+    def is_urgent(self, device: int, trip: int, token: str) -> bool:
+        """Whether the server wants this trip's model soon; raises ``Refused``."""
+
+
+class FreshService:
+    """Serves until it is closed."""
+
+    def __init__(self, answers: Answers, bind: str, key: bytes, certificate: bytes) -> None:
+        self._answers = answers
+        limits = [("grpc.max_receive_message_length", QUESTION_BYTES), ("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=[*limits, ("grpc.so_reuseport", 0)])
+        calls = {"ask": self._ask, "hurry": self._hurry}
+        handlers = {name: grpc.unary_unary_rpc_method_handler(_guarded(call)) for name, call in calls.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            port = self._server.add_secure_port(bind, grpc.ssl_server_credentials([(key, certificate)]))
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise RunError(f"the fresh-model service cannot listen on {bind}; choose another fresh_port in server.toml")
+        self.port = port
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(1.0)
+
+    def _ask(self, question: dict[str, Any]) -> bytes:
+        slot = Slot(_whole(question, "epoch"), str(question.get("by", ""))[:20], _whole(question, "action"))
+        device, trip, token = _whole(question, "device"), _whole(question, "trip"), str(question.get("token", ""))
+        fresh = self._answers.answer(device, trip, token, slot)
+        if fresh is None:
+            return to_bytes({"newer": False})
+        return to_bytes({"newer": True} | fresh._asdict() | {"vectors": dict(fresh.vectors)})
+
+    def _hurry(self, question: dict[str, Any]) -> bytes:
+        device, trip, token = _whole(question, "device"), _whole(question, "trip"), str(question.get("token", ""))
+        return b"1" if self._answers.is_urgent(device, trip, token) else b"0"
+
+
+def _guarded(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], bytes]:
+    """A call whose bad questions are refused with a reason, and whose other failures tell nothing."""
+
+    def handle(request: bytes, context: Any) -> bytes:
+        try:
+            question = json.loads(request)
+            if not isinstance(question, dict):
+                raise Malformed("not a question")
+            return call(question)
+        except Refused as refusal:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
+        except (Malformed, ValueError, RecursionError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a question")
+        raise AssertionError("abort() raises")
+
+    return handle
+
+
+def _whole(question: dict[str, Any], key: str) -> int:
+    value = question.get(key)
+    if type(value) is not int or abs(value) >= 2**53:
+        raise Malformed(f"{key} is not a whole number")
+    return value
+
+
+class Unreached(Exception):
+    """The service gave no usable answer; the text says why."""
+
+
+class FreshClient:
+    """A device's side of it, for one trip."""
+
+    def __init__(self, address: str, certificate: str, device: int, trip: int, token: str) -> None:
+        credentials = grpc.ssl_channel_credentials(certificate.encode())
+        self._channel = grpc.secure_channel(address, credentials, [*_UNLIMITED, ("grpc.enable_http_proxy", 0)])
+        self._who = {"device": device, "trip": trip, "token": token}
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def ask(self, slot: Slot, base: int, size: int, seconds: float = 30.0, tries: int = 3) -> Fresh | None:
+        """The fresh model or None when there is nothing newer; raises ``Unreached`` after some tries."""
+        question = self._who | {"epoch": slot.epoch, "by": slot.by, "action": slot.action}
+        for left in reversed(range(tries)):
+            try:
+                return _checked(from_bytes(self._call("ask", question, seconds)), base, size)
+            except grpc.RpcError as error:
+                final = error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
+                if final or not left:
+                    raise Unreached(f"{error.code().name.lower()}: {error.details()}"[:150]) from None
+                time.sleep(0.5)
+            except Malformed as problem:
+                raise Unreached(str(problem)[:150]) from None
+        raise AssertionError("the last try returns or raises")
+
+    def is_urgent(self) -> bool:
+        """Whether the server wants the model soon; False when it cannot be asked."""
+        try:
+            return self._call("hurry", self._who, 5.0) == b"1"
+        except grpc.RpcError:
+            return False
+
+    def _call(self, name: str, question: dict[str, Any], seconds: float) -> bytes:
+        reply: bytes = self._channel.unary_unary(f"/{SERVICE}/{name}")(json.dumps(question).encode(), timeout=seconds)
+        return reply
+
+
+def _checked(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
+    """A fresh model that can be merged."""
+    if tree.get("newer") is False:
+        return None
+    version, age, weights, vectors = (tree.get(key) for key in ("version", "age", "weights", "vectors"))
+    whole = type(version) is int and type(age) is int and isinstance(weights, np.ndarray) and isinstance(vectors, dict)
+    if not whole or version <= base or weights.shape != (size,) or weights.dtype != np.float32:  # type: ignore[operator, union-attr]
+        raise Malformed("the fresh model is not newer, or not of this size")
+    return Fresh(version, age, weights, vectors)  # type: ignore[arg-type]

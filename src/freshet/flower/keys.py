@@ -1,0 +1,124 @@
+"""Keys and certificates of a deployment. What exists is never written over; private parts have mode 0600."""
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from freshet.errors import RunError
+
+YEARS = 10
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A new file that only its owner may read."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise RunError(f"{path} exists and is not written over") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_authority(folder: Path) -> None:
+    """``ca.key`` and ``ca.crt``, unless they are there."""
+    if (folder / "ca.key").exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("freshet deployment")
+    certificate = (
+        _certificate(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    write_secret(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_server(folder: Path, hosts: list[str]) -> None:
+    """``server.key`` and ``server.crt`` for these names and addresses, signed by the authority, unless they exist."""
+    if (folder / "server.key").exists():
+        return
+    authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    signer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    assert isinstance(authority, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = authority.public_key()
+    certificate = (
+        _certificate(_name(hosts[0]), signer.subject, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    write_secret(folder / "server.key", _pem(key))
+    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_node(path: Path) -> None:
+    """A node's private key at ``path`` and its public one at ``path.pub``, in OpenSSH form, unless they exist."""
+    if path.exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_secret(path, private)
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=365 * YEARS))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, open_)
+    return pem

@@ -1,0 +1,308 @@
+"""The Flower processes of a deployment: their commands, and keeping them alive."""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from freshet.errors import RunError
+from freshet.flower.folder import Folder, renew_app, run_config
+from freshet.runs.writer import write_atomically
+
+CONNECTION = "freshet"
+#: No telemetry, no look for updates, no packages installed behind the user's back.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+#: Seconds that a process is given to end by itself.
+GRACE = 10.0
+
+
+@dataclass
+class Command:
+    """A command, the environment it needs beside this process's, and the file for what it prints."""
+
+    name: str
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    log: Path | None = None
+
+    def __str__(self) -> str:
+        before = [f"{key}={shlex.quote(value)}" for key, value in self.environment.items()]
+        return " ".join([*before, *map(shlex.quote, self.words)])
+
+
+class Child:
+    """A running command, in a process group of its own."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        output: Any = None
+        if command.log is not None:
+            command.log.parent.mkdir(parents=True, exist_ok=True)
+            output = command.log.open("ab")
+        self.process = subprocess.Popen(  # noqa: S603
+            command.words,
+            env=surroundings(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+        )
+        if output is not None:
+            output.close()
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self.process.poll()
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+def stop(children: Sequence[Child]) -> None:
+    """Ask all to end, then make them."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+    end = time.monotonic() + GRACE
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.1, end - time.monotonic()))
+    for child in children:
+        child.signal(signal.SIGKILL)
+        child.process.wait()
+
+
+# ---- commands
+
+
+def program(name: str) -> str:
+    """A program of Flower: beside this Python, or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise RunError(
+            "deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'"
+        )
+    return found
+
+
+def surroundings(command: Command) -> dict[str, str]:
+    """The environment of a command: Flower finds its other programs on the path."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return os.environ | {"PATH": path} | command.environment
+
+
+def environment(folder: Folder) -> dict[str, str]:
+    return QUIET | {"FLWR_HOME": str(folder.state / "flwr")}
+
+
+def superlink(folder: Folder) -> list[Command]:
+    """The SuperLink, and who starts the server app: a process of its own, which a dead SuperLink leaves alone."""
+    server, pems, where = folder.server(), folder.certificates, environment(folder)
+    link = [
+        *(program("flower-superlink"), "--host", server.bind, "--port", str(server.port)),
+        *("--ssl-ca-certfile", str(pems / "ca.crt")),
+        *("--ssl-certfile", str(pems / "server.crt"), "--ssl-keyfile", str(pems / "server.key")),
+        *("--enable-supernode-auth", "--database", str(folder.state / "superlink.db")),
+        *("--isolation", "process", "--disable-runtime-dependency-installation"),
+    ]
+    executor = [
+        *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{server.port}"),
+        *("--root-certificates", str(pems / "ca.crt")),
+    ]
+    logs = folder.state / "logs"
+    return [
+        Command("superlink", link, where, logs / "superlink.log"),
+        Command("superexec", executor, where, logs / "server.log"),
+    ]
+
+
+def register(folder: Folder, node: int) -> Command:
+    words = [program("flwr"), "supernode", "register", f"{folder.key(node)}.pub", CONNECTION, "--format", "json"]
+    return Command(f"register {node}", words, environment(folder))
+
+
+#: ``flwr supernode register`` for several keys in one process: most of its time is spent loading.
+_REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[2:]:
+    app(["supernode", "register", key, sys.argv[1], "--format", "json"], standalone_mode=False)
+"""
+
+
+def register_several(folder: Folder, nodes: Sequence[int]) -> Command:
+    public = [f"{folder.key(node)}.pub" for node in nodes]
+    return Command("register", [sys.executable, "-c", _REGISTER, CONNECTION, *public], environment(folder))
+
+
+def unregister(folder: Folder, node_id: int) -> Command:
+    words = [program("flwr"), "supernode", "unregister", str(node_id), CONNECTION, "--format", "json"]
+    return Command(f"unregister {node_id}", words, environment(folder))
+
+
+def run(folder: Folder) -> Command:
+    told = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder).items())
+    words = [program("flwr"), "run", str(folder.app), CONNECTION, "--format", "json", "--run-config", told]
+    return Command("run", words, environment(folder))
+
+
+def listing(folder: Folder) -> Command:
+    return Command("list", [program("flwr"), "supernode", "list", CONNECTION], environment(folder))
+
+
+def supernode(folder: Folder, node: int, data: str = "", memory: Path | None = None) -> Command:
+    """The SuperNode of a device; where it finds its data and its memory goes into its node config."""
+    device = folder.device()
+    home = memory or Path(device.folder or folder.root / "memory" / f"node_{node}").absolute()
+    node_config: dict[str, Any] = {"partition-id": node, "folder": str(home), "data": data or device.data}
+    words = [
+        *(program("flower-supernode"), "--superlink", device.superlink),
+        *("--root-certificates", str(folder.certificates / "ca.crt")),
+        *("--auth-supernode-private-key", str(folder.key(node))),
+        *("--host", "127.0.0.1", "--port", str(device.port or 19100 + node)),
+        *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())),
+    ]
+    where = QUIET | {"FLWR_HOME": str(home / "flwr")}
+    return Command(f"device {node}", words, where)
+
+
+# ---- doing
+
+
+def call(command: Command) -> list[dict[str, Any]]:
+    """Run a command of Flower's that answers in JSON; its answers, of which there is at least one."""
+    done = subprocess.run(  # noqa: S603
+        command.words, env=surroundings(command), capture_output=True, text=True, check=False
+    )
+    found = _documents(done.stdout)
+    if done.returncode or not found or not all(each.get("success") for each in found):
+        told = next((str(each["error-message"]) for each in found if each.get("error-message")), "")
+        said = (told or done.stderr or done.stdout).strip().splitlines()
+        raise RunError(f"Flower refused `{command.name}`: {said[-1] if said else 'no reason given'}")
+    return found
+
+
+def _documents(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in what a command has printed."""
+    found: list[dict[str, Any]] = []
+    decoder, place = json.JSONDecoder(), text.find("{")
+    while place >= 0:
+        try:
+            document, place = decoder.raw_decode(text, place)
+        except ValueError:
+            place += 1
+        else:
+            found.append(document)
+        place = text.find("{", place)
+    return found
+
+
+def connect(folder: Folder) -> None:
+    """Tell the command ``flwr`` where the SuperLink is."""
+    home = folder.state / "flwr"
+    home.mkdir(parents=True, exist_ok=True)
+    connection = {
+        "address": f"127.0.0.1:{folder.server().port}",
+        "root-certificates": str(folder.certificates / "ca.crt"),
+    }
+    tables = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    write_atomically(home / "config.toml", tomli_w.dumps(tables).encode())
+
+
+def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
+    """Until something listens there."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and alive():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.1)
+    raise RunError(f"the SuperLink did not start listening on port {port}; see its log in state/logs/superlink.log")
+
+
+def register_all(folder: Folder, devices: int) -> None:
+    """Register the keys that the SuperLink does not know yet, and write down which node is which device."""
+    known = folder.registered()
+    new = [node for node in range(devices) if node not in known and Path(f"{folder.key(node)}.pub").is_file()]
+    if new:
+        answers = call(register_several(folder, new))
+        write_nodes(folder, known | {node: int(each["node-id"]) for node, each in zip(new, answers, strict=True)})
+
+
+def write_nodes(folder: Folder, known: Mapping[int, int]) -> None:
+    write_atomically(folder.nodes, json.dumps({str(node): device for device, node in known.items()}).encode())
+
+
+def start_server(folder: Folder) -> list[Child]:
+    """SuperLink and executor up, keys registered."""
+    tables = renew_app(folder)
+    connect(folder)
+    link, executor = superlink(folder)
+    children = [Child(link)]
+    try:
+        wait_for_port(folder.server().port, 60.0, lambda: children[0].ended is None)
+        children.append(Child(executor))
+        register_all(folder, int(tables["fleet"]["devices"]))
+    except BaseException:
+        stop(children)
+        raise
+    return children
+
+
+def revoked(folder: Folder, node: int) -> None:
+    """A key that is locked out is not registered again at the next start."""
+    public = Path(f"{folder.key(node)}.pub")
+    if public.is_file():
+        public.rename(public.with_suffix(".revoked"))
+
+
+def server_process(folder: Folder) -> int | None:
+    """The number of the server app's process, if it lives."""
+    return _process(folder.state / "server.pid", b"flwr-serverapp")
+
+
+def deploy_process(folder: Folder) -> int | None:
+    """The number of the process of ``deploy server``, if it lives."""
+    return _process(folder.state / "deploy.pid", b"deploy")
+
+
+def _process(path: Path, word: bytes) -> int | None:
+    """A process whose number is in a file, unless it is gone or the number is somebody else's by now."""
+    try:
+        pid = int(path.read_text(encoding="ascii"))
+        if Path("/proc/self").exists():
+            return pid if word in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+        os.kill(pid, 0)
+    except (OSError, ValueError):
+        return None
+    return pid
+
+
+def end(pid: int, seconds: float = 6 * GRACE) -> None:
+    """Ask a process to end, and wait until it has."""
+    os.kill(pid, signal.SIGTERM)
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.2)
+    raise RunError(f"process {pid} has not ended within {seconds:g} s")

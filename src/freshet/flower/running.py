@@ -1,0 +1,221 @@
+"""Running a deployment: a server and its devices, watched and started again when they die, on one machine or many."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from freshet.errors import RunError
+from freshet.flower import processes
+from freshet.flower.folder import Folder, init
+from freshet.flower.processes import Child, Command
+from freshet.runs.reader import ENDED
+
+Say = Callable[[str], None]
+_POLL = 0.5
+#: Seconds until a server app must have begun, and before a device that was refused tries again.
+START, RETRY = 300.0, 5.0
+
+
+class Stopped(Exception):
+    """Somebody wants this to end."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does."""
+
+    def handler(*_: Any) -> None:
+        raise Stopped
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+class ServerRun:
+    """A server with its run: SuperLink, executor, server app. What dies is started again, so many times."""
+
+    def __init__(self, folder: Folder, say: Say) -> None:
+        self.folder, self.say, self.out = folder, say, folder.out()
+        self.children = processes.start_server(folder)
+        self._restarts = folder.server().restarts
+        self._begun = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        for left in ("server.pid", "server.error"):
+            (self.folder.state / left).unlink(missing_ok=True)
+        processes.call(processes.run(self.folder))
+        self._begun = time.monotonic()
+
+    def look(self) -> str | None:
+        """The status of the run when it has ended, None while it goes on; what has died is started again."""
+        status = self.status()
+        if status is not None:
+            return status
+        for place, child in enumerate(self.children):
+            if child.ended is not None:
+                self._count(f"{child.command.name} ended with code {child.ended}")
+                self.children[place] = Child(child.command)
+        if processes.server_process(self.folder) is None and not self._starting():
+            status = self.status()  # it may have ended between two looks
+            failed = self.folder.state / "server.error"
+            if failed.is_file():
+                raise RunError(f"the server app failed: {failed.read_text(encoding='utf-8').strip()}")
+            if status is None:
+                self._count("the server app is gone")
+                self._begin()
+        return status
+
+    def status(self) -> str | None:
+        path = self.out / "summary.json"
+        begun = (self.folder.state / "server.pid").exists()  # else the summary is one of an earlier part of the run
+        if not begun or not path.is_file() or processes.server_process(self.folder) is not None:
+            return None
+        return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
+
+    def _starting(self) -> bool:
+        began = (self.folder.state / "server.pid").exists()
+        return not began and time.monotonic() - self._begun < START
+
+    def _count(self, what: str) -> None:
+        log = self.folder.state / "logs"
+        if not self._restarts:
+            raise RunError(f"{what}, and was started again too often; see {log}")
+        self._restarts -= 1
+        self.say(f"{what}; started again, {self._restarts} more times are left (logs: {log})")
+
+    def stop(self) -> None:
+        """The server app first, so that it can write its checkpoint and summary."""
+        pid = processes.server_process(self.folder)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+            end = time.monotonic() + 3 * processes.GRACE
+            while time.monotonic() < end and processes.server_process(self.folder) == pid:
+                time.sleep(0.2)
+        processes.stop(self.children)
+
+
+def serve(folder: Folder, say: Say) -> str:
+    """A server in the foreground, until its run has ended or somebody stops it; returns the run's status."""
+    own = folder.state / "deploy.pid"
+    own.write_text(f"{os.getpid()}\n", encoding="ascii")
+    with stoppable():
+        server = None
+        try:
+            server = ServerRun(folder, say)
+            say(f"the federation runs; its run directory is {server.out}")
+            while (status := server.look()) is None:
+                time.sleep(_POLL)
+            return status
+        except Stopped:
+            return "interrupted"
+        finally:
+            if server is not None:
+                server.stop()
+            own.unlink(missing_ok=True)
+
+
+def attend(command: Command, say: Say) -> None:
+    """A device in the foreground: its SuperNode is started again whenever it ends, until somebody stops this.
+
+    A SuperNode that comes back before the SuperLink has noticed that it was gone is refused, for about a minute.
+    """
+    with stoppable():
+        child = Child(command)
+        try:
+            while True:
+                if child.ended is not None:
+                    say(f"{command.name}: its SuperNode ended with code {child.ended}; started again in {RETRY:g} s")
+                    time.sleep(RETRY)
+                    child = Child(command)
+                time.sleep(_POLL)
+        except Stopped:
+            pass
+        finally:
+            processes.stop([child])
+
+
+class LocalRun:
+    """A whole federation on this machine, for trying out and for tests."""
+
+    def __init__(
+        self,
+        root: Path,
+        tables: Mapping[str, Any],
+        out: Path,
+        say: Say,
+        server: Mapping[str, Any] | None = None,
+        devices: Callable[[Folder, int], Command] | None = None,
+    ) -> None:
+        ports = free_ports(2 + int(tables["fleet"]["devices"]))
+        given = {"port": ports[0], "fresh_port": ports[1], "out": str(out.absolute())} | dict(server or {})
+        self.folder = init(root, tables, [], given)
+        self.say = say
+        self._command, self._ports = devices or local_device, ports[2:]
+        self.server = ServerRun(self.folder, say)
+        self.devices = [Child(self.command(node)) for node in range(len(self._ports))]
+        self._ended: dict[int, float] = {}
+
+    def command(self, node: int) -> Command:
+        command = self._command(self.folder, node)
+        words = list(command.words)
+        words[words.index("--port") + 1] = str(self._ports[node])
+        log = self.folder.state / "logs" / f"device_{node}.log"
+        threads = {"OMP_NUM_THREADS": "1"}
+        return Command(command.name, words, command.environment | threads, log)
+
+    def look(self) -> str | None:
+        """The status of the run when it has ended; devices that died are started again."""
+        for node, child in enumerate(self.devices):
+            if child.ended is None:
+                continue
+            if time.monotonic() - self._ended.setdefault(node, time.monotonic()) >= RETRY:
+                del self._ended[node]
+                self.devices[node] = Child(child.command)
+        return self.server.look()
+
+    def wait(self, seconds: float, each: Callable[[], None] = lambda: None) -> str:
+        """Until the run has ended."""
+        end = time.monotonic() + seconds
+        while (status := self.look()) is None:
+            each()
+            if time.monotonic() > end:
+                raise RunError(f"the run has not ended within {seconds:g} s; see {self.folder.state / 'logs'}")
+            time.sleep(_POLL)
+        return status
+
+    def stop(self) -> None:
+        self.server.stop()
+        processes.stop(self.devices)
+
+
+def local_device(folder: Folder, node: int) -> Command:
+    return processes.supernode(folder, node)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def ended_well(status: str) -> bool:
+    return status in ENDED

@@ -1,0 +1,259 @@
+"""The messages of the core as Flower records and back: weights, vectors by name, a few scalars, and nothing else.
+
+What is read came over a network: everything is checked, arrays before a byte of them is interpreted.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
+from freshet.core.vectors import Vector
+from freshet.errors import RunError
+from freshet.flower.codec import Malformed
+
+#: Flower's types; it is loaded when the first message is read or written.
+RecordDict = Any
+
+#: Characters of a text from outside that are read at most.
+TEXT = 200
+#: The header that numpy writes before a flat array of float32, and how long it may be.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
+    re.DOTALL,
+)
+_LONGEST = 256
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a device gets the fresh model: by whom it is asked for (``side``), in a second message, or not at all."""
+
+    kind: str = "none"
+    address: str = ""
+    certificate: str = ""
+    token: str = ""
+    #: Whether to look now and then if the server wants the model soon.
+    hurries: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """Server to device: train, and how to ask."""
+
+    assignment: Assignment
+    session: str
+    ticket: str
+    way: Way
+    #: Mean seconds of the device's completed trips, for rules that are timed.
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Onward:
+    """Server to device, the second message of a trip: the fresh model, or nothing newer."""
+
+    session: str
+    ticket: str
+    fresh: Fresh | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Device to server: an upload, a question for the fresh model, or that the trip is lost."""
+
+    ticket: str
+    upload: Upload | None = None
+    slot: Slot | None = None
+    lost: str = ""
+    samples: int = 0
+    #: Why no fresh model came although one was asked for; empty when nothing went wrong.
+    unreached: str = ""
+    #: Seconds by phase.
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- server to device
+
+
+def order_record(order: Order) -> RecordDict:
+    a, way = order.assignment, order.way
+    scalars = {
+        "device": a.device,
+        "trip": a.trip,
+        "version": a.version,
+        "age": a.age,
+        "epochs": a.epochs,
+        "lr": float(a.lr),
+        "session": order.session,
+        "ticket": order.ticket,
+        "way": way.kind,
+        "address": way.address,
+        "certificate": way.certificate,
+        "token": way.token,
+        "hurries": way.hurries,
+        "seconds": -1.0 if order.seconds is None else float(order.seconds),
+    }
+    return _records("train", scalars, a.weights, a.vectors, {"instruction": a.instruction})
+
+
+def onward_record(onward: Onward) -> RecordDict:
+    fresh, scalars = onward.fresh, {"session": onward.session, "ticket": onward.ticket}
+    if fresh is None:
+        return _records("onward", scalars, None, NO_VECTORS, {})
+    return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
+
+
+def read_order(content: RecordDict) -> Order | Onward:
+    """What the server wants; raises ``Malformed``."""
+    if "onward" in content:
+        got = _scalars(content, "onward")
+        fresh = None
+        if "model" in content:
+            fresh = Fresh(whole(got, "version"), whole(got, "age"), *_arrays(content))
+        return Onward(text(got, "session"), text(got, "ticket"), fresh)
+    got = _scalars(content, "train")
+    weights, vectors = _arrays(content)
+    device, trip, version, age = (whole(got, key) for key in ("device", "trip", "version", "age"))
+    instruction = _numbers(content, "instruction")
+    epochs, lr = whole(got, "epochs"), real(got, "lr")
+    assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+    kind, certificate = text(got, "way"), got.get("certificate")
+    if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
+        raise Malformed("way or certificate makes no sense")
+    way = Way(kind, text(got, "address"), certificate, text(got, "token"), got.get("hurries") is True)
+    seconds = real(got, "seconds")
+    return Order(assignment, text(got, "session"), text(got, "ticket"), way, None if seconds < 0 else seconds)
+
+
+# ---- device to server
+
+
+def answer_record(answer: Answer) -> RecordDict:
+    scalars: dict[str, Any] = {"ticket": answer.ticket, "samples": answer.samples, "unreached": answer.unreached[:TEXT]}
+    numbers: dict[str, Mapping[str, Number]] = {"timing": answer.timing}
+    if answer.upload is None:
+        if answer.slot is not None:
+            scalars |= {"epoch": answer.slot.epoch, "by": answer.slot.by, "action": answer.slot.action}
+        return _records("answer", scalars | {"lost": answer.lost[:TEXT]}, None, NO_VECTORS, numbers)
+    up = answer.upload
+    scalars |= {"device": up.device, "trip": up.trip, "base": up.base, "steps": up.steps}
+    return _records("answer", scalars, up.weights, up.vectors, numbers | {"report": up.report, "merged": up.merged})
+
+
+def read_answer(content: RecordDict) -> Answer:
+    """What a device answers; raises ``Malformed``. Whether its numbers make sense is for the gates to say."""
+    got = _scalars(content, "answer")
+    ticket, samples, unreached = text(got, "ticket"), whole(got, "samples"), text(got, "unreached")
+    timing = {name: float(value) for name, value in _numbers(content, "timing").items()}
+    common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing}
+    if "model" in content:
+        weights, vectors = _arrays(content)
+        device, trip, base = (whole(got, key) for key in ("device", "trip", "base"))
+        steps, report, merged = whole(got, "steps"), _numbers(content, "report"), _numbers(content, "merged")
+        return Answer(ticket, Upload(device, trip, base, weights, steps, report, merged, vectors), **common)
+    if "epoch" in got:
+        return Answer(ticket, slot=Slot(whole(got, "epoch"), text(got, "by"), whole(got, "action")), **common)
+    return Answer(ticket, lost=text(got, "lost") or "the device gives no reason", **common)
+
+
+# ---- parts
+
+
+def _flower() -> Any:
+    try:
+        import flwr.app
+    except ModuleNotFoundError:
+        problem = "deploying needs Flower, which is not installed; install it: pip install 'freshet-fl[flower]'"
+        raise RunError(problem) from None
+    return flwr.app
+
+
+def _records(
+    name: str,
+    scalars: Mapping[str, Any],
+    weights: Vector | None,
+    vectors: Vectors,
+    numbers: Mapping[str, Mapping[str, Number]],
+) -> RecordDict:
+    app = _flower()
+    records: dict[str, Any] = {name: app.ConfigRecord(dict(scalars))}
+    if weights is not None:
+        records["model"] = app.ArrayRecord({"weights": app.Array(np.asarray(weights))})
+    if vectors:
+        records["vectors"] = app.ArrayRecord({key: app.Array(np.asarray(vector)) for key, vector in vectors.items()})
+    for key, values in numbers.items():
+        if values:
+            records[key] = app.ConfigRecord({each: _plain(value) for each, value in values.items()})
+    return app.RecordDict(records)
+
+
+def _plain(value: Number) -> Number:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _scalars(content: RecordDict, name: str) -> Mapping[str, Any]:
+    found: Any = content.get(name)
+    if not isinstance(found, _flower().ConfigRecord):
+        raise Malformed(f"has no {name}")
+    return dict(found)
+
+
+def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
+    if name not in content:
+        return {}
+    found = dict(_scalars(content, name))
+    if len(found) > 100 or any(
+        isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
+    ):
+        raise Malformed(f"{name} has something that is not a number")
+    return found
+
+
+def _arrays(content: RecordDict) -> tuple[Vector, dict[str, Vector]]:
+    kind, model, others = _flower().ArrayRecord, content.get("model"), content.get("vectors")
+    if not isinstance(model, kind) or set(model) != {"weights"}:
+        raise Malformed("model is not one array of weights")
+    if others is not None and not isinstance(others, kind):
+        raise Malformed("vectors are not arrays")
+    return vector("model", model["weights"]), {name: vector(name, each) for name, each in (others or {}).items()}
+
+
+def vector(name: str, array: Any) -> Vector:
+    """A flat float32 array, known by its header before it is read: no pickle, no archive, no size that is not there.
+
+    The header is compared, not parsed: numpy's own reader hands it to Python's tokenizer.
+    """
+    data = array.data
+    start = 10 + int.from_bytes(data[8:10], "little")
+    found = _HEADER.fullmatch(data[:start]) if array.stype == "numpy.ndarray" and start <= _LONGEST else None
+    if found is None:
+        raise Malformed(f"{name:.40} is not a flat array of float32")
+    if len(data) - start != 4 * int(found[1]):
+        raise Malformed(f"{name:.40} has {len(data) - start} bytes for {int(found[1])} numbers")
+    return np.frombuffer(data, np.float32, offset=start).copy()
+
+
+def whole(got: Mapping[str, Any], key: str) -> int:
+    value = got.get(key)
+    if type(value) is not int:
+        raise Malformed(f"{key} is not a whole number")
+    return value
+
+
+def real(got: Mapping[str, Any], key: str) -> float:
+    value = got.get(key)
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise Malformed(f"{key} is not a number")
+    return value
+
+
+def text(got: Mapping[str, Any], key: str) -> str:
+    value = got.get(key)
+    if not isinstance(value, str) or len(value) > TEXT:
+        raise Malformed(f"{key} is not a short text")
+    return value

@@ -1,0 +1,97 @@
+"""A network without processes: devices answer when a test says so, through the real encoding of every message."""
+
+from pathlib import Path
+from typing import Any
+
+from freshet.config import Config, resolve
+from freshet.core.coordinator import Coordinator
+from freshet.flower import wire
+from freshet.flower.device import Device
+from freshet.flower.driver import Live, Network, Reply
+from freshet.flower.tokens import Tokens
+from freshet.methods import find
+from freshet.parts import Given, Parts, assemble
+from freshet.runs.writer import RunWriter
+from freshet.training.outcome import Score
+
+TOKENS = Tokens(b"k" * 32)
+
+
+class FakePost:
+    """Keeps what is sent; ``train`` lets devices answer, ``put`` puts any answer in their place."""
+
+    def __init__(self, nodes: set[int]) -> None:
+        self.there, self.sent, self.ready = nodes, dict[str, tuple[int, Any]](), list[Reply]()
+        self.everything: list[Any] = []
+
+    def nodes(self) -> set[int]:
+        return set(self.there)
+
+    def send(self, node: int, content: Any, seconds: float) -> str:
+        number = f"m{len(self.everything)}"
+        self.everything.append(content)
+        self.sent[number] = (node, content)
+        return number
+
+    def receive(self, messages: list[str]) -> list[Reply]:
+        taken = [reply for reply in self.ready if reply.message in messages]
+        self.ready = [reply for reply in self.ready if reply.message not in messages]
+        return taken
+
+    def put(self, number: str, content: Any = None, error: str = "") -> None:
+        self.sent.pop(number)
+        self.ready.append(Reply(number, content, error))
+        self.everything.append(content)
+
+
+class Town:
+    """A server and its devices in one process, driven step by step."""
+
+    def __init__(
+        self, folder: Path, method: str = "fedasmu", devices: int = 3, fresh: str = "side", **run: Any
+    ) -> None:
+        training = {"epochs": 2, "batch_size": 32}
+        options = {"K": 2} if method in ("port", "fedbuff") else {}
+        tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
+        tables |= {"data": {"train_samples": 200, "test_samples": 100}}
+        kind = {"trigger": "concurrency"} if find(method)[0].about.kind != "sync" else {}
+        self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
+        self.parts: Parts = assemble(self.config, Given())
+        self.folder, self.fresh = folder, fresh
+        self.post = FakePost({100 + device for device in range(devices)})
+        self.live = self.build(RunWriter.create(folder / "run", self.config.tables()))
+        self.device = Device()
+
+    def build(self, writer: RunWriter) -> Live:
+        server = self.parts.server(self.config)
+        coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
+        nodes = {100 + device: device for device in range(self.config.fleet.devices)}
+        network = Network(self.fresh, "nowhere:1", "", poll=0.0, patience=5.0, roll_call=0.0)
+        score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
+        return Live(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
+
+    def step(self) -> None:
+        """One turn of the driver's loop."""
+        turns = iter([False, True])
+        self.live.run(1e6, lambda: next(turns))
+
+    def answer(self, number: str) -> wire.Answer:
+        """What an honest device answers to a message (without a service: it trains on without merging)."""
+        node, content = self.post.sent[number]
+        order = wire.read_order(content)
+        place = {"folder": str(self.folder / f"memory{node}")}
+        if isinstance(order, wire.Order) and order.way.kind == "side":
+            order = wire.Order(order.assignment, order.session, order.ticket, wire.Way("none"))
+        return self.device.handle(order, self.config, place, node)
+
+    def train(self) -> None:
+        """Every device that was sent something answers."""
+        for number in list(self.post.sent):
+            self.post.put(number, wire.answer_record(self.answer(number)))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        import json
+
+        self.live.writer.flush()
+        lines = (self.folder / "run" / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]

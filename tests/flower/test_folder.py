@@ -1,0 +1,119 @@
+"""The folder of a deployment: made once, never written over, with secrets that only their owner reads."""
+
+import ipaddress
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from typer.testing import CliRunner
+
+from freshet.cli.app import app
+from freshet.errors import ConfigError, RunError
+from freshet.flower import processes
+from freshet.flower.folder import Folder, init, renew_app, run_config
+from freshet.flower.server import ServerSettings, read_nodes
+
+TABLES = {"method": {"name": "fedasmu"}, "fleet": {"devices": 2}, "run": {"until": 60.0}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return init(tmp_path_factory.mktemp("d"), TABLES, ["fl.example.org", "10.0.0.7"])
+
+
+def test_secrets_are_readable_by_their_owner_only(made: Folder) -> None:
+    secrets = [made.certificates / "ca.key", made.certificates / "server.key", made.key(0), made.key(1)]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 4
+
+
+def test_the_certificate_has_all_names_and_is_signed_by_the_authority(made: Folder) -> None:
+    server = x509.load_pem_x509_certificate((made.certificates / "server.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((made.certificates / "ca.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"fl.example.org", "localhost"}
+    addresses = {ipaddress.ip_address("10.0.0.7"), ipaddress.ip_address("127.0.0.1")}
+    assert set(names.get_values_for_type(x509.IPAddress)) == addresses
+
+
+def test_node_keys_are_p384_in_openssh_form(made: Folder) -> None:
+    private = serialization.load_ssh_private_key(made.key(0).read_bytes(), None)
+    public = serialization.load_ssh_public_key(Path(f"{made.key(0)}.pub").read_bytes())
+    assert private.public_key() == public and public.curve.name == "secp384r1"
+
+
+def test_a_second_init_changes_nothing_and_adds_what_is_missing(tmp_path: Path) -> None:
+    folder = init(tmp_path, TABLES, [])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    init(tmp_path, TABLES | {"fleet": {"devices": 3}}, ["other"])
+    assert {path: path.read_bytes() for path in before} == before
+    assert folder.key(2).is_file()
+
+
+def test_it_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: Path) -> None:
+    assert init(tmp_path, TABLES, []).server().bind == "127.0.0.1"
+    assert (made.server().bind, made.server().host) == ("0.0.0.0", "fl.example.org")
+    assert made.device().superlink == "fl.example.org:18000"
+
+
+def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
+    link, executor = map(str, processes.superlink(made))
+    node, run = str(processes.supernode(made, 1, "mydata:load")), str(processes.run(made))
+    assert "--enable-supernode-auth" in link and "--insecure" not in link + executor + node + run
+    assert "--ssl-keyfile" in link and "--root-certificates" in executor and "--auth-supernode-private-key" in node
+    assert 'data="mydata:load"' in node and "partition-id=1" in node
+    secret = made.key(1).read_text().splitlines()[1]
+    assert all(secret not in command for command in (link, executor, node, run))
+
+
+def test_the_server_app_is_told_what_the_folder_says(made: Folder) -> None:
+    settings = ServerSettings.read(run_config(made))
+    assert (settings.fresh, settings.fresh_bind) == ("side", "0.0.0.0:18002")
+    assert settings.fresh_address == "fl.example.org:18002" and settings.out == str(made.root / "run")
+    with pytest.raises(ConfigError, match="fresh"):
+        ServerSettings.read({"fresh": "pigeons"})
+    with pytest.raises(ConfigError, match="ttl"):
+        ServerSettings.read({"ttl": "soon", "fresh": "none"})
+    with pytest.raises(ConfigError, match="certificate"):
+        ServerSettings.read({"fresh": "side"})
+
+
+def test_a_wrong_setting_is_one_sentence(tmp_path: Path) -> None:
+    folder = init(tmp_path, TABLES, [])
+    (tmp_path / "server.toml").write_text("[server]\nport = 0\n")
+    with pytest.raises(ConfigError, match=r"server\.port"):
+        folder.server()
+    with pytest.raises(RunError, match="no deployment"):
+        Folder(tmp_path / "elsewhere").check()
+
+
+def test_the_app_takes_up_a_changed_configuration(tmp_path: Path) -> None:
+    folder = init(tmp_path, TABLES, [])
+    text = (tmp_path / "federation.toml").read_text()
+    (tmp_path / "federation.toml").write_text(text.replace("until = 60.0", "until = 90.0"))
+    assert renew_app(folder)["run"]["until"] == 90.0
+    assert "until = 90.0" in (folder.app / "freshet_app" / "federation.toml").read_text()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"1": "x"}', '{"1": 7}'])
+def test_a_broken_list_of_nodes_is_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(content)
+    with pytest.raises(RunError, match=r"nodes\.json"):
+        read_nodes(path, 2)
+
+
+def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
+    runner, root = CliRunner(), str(tmp_path / "d")
+    assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
+    server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
+    assert "flower-superlink" in server.output and "supernode register" in server.output
+    device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--data", "m:load", "--dry-run"])
+    assert "flower-supernode" in device.output and "h.example:18000" in device.output
+    assert "flower-supernode" not in runner.invoke(app, ["deploy", "status", root]).output
+    local = runner.invoke(app, ["deploy", "local", "--devices", "2", "--dry-run"])
+    assert local.output.count("flower-supernode") == 2
+    plain = runner.invoke(app, ["deploy", "app", str(tmp_path / "app")])
+    assert plain.exit_code == 0 and (tmp_path / "app" / "pyproject.toml").is_file()

@@ -1,0 +1,98 @@
+"""The fresh-model service over real TLS on loopback: who may ask, what comes back, what is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from freshet.core.messages import Fresh, Slot
+from freshet.core.server import Refused
+from freshet.flower import keys
+from freshet.flower.fresh import QUESTION_BYTES, SERVICE, FreshClient, FreshService, Unreached
+
+WEIGHTS = np.arange(5, dtype=np.float32)
+
+
+class Answers:
+    """Knows one trip: device 1, trip 2, token ``good``."""
+
+    def __init__(self) -> None:
+        self.newer = True
+
+    def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
+        if (device, trip, token) != (1, 2, "good"):
+            raise Refused("not yours")
+        return Fresh(4, 4, WEIGHTS, {"control": WEIGHTS[:3]}) if self.newer else None
+
+    def is_urgent(self, device: int, trip: int, token: str) -> bool:
+        return token == "good"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("keys")
+    keys.make_authority(made)
+    keys.make_server(made, ["localhost", "127.0.0.1"])
+    return made
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[tuple[FreshService, Answers]]:
+    answers = Answers()
+    key, certificate = (folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes()
+    serving = FreshService(answers, "127.0.0.1:0", key, certificate)
+    yield serving, answers
+    serving.close()
+
+
+def client(folder: Path, port: int, token: str = "good") -> FreshClient:
+    return FreshClient(f"127.0.0.1:{port}", (folder / "ca.crt").read_text(), 1, 2, token)
+
+
+def test_the_fresh_model_comes_whole_or_there_is_nothing_newer(folder: Path, service: tuple) -> None:
+    serving, answers = service
+    fresh = client(folder, serving.port).ask(Slot(2, "q"), 3, 5)
+    assert fresh is not None and fresh[:2] == (4, 4) and np.array_equal(fresh.weights, WEIGHTS)
+    assert np.array_equal(fresh.vectors["control"], WEIGHTS[:3])
+    answers.newer = False
+    assert client(folder, serving.port).ask(Slot(2, "q"), 3, 5) is None
+    assert client(folder, serving.port).is_urgent() and not client(folder, serving.port, "bad").is_urgent()
+
+
+def test_another_token_is_refused(folder: Path, service: tuple) -> None:
+    with pytest.raises(Unreached, match="not yours"):
+        client(folder, service[0].port, "bad").ask(Slot(2, "q"), 3, 5)
+
+
+def test_a_model_that_is_not_newer_or_of_another_size_is_not_taken(folder: Path, service: tuple) -> None:
+    for base, size in ((4, 5), (3, 6)):
+        with pytest.raises(Unreached, match="not newer, or not of this size"):
+            client(folder, service[0].port).ask(Slot(2, "q"), base, size)
+
+
+def test_another_authority_and_plain_text_get_no_answer(tmp_path: Path, service: tuple) -> None:
+    keys.make_authority(tmp_path)
+    with pytest.raises(Unreached, match="unavailable"):
+        client(tmp_path, service[0].port).ask(Slot(2, "q"), 3, 5, seconds=5, tries=1)
+    with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{service[0].port}") as plain:
+        plain.unary_unary(f"/{SERVICE}/ask")(b"{}", timeout=5)
+
+
+def test_nobody_there_is_said(folder: Path) -> None:
+    with pytest.raises(Unreached, match="unavailable"):
+        client(folder, 1).ask(Slot(2, "q"), 3, 5, seconds=2, tries=2)
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"[]", b'{"device": "1"}', b"\x80\x04", b'{"device": 1e400}', b"x" * 2 * QUESTION_BYTES]
+)
+def test_what_is_no_question_is_refused(folder: Path, service: tuple, question: bytes) -> None:
+    credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())
+    with (
+        grpc.secure_channel(f"127.0.0.1:{service[0].port}", credentials) as channel,
+        pytest.raises(grpc.RpcError) as found,
+    ):
+        channel.unary_unary(f"/{SERVICE}/ask")(question, timeout=5)
+    assert found.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)

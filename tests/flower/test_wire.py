@@ -1,0 +1,150 @@
+"""Messages survive the way over Flower's records, and hostile ones are refused with a reason."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from freshet.core.messages import Assignment, Fresh, Slot, Upload
+from freshet.flower import wire
+from freshet.flower.codec import Malformed, from_bytes, to_bytes
+
+WEIGHTS = np.arange(6, dtype=np.float32)
+CONTROL = np.ones(4, np.float32)
+
+
+def over_the_wire(record: RecordDict) -> RecordDict:
+    """Through the bytes that Flower sends."""
+    arrays = {name: record[name] for name in record}
+    return RecordDict({name: type(each).inflate(each.deflate(), each.children) for name, each in arrays.items()})
+
+
+def test_an_order_comes_back_as_it_was() -> None:
+    assignment = Assignment(2, 7, 5, 4, WEIGHTS, 3, 0.1, {"meta_slot": 2, "alpha_k": 0.5}, {"control": CONTROL})
+    order = wire.Order(assignment, "session", "ticket", wire.Way("side", "host:1", "PEM", "token", True))
+    back = wire.read_order(over_the_wire(wire.order_record(order)))
+    assert isinstance(back, wire.Order)
+    assert back.assignment[:4] == assignment[:4] and back.assignment[5:8] == assignment[5:8]
+    assert np.array_equal(back.assignment.weights, WEIGHTS) and np.array_equal(
+        back.assignment.vectors["control"], CONTROL
+    )
+    assert (back.session, back.ticket, back.way) == (order.session, order.ticket, order.way)
+
+
+@pytest.mark.parametrize("fresh", [None, Fresh(9, 8, WEIGHTS, {"control": CONTROL})])
+def test_the_second_message_comes_back_as_it_was(fresh: Fresh | None) -> None:
+    back = wire.read_order(over_the_wire(wire.onward_record(wire.Onward("s", "t", fresh))))
+    assert isinstance(back, wire.Onward) and (back.fresh is None) == (fresh is None)
+    if fresh is not None and back.fresh is not None:
+        assert back.fresh[:2] == (9, 8) and np.array_equal(back.fresh.weights, WEIGHTS)
+
+
+def test_an_upload_comes_back_as_it_was() -> None:
+    upload = Upload(1, 2, 3, WEIGHTS, 40, {"loss": 0.5}, {"beta": np.float64(0.25), "n1": 4}, {"control": CONTROL})
+    answer = wire.Answer("t", upload, samples=17, unreached="no", timing={"train": 1.5})
+    back = wire.read_answer(over_the_wire(wire.answer_record(answer)))
+    assert back.upload is not None and back.upload[:3] == (1, 2, 3) and back.upload.steps == 40
+    assert back.upload.report == {"loss": 0.5} and back.upload.merged == {"beta": 0.25, "n1": 4}
+    assert np.array_equal(back.upload.weights, WEIGHTS) and np.array_equal(back.upload.vectors["control"], CONTROL)
+    assert (back.samples, back.unreached, back.timing) == (17, "no", {"train": 1.5})
+
+
+def test_a_question_and_a_loss_come_back_as_they_were() -> None:
+    asked = wire.read_answer(wire.answer_record(wire.Answer("t", slot=Slot(3, "q", 1))))
+    assert asked.slot == Slot(3, "q", 1) and asked.upload is None
+    assert wire.read_answer(wire.answer_record(wire.Answer("t", lost="gone"))).lost == "gone"
+
+
+def hostile(data: bytes, stype: str = "numpy.ndarray") -> RecordDict:
+    record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
+    record["model"] = ArrayRecord({"weights": Array("float32", (6,), stype, data)})
+    return record
+
+
+def saved(array: np.ndarray, **how: bool) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, **how)
+    return buffer.getvalue()
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, WEIGHTS)
+    return buffer.getvalue()
+
+
+CASES = {
+    "a pickle": pickle.dumps(WEIGHTS),
+    "an array of objects": saved(np.array([{}], dtype=object), allow_pickle=True),
+    "an archive": archive(),
+    "nothing": b"",
+    "half of it": saved(WEIGHTS)[:-3],
+    "more than it says": saved(WEIGHTS) + b"x",
+    "doubles": saved(WEIGHTS.astype(np.float64)),
+    "a matrix": saved(WEIGHTS.reshape(2, 3)),
+    "a size that is not there": saved(WEIGHTS).replace(b"(6,), }", b"(9**9,)"),
+    "a path": b"/etc/passwd",
+    "a scalar": saved(np.float32(1.0)[...]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_no_flat_float32_array_is_refused(name: str) -> None:
+    with pytest.raises(Malformed):
+        wire.read_answer(hostile(CASES[name]))
+
+
+def test_another_serialisation_is_refused() -> None:
+    with pytest.raises(Malformed, match="not a flat array"):
+        wire.read_answer(hostile(saved(WEIGHTS), "pickle"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 1.5},
+        {"steps": "1"},
+        {"trip": True},
+        {"device": b"1"},
+        {"ticket": "x" * 1000},
+        {"samples": [1, 2]},
+        {"unreached": 3},
+    ],
+)
+def test_scalars_of_another_type_are_refused(change: dict[str, object]) -> None:
+    record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
+    record["answer"] = ConfigRecord(dict(record["answer"]) | change)
+    with pytest.raises(Malformed, match=next(iter(change))):
+        wire.read_answer(record)
+
+
+def test_records_that_are_missing_or_of_another_kind_are_refused() -> None:
+    whole = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1, {"loss": 1.0})))
+    for name, other in (("answer", whole["model"]), ("model", whole["answer"]), ("report", whole["model"])):
+        with pytest.raises(Malformed):
+            wire.read_answer(RecordDict({key: whole[key] for key in whole} | {name: other}))
+    with pytest.raises(Malformed):
+        wire.read_answer(RecordDict({}))
+    with pytest.raises(Malformed):
+        wire.read_order(RecordDict({}))
+
+
+def test_a_report_of_texts_or_lists_is_refused() -> None:
+    for value in ("1", [1.0], True):
+        record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
+        record["report"] = ConfigRecord({"loss": value})
+        with pytest.raises(Malformed, match="report"):
+            wire.read_answer(record)
+
+
+def test_trees_come_back_and_other_bytes_do_not() -> None:
+    tree = {"a": WEIGHTS, "b": [1, None, {"c": CONTROL}], "d": 2**100}
+    back = from_bytes(to_bytes(tree))
+    assert np.array_equal(back["a"], WEIGHTS) and np.array_equal(back["b"][2]["c"], CONTROL) and back["d"] == 2**100
+    back["a"][0] = 5  # may be written to
+    good = to_bytes(tree)
+    for bad in (b"", b"x" * 100, good[:-1], pickle.dumps(tree), good[:8] + b"[" + good[9:], b"\xff" * 8 + good[8:]):
+        with pytest.raises(Malformed):
+            from_bytes(bad)
