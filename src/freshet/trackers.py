@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from freshet.errors import ConfigError, RunError
+from freshet.runs.facts import metric_of
 from freshet.runs.writer import Observer
 
 Record = dict[str, Any]
@@ -115,7 +116,8 @@ class MLflowTracker(Tracker):
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self, summary: Record) -> None:
-        for key in ("best_accuracy", "final_accuracy", "time_to_target", "wall_seconds"):
+        name = metric_of(summary).name
+        for key in (f"best_{name}", f"final_{name}", "time_to_target", "wall_seconds"):
             if isinstance(summary.get(key), int | float):
                 self._client.log_metric(self._run, f"summary.{key}", float(summary[key]))
         for key in ("method", "seed", "status", "weights_sha256", "freshet"):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from freshet.files import printable
 from freshet.methods import known
-from freshet.report.columns import COLUMNS, Column
+from freshet.report.columns import Column, judged
 from freshet.runs.facts import metric_of
 from freshet.runs.writer import Observer
 
@@ -157,7 +157,7 @@ def cell(column: Column, value: float | None) -> str:
         return size(value)
     if column.kind == "seconds":
         return f"{value:.1f} s" if column.key == "wall_seconds" else f"{value:.0f} s"
-    return number(value, {"share": 3, "mean": 1, "index": 3, "count": 0}[column.kind])
+    return number(value, {"share": 3, "value": 4, "mean": 1, "index": 3, "count": 0}[column.kind])
 
 
 _SHOWN = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness", "bytes_up", "bytes_down")
@@ -165,12 +165,12 @@ _SHOWN = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness
 
 def results_table(summaries: list[dict[str, Any]]) -> Table:
     """One line per run: what it reached, how fast, at what cost."""
-    target = summaries[0]["target"]
+    target, metric = summaries[0]["target"], metric_of(summaries[0])
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    columns = [COLUMNS[key] for key in _SHOWN]
+    columns = [judged(key, metric) for key in _SHOWN if key != "time_raw" or target is not None]
     for column in columns:
-        table.add_column(column.short.format(target=f"{target:g}"), justify="right", no_wrap=True)
+        table.add_column(column.short.format(target=f"{target or 0:g}"), justify="right", no_wrap=True)
     for summary in summaries:
         diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
         if 0 < summary["uploads"] <= summary["rejected"]:

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from freshet.cli.screen import cell, number, size
-from freshet.report.columns import COLUMNS, DEVICES, chosen, overhead
+from freshet.report.columns import DEVICES, chosen, judged, overhead
 from freshet.report.groups import said_diverged
 from freshet.report.references import Ratio
+from freshet.runs.facts import metric_of
 
 Record = Mapping[str, Any]
 
@@ -43,10 +44,11 @@ def accuracy_table(world: Record) -> Table:
     """What each method reached and how fast, held against its reference; the paper's numbers beside it."""
     lines, target = world["lines"], world["target"]
     paper = any(line["published"] for line in lines)
+    metric = metric_of(world)
     accuracy, best, raw, mean = (
-        COLUMNS[key].short.format(target=f"{target:g}") for key in ("accuracy", "best", "time_raw", "time_mean")
+        judged(key, metric).short.format(target=f"{target:g}") for key in ("accuracy", "best", "time_raw", "time_mean")
     )
-    headings = ["runs", accuracy, "range", best, raw, mean, "time vs reference", "accuracy vs", "p"]
+    headings = ["runs", accuracy, "range", best, raw, mean, "time vs reference", f"{metric.name} vs", "p"]
     table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
     for line in lines:
         against = line.get("against") or {}

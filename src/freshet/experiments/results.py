@@ -3,25 +3,23 @@
 A run that crashed or is unfinished is listed with its reason and never averaged; one that diverged counts as it is.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from freshet._version import __version__
-from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, Job, World
 from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.curves import curve
-from freshet.report.groups import Group, headline, times_to
+from freshet.report.groups import Group, headline, target_of, times_to
 from freshet.report.palette import styles
 from freshet.report.reading import RunData
 from freshet.report.references import references
 from freshet.report.statistics import over_seeds
-from freshet.runs.facts import number
+from freshet.runs.facts import ACCURACY, number
 from freshet.runs.reader import Run
 
 Record = dict[str, Any]
@@ -94,20 +92,25 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
 def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> Record:
     """The lines of one comparison, each held against the reference of its kind."""
     config = outcomes[0].job.config
-    target, step = _target(config), config.run.eval_every
+    step = config.run.eval_every
     entries = list(dict.fromkeys(o.job.entry for o in outcomes))
     mine = [[o for o in outcomes if o.job.entry == entry] for entry in entries]
     groups = [
         Group(entry.title, [o.run for o in found if o.run is not None], style)
         for entry, found, style in zip(entries, mine, styles([entry.label for entry in entries]), strict=True)
     ]
+    target = target_of([run for group in groups for run in group.runs])
+    target = target if config.run.target is None else config.run.target
     kinds = [find(entry.method)[0].about.kind for entry in entries]
     held = references([entry.label for entry in entries], kinds, named_places(entries, named))
     tables = config.tables()
+    metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
     return {
         "name": world.name,
         "cell": world.cell.name if world.cell else None,
         "target": target,
+        "metric": metric.name,
+        "direction": metric.direction,
         "until": config.run.until,
         "eval_every": step,
         "references": [groups[place].label for place in dict.fromkeys(held) if place is not None],
@@ -139,13 +142,8 @@ def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Reco
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, outcomes[0].job.model_bytes) for run in runs])),
         "published": published(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),
-        "runs": [_run(o, _target(config), config.run.eval_every) for o in outcomes],
+        "runs": [_run(o, config.run.eval_every) for o in outcomes],
     }
-
-
-def _target(config: Config) -> float:
-    """The value to reach; one that nothing reaches where there is none."""
-    return math.nan if config.run.target is None else config.run.target
 
 
 def fresh_bytes(run: RunData, size: int) -> float | None:
@@ -154,11 +152,12 @@ def fresh_bytes(run: RunData, size: int) -> float | None:
     return None if merges is None else merges * size
 
 
-def _run(found: Outcome, target: float, step: float) -> Record:
+def _run(found: Outcome, step: float) -> Record:
     record: Record = {"seed": found.job.seed, "key": found.job.key, "state": str(found.state), "error": found.error}
     if found.run is not None:
-        times = times_to(found.run, target, step)
+        times = times_to(found.run, target_of([found.run]), step)
         record |= {"time_raw": times.raw, "time_mean": times.mean, "diverged": found.run.diverged}
-        names = "final_accuracy", "best_accuracy", "trips", "wall_seconds", "weights_sha256"
+        name = found.run.metric.name
+        names = f"final_{name}", f"best_{name}", "trips", "wall_seconds", "weights_sha256"
         record |= {name: found.run.summary.get(name) for name in names}
     return record

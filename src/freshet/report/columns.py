@@ -6,14 +6,14 @@ A table chooses by key; how a kind of number is written is the medium's own affa
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from freshet.runs.facts import Maybe
+from freshet.runs.facts import ACCURACY, Maybe, Metric
 
 Record = dict[str, Any]
-Kind = Literal["share", "seconds", "count", "mean", "index", "bytes"]
+Kind = Literal["share", "value", "seconds", "count", "mean", "index", "bytes"]
 
 
 class Column(NamedTuple):
-    """One column; ``{target}`` in a title stands for the accuracy to reach."""
+    """One column; ``{target}`` in a title stands for the value to reach, ``{metric}`` for what runs are judged by."""
 
     key: str
     #: What summary.json calls it.
@@ -31,8 +31,8 @@ class Column(NamedTuple):
 COLUMNS = {
     column.key: column
     for column in (
-        Column("accuracy", "final_accuracy", "final accuracy", "accuracy", "share", -1),
-        Column("best", "best_accuracy", "best accuracy", "best", "share", -1),
+        Column("accuracy", "final_{metric}", "final {metric}", "{metric}", "share", -1),
+        Column("best", "best_{metric}", "best {metric}", "best", "share", -1),
         Column("time_raw", "time_to_target", "first crossing", "to {target}", "seconds", 1),
         Column("time_mean", "", "5-point mean", "5-mean", "seconds", 1),
         Column("devices_median", "devices_median", "median device", "median device", "share", -1, seldom=True),
@@ -58,9 +58,19 @@ DEVICES = tuple(key for key in COLUMNS if key.startswith(("devices_", "personal_
 COUNTED = tuple(column for column in COLUMNS.values() if column.key == column.summary)
 
 
-def chosen(keys: Sequence[str], lines: Sequence[Record]) -> list[Column]:
+def judged(key: str, metric: Metric = ACCURACY) -> Column:
+    """A column as it is called where runs are judged by this metric, which need not be a share."""
+    column = COLUMNS[key]
+    if key not in ("accuracy", "best"):
+        return column
+    words = {part: getattr(column, part).format(metric=metric.name) for part in ("summary", "title", "short")}
+    shown: Kind = "share" if metric.name == "accuracy" else "value"
+    return column._replace(**words, kind=shown, better=-1 if metric.direction == "max" else 1)
+
+
+def chosen(keys: Sequence[str], lines: Sequence[Record], metric: Metric = ACCURACY) -> list[Column]:
     """These columns, without those that are seldom wanted and that no line needs."""
-    columns = [COLUMNS[key] for key in keys]
+    columns = [judged(key, metric) for key in keys]
     return [column for column in columns if not column.seldom or any(_told(column, line) for line in lines)]
 
 

@@ -16,7 +16,7 @@ def curve(runs: Sequence[RunData], step: float) -> Record | None:
     if not tested:
         return None
     grid = thinned(regular(step, last_of(tested)))
-    found = [on_grid([float(row["time"]) for row in run.metrics], run.column("accuracy"), grid) for run in tested]
+    found = [on_grid([float(row["time"]) for row in run.metrics], run.column(run.metric.name), grid) for run in tested]
     points = band(found)
     return {
         "time": [round(time, 3) for time in grid],

@@ -11,7 +11,7 @@ from freshet.report.columns import DEVICES, Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
 from freshet.report.reading import Record, RunData
 from freshet.report.worlds import worlds
-from freshet.runs.facts import number
+from freshet.runs.facts import ACCURACY, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +127,7 @@ def latex(groups: Sequence[Group], target: float) -> str:
     counted = [group for group in groups if group.counted]
     step = common_step([run for group in groups for run in group.runs])
     lines = [headline(group, target, step, None) for group in counted]
-    columns = chosen(_LATEX, lines)
+    columns = chosen(_LATEX, lines, groups[0].runs[0].metric if groups and groups[0].runs else ACCURACY)
     tops = [best(column, lines) for column in columns]
     rows = []
     for line in lines:

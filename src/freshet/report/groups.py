@@ -17,7 +17,7 @@ from freshet.report.statistics import (
     paired,
     regular,
 )
-from freshet.runs.facts import Maybe, first_crossing, number
+from freshet.runs.facts import ACCURACY, Maybe, first_crossing, number
 
 SECTIONS = ("method", "training", "fleet", "data", "model", "run")
 #: More points than this on the common grid are not needed to read a time off it.
@@ -127,23 +127,25 @@ def common_step(runs: Sequence[RunData]) -> float:
 
 
 def times_to(run: RunData, target: float, step: float) -> Times:
-    """First crossing of the raw accuracy and of its trailing 5-point mean, on the grid that all runs share."""
+    """First crossing of the raw metric and of its trailing 5-point mean, on the grid that all runs share."""
     if run.end / step > _MOST_POINTS:
         step = run.end / _MOST_POINTS
     grid = regular(step, run.end)
     times = [float(row["time"]) for row in run.metrics]
-    values = on_grid(times, run.column("accuracy"), grid)
-    return Times(first_crossing(grid, values, target), mean_crossing(grid, values, target))
+    metric = run.metric
+    values = on_grid(times, run.column(metric.name), grid)
+    return Times(first_crossing(grid, values, target, metric), mean_crossing(grid, values, target, metric))
 
 
-def final_accuracy(run: RunData) -> Maybe:
-    """Accuracy of the last test."""
-    column = run.column("accuracy")
+def final_value(run: RunData) -> Maybe:
+    """The metric at the last test: usually the accuracy."""
+    column = run.column(run.metric.name)
     return column[-1] if column else None
 
 
-def best_accuracy(run: RunData) -> Maybe:
-    return max((value for value in run.column("accuracy") if value is not None), default=None)
+def best_value(run: RunData) -> Maybe:
+    """The best of all tests."""
+    return run.metric.best(run.column(run.metric.name))
 
 
 def headline(group: Group, target: float, step: float, reference: Group | None) -> Record:
@@ -155,8 +157,8 @@ def headline(group: Group, target: float, step: float, reference: Group | None) 
         "runs": len(runs),
         "all": len(group.runs),
         "seeds": sorted(run.seed for run in runs if run.seed is not None),
-        "accuracy": _spread(over_seeds([final_accuracy(run) for run in runs])),
-        "best": _spread(over_seeds([best_accuracy(run) for run in runs])),
+        "accuracy": _spread(over_seeds([final_value(run) for run in runs])),
+        "best": _spread(over_seeds([best_value(run) for run in runs])),
         "time_raw": _spread(over_seeds_reached([each.raw for each in times])),
         "time_mean": _spread(over_seeds_reached([each.mean for each in times])),
         "times_raw": [each.raw for each in times],
@@ -196,7 +198,7 @@ def said_diverged(line: Record) -> str:
 
 
 def _by_seed(group: Group) -> dict[int, Maybe]:
-    return {run.seed: final_accuracy(run) for run in group.counted if run.seed is not None}
+    return {run.seed: final_value(run) for run in group.counted if run.seed is not None}
 
 
 def _spread(spread: Spread) -> Record:
@@ -210,9 +212,11 @@ def _spread(spread: Spread) -> Record:
 
 
 def target_of(runs: Sequence[RunData]) -> float:
-    """The accuracy that the first run with one asks for."""
+    """What the first run with a target asks for; without one an accuracy of 0.8, or what no other metric reaches."""
     targets = (run.setting("run", "target") for run in runs)
-    return next((target for target in targets if target is not None), 0.8)
+    judged = {run.metric for run in runs}
+    usual = 0.8 if not judged or ACCURACY in judged else 0.0 if next(iter(judged)).direction == "min" else 1.0
+    return next((target for target in targets if target is not None), usual)
 
 
 def settings(groups: Sequence[Group]) -> Record:

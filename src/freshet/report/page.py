@@ -22,13 +22,13 @@ from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
-from freshet.report.groups import Group, common_step, final_accuracy, grouped, headline, settings, target_of
+from freshet.report.groups import Group, common_step, final_value, grouped, headline, settings, target_of
 from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import Record, RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
 from freshet.report.worlds import ReportWorld, worlds
-from freshet.runs.facts import number
+from freshet.runs.facts import ACCURACY, Metric, number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
@@ -81,7 +81,8 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
 
 def _world(name: str, groups: Sequence[Group], target: float) -> Record:
     """Runs that are ranked with each other: table and curves."""
-    step = common_step([run for group in groups for run in group.runs])
+    runs = [run for group in groups for run in group.runs]
+    step, metric = common_step(runs), runs[0].metric if runs else ACCURACY
     held = references([group.runs[0].method for group in groups], [group.kind for group in groups])
     lines = [
         headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
@@ -95,7 +96,8 @@ def _world(name: str, groups: Sequence[Group], target: float) -> Record:
         "target": target,
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
-        "columns": columns(counted, _COLUMNS),
+        "metric": metric._asdict(),
+        "columns": columns(counted, _COLUMNS, metric),
         "devices": columns(counted, DEVICES),
         "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
         "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
@@ -116,9 +118,9 @@ def _settings(found: Sequence[ReportWorld], groups: Sequence[Sequence[Group]]) -
     return settings([group for members in groups for group in members]) | {"labels": labels}
 
 
-def columns(lines: Sequence[Record], keys: Sequence[str]) -> list[Record]:
+def columns(lines: Sequence[Record], keys: Sequence[str], metric: Metric = ACCURACY) -> list[Record]:
     """The columns of a table of results, with the best median of each."""
-    found = chosen(keys, lines)
+    found = chosen(keys, lines, metric)
     return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best(c, lines)} for c in found]
 
 
@@ -156,7 +158,8 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
         "diverged": run.diverged,
         "end": run.end,
         "until": run.setting("run", "until"),
-        "accuracy": final_accuracy(run),
+        "accuracy": final_value(run),
+        "metric": run.metric.name,
         "uploads": number(run.summary.get("uploads")) or sum(event.get("kind") == "upload" for event in run.events),
         "notes": run.notes,
     }

@@ -80,13 +80,18 @@ AXES = {
 
 
 def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None:
-    """Accuracy over virtual time, rounds, bytes or wall time: median and band over seeds, unfinished runs dashed."""
-    figure = _measured(groups, ACCURACY, axis)
+    """Accuracy, or what the runs are judged by, over virtual time, rounds, bytes or wall time: median and band over
+    seeds, unfinished runs dashed."""
+    name = groups[0].runs[0].metric.name if groups and groups[0].runs else "accuracy"
+    measure = ACCURACY if name == "accuracy" else Measure(name, f"test {name}", 1.0, 4, "%{y:.4g}")
+    figure = _measured(groups, measure, axis)
     if figure is None:
         return None
-    lines = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
+    y = measure.factor * target
+    lines = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
+    span: Record = {"range": [0, 100]} if measure is ACCURACY else {"rangemode": "tozero"}
     figure["layout"] |= {
-        "yaxis": {"title": {"text": ACCURACY.title}, "range": [0, 100]},
+        "yaxis": {"title": {"text": measure.title}, **span},
         "shapes": [lines | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
         "annotations": [_target_note(target)],
     }

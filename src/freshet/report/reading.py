@@ -13,7 +13,7 @@ from typing import Any
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import known
-from freshet.runs.facts import number, whole
+from freshet.runs.facts import Metric, metric_of, number, whole
 from freshet.runs.reader import ENDED, Run
 from freshet.runs.world import RunWorld, read_world
 
@@ -40,6 +40,11 @@ class RunData:
         """Numbers of the events that the method wants drawn; of a built-in one it is known without world.json."""
         about = known(self.method) if self.world is None else None
         return self.world.curves if self.world else about.curves if about else ()
+
+    @property
+    def metric(self) -> Metric:
+        """What the run is judged by."""
+        return metric_of(self.summary) if self.world is None else Metric(self.world.metric, self.world.direction)
 
     @property
     def finished(self) -> bool:
@@ -178,7 +183,7 @@ def _with_tests(rows: list[Record], events: list[Record]) -> list[Record]:
     """Metrics, and the tests that the events know already: of a run that goes on, the two files lag differently."""
     last = float(rows[-1]["time"]) if rows else -1.0
     later = (event for event in events if event.get("kind") == "evaluate" and float(event["time"]) > last)
-    return rows + [{key: event.get(key) for key in ("time", "version", "accuracy", "loss")} for event in later]
+    return rows + [{key: value for key, value in event.items() if key not in ("seq", "kind")} for event in later]
 
 
 def _ordered(rows: Iterable[Record]) -> list[Record]:

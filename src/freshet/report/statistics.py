@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, median
 
-from freshet.runs.facts import Maybe, first_crossing
+from freshet.runs.facts import ACCURACY, Maybe, Metric, first_crossing
 
 #: Points of the trailing mean whose crossing is reported beside the raw one.
 WINDOW = 5
@@ -75,9 +75,15 @@ def trailing_mean(values: Sequence[Maybe], window: int = WINDOW) -> list[Maybe]:
     return means
 
 
-def mean_crossing(times: Sequence[float], values: Sequence[Maybe], target: float, window: int = WINDOW) -> Maybe:
-    """First time at which the trailing mean is at least the target."""
-    return first_crossing(times, trailing_mean(values, window), target)
+def mean_crossing(
+    times: Sequence[float],
+    values: Sequence[Maybe],
+    target: float,
+    metric: Metric = ACCURACY,
+    window: int = WINDOW,
+) -> Maybe:
+    """First time at which the trailing mean is as good as the target."""
+    return first_crossing(times, trailing_mean(values, window), target, metric)
 
 
 def band(columns: Sequence[Sequence[Maybe]]) -> list[Spread]:

@@ -35,6 +35,7 @@ def _identity(run: RunData) -> tuple[str, ...]:
     return (
         shown(data.get("name", "unknown data")),
         shown(run.config.get("model", {}).get("name", "unknown model")),
+        f"by {run.metric.name}",
         f"held-out {100 * held_out:g} %" if held_out else "test set",
         f"{tested} test samples",
         "" if world is None else f"{len(world.classes)} classes: {', '.join(world.classes)}",

@@ -1,7 +1,7 @@
 "use strict";
 /* Fills the page from its data. */
 (() => {
-  const { el, cell, small, row, table, panel, shade, local, percent, whole, seconds, count, clip } = Words;
+  const { el, cell, small, row, table, panel, shade, local, percent, whole, seconds, count, clip, KINDS } = Words;
   const $$ = (id) => document.getElementById(id);
   const live = document.documentElement.dataset.mode === "live";
   let doc = live ? null : JSON.parse($$("data").textContent), axis = "time", chosen = null, version = "", place = 0;
@@ -40,9 +40,10 @@
   function uncounted(others) {
     const rows = others.map((run) => {
       const until = run.until ? ` of ${whole(run.until)} s` : "";
-      const accuracy = run.accuracy === null ? "" : `, ${percent(run.accuracy)} %`;
+      const value = run.accuracy, share = run.metric === "accuracy";
+      const told = value === null ? "" : share ? `, ${percent(value)} %` : `, ${run.metric} ${KINDS.value[0](value)}`;
       const status = el("span", { class: "status" }, run.status);
-      const reached = `${whole(run.end)} s${until}${accuracy}`;
+      const reached = `${whole(run.end)} s${until}${told}`;
       return row(cell(run.name), cell(run.label), cell(String(run.seed ?? "–")), cell(status), cell(reached));
     });
     const shown = others.length && !(live && doc.runs.length === 1);
@@ -99,7 +100,7 @@
     Theme.draw("chart-accuracy", sized(shown(here.accuracy[axis]), tall), "The model has not been tested yet.");
     Theme.draw("chart-loss", sized(shown(here.loss[axis]), tall), "The log has no losses.");
     $$("target-note").textContent =
-      `Virtual time until ${target()} accuracy. Full bar: first crossing; pale: 5-point mean.`;
+      `Virtual time until ${target()} ${here.metric.name}. Full bar: first crossing; pale: 5-point mean.`;
     const any = here.lines.some((line) => line.runs);
     const never = any ? `— no finished run reached ${target()}` : "No finished run yet.";
     Theme.draw("chart-target", bars, never);

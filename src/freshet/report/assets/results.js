@@ -3,7 +3,8 @@
 const Results = (() => {
   const { el, cell, small, row, table, percent, whole, mega, count, signed, clip, ratio, diverged, swatch } = Words;
   const { RATIO, KINDS } = Words;
-  const target = (world) => `${Number((100 * world.target).toFixed(1))} %`;
+  const target = (world) => world.metric.name === "accuracy" ? `${Number((100 * world.target).toFixed(1))} %`
+    : String(world.target);
   const median = (key) => (line) => line[key].median;
 
   function card(what, value, unit, lines, more) {
@@ -30,7 +31,9 @@ const Results = (() => {
       return found.lines.length > 0;
     };
     const time = `Time to ${target(world)}`, lasting = "First to stay there (5-point mean)";
-    add("Final accuracy", "Highest final accuracy", "%", median("accuracy"), percent, -1);
+    const { name, direction } = world.metric, share = name === "accuracy", less = direction === "min";
+    add(`Final ${name}`, `${less ? "Lowest" : "Highest"} final ${name}`, share ? "%" : "", median("accuracy"),
+      share ? percent : KINDS.value[0], less ? 1 : -1);
     const there = add(time, `First to ${target(world)}`, "s", median("time_raw"), whole, 1);
     add(`${time}, 5-point mean`, lasting, "s", median("time_mean"), whole, 1);
     if (!there && lines.length) items.push(card(time, "—", "", [], "not reached by the median run"));
@@ -40,10 +43,11 @@ const Results = (() => {
   }
   function soFar(run) {
     const tested = run.accuracy !== null, seed = run.seed === null ? "" : `seed ${run.seed}`;
-    const accuracy = tested ? percent(run.accuracy) : "—";
+    const share = run.metric === "accuracy";
+    const value = tested ? (share ? percent : KINDS.value[0])(run.accuracy) : "—";
     const uploads = run.uploads === null ? "—" : whole(run.uploads);
     return [
-      card("Accuracy so far", accuracy, tested ? "%" : "", [], run.label),
+      card(`${run.metric} so far`, value, tested && share ? "%" : "", [], run.label),
       card("Virtual time", whole(run.end), run.until ? `of ${whole(run.until)} s` : "s", [], run.status),
       card("Uploads", uploads, "", [], seed),
     ];
@@ -85,7 +89,8 @@ const Results = (() => {
       return row(name, ...cells, ...(compare ? against(line.against) : []));
     });
     const headings = [heading("", "method"), ...columns.map(titled)];
-    if (compare) headings.push(heading("time vs", "reference"), heading("accuracy vs", "it (points)"));
+    const { name } = world.metric, unit = name === "accuracy" ? "it (points)" : "it";
+    if (compare) headings.push(heading("time vs", "reference"), heading(`${name} vs`, unit));
     return table(headings, rows);
   }
   const framed = (look, found) => el("div", { class: "panel flush" }, el("div", { class: `scroll ${look}` }, found));

@@ -41,7 +41,8 @@ const Words = (() => {
     + "> where it had not got there when its runs ended, < where the reference had not.";
   /* Kinds of columns (columns.py): how a number is written, and its unit. */
   const KINDS = {
-    share: [percent, "(%)"], seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""],
+    share: [percent, "(%)"], value: [(value) => String(Number(value.toPrecision(4))), ""],
+    seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""],
     index: [fixed(3), ""], count: [whole, ""],
   };
   return {
