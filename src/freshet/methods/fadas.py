@@ -16,8 +16,9 @@ With tau_max the largest tau in the buffer, eta_t = eta up to ``tau_max = tau_c`
 
 Decisions of ours [D]: "scale" is the default, since a cap that never holds adapts nothing; no bias correction, as
 printed (the authors' code has it). beta1 = 0.9, beta2 = 0.99 and eps = 1e-8 are the authors'; eta = 0.01 and tau_c = 3
-are ours (of 0.03 and 0.01 the better one on a few digits runs), M = 10 as in FedBuff here. Samples do not count. Buffers of the network become the plain mean
-over the M devices. A step that would not be finite changes neither m nor v nor vhat.
+are ours (of 0.03 and 0.01 the better one in a few runs on the digits), M = 10 as in FedBuff here. Samples do not
+count. Buffers of the network become the plain mean over the M devices. A step that would not be finite changes neither
+m nor v nor vhat.
 """
 
 from dataclasses import dataclass
