@@ -59,13 +59,13 @@ def test_its_options_are_listed_and_checked_against_the_run() -> None:
 
 
 def test_it_is_audited_and_a_forged_number_is_found(made: Path, tmp_path: Path) -> None:
-    assert audit(Run(made)).problem is None
+    assert audit(Run(made), TRUST).problem is None
     log = [json.loads(line) for line in (made / "events.jsonl").read_text().splitlines()]
     number, event = [(i, e) for i, e in enumerate(log, 1) if e["kind"] == "aggregate"][1]
     event["p"] += 0.01
     (tmp_path / "config.toml").write_text((made / "config.toml").read_text())
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
-    assert str(audit(Run(tmp_path)).problem).startswith(f"events.jsonl, line {number} (aggregate): p ")
+    assert str(audit(Run(tmp_path), TRUST).problem).startswith(f"events.jsonl, line {number} (aggregate): p ")
 
 
 def test_its_curve_is_drawn_as_logged(made: Path) -> None:
@@ -112,7 +112,7 @@ def test_it_is_tuned_and_what_is_found_runs(tmp_path: Path) -> None:
         key.removeprefix("method."): value for key, value in record["values"].items() if key != "training.lr"
     }
     freshet("run", "--config", str(folder / "best.toml"), "-q", "-o", str(again))
-    assert audit(Run(again)).problem is None
+    assert audit(Run(again), TRUST).problem is None
 
 
 def test_it_is_compared_with_a_built_in_one(tmp_path: Path) -> None:
