@@ -118,9 +118,10 @@ def read_order(content: RecordDict) -> Order | Onward:
         return Onward(text(got, "session"), text(got, "ticket"), fresh)
     got = _scalars(content, "train")
     weights, vectors = _arrays(content)
-    place = [whole(got, key) for key in ("device", "trip", "version", "age")]
+    device, trip, version, age = (whole(got, key) for key in ("device", "trip", "version", "age"))
     instruction = _numbers(content, "instruction")
-    assignment = Assignment(*place, weights, whole(got, "epochs"), real(got, "lr"), instruction, vectors)
+    epochs, lr = whole(got, "epochs"), real(got, "lr")
+    assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
     kind, certificate = text(got, "way"), got.get("certificate")
     if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
         raise Malformed("way or certificate makes no sense")
@@ -152,9 +153,10 @@ def read_answer(content: RecordDict) -> Answer:
     common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing}
     if "model" in content:
         weights, vectors = _arrays(content)
-        place = [whole(got, key) for key in ("device", "trip", "base")]
+        device, trip, base = (whole(got, key) for key in ("device", "trip", "base"))
         report, merged = _numbers(content, "report"), _numbers(content, "merged")
-        return Answer(ticket, Upload(*place, weights, whole(got, "steps"), report, merged, vectors), **common)
+        upload = Upload(device, trip, base, weights, whole(got, "steps"), report, merged, vectors)
+        return Answer(ticket, upload, **common)
     if "epoch" in got:
         return Answer(ticket, slot=Slot(whole(got, "epoch"), text(got, "by"), whole(got, "action")), **common)
     return Answer(ticket, lost=text(got, "lost") or "the device gives no reason", **common)
@@ -195,17 +197,17 @@ def _plain(value: Number) -> Number:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _scalars(content: RecordDict, name: str) -> Mapping[str, Any]:
+def _scalars(content: RecordDict, name: str) -> dict[str, Any]:
     found = content.get(name)
     if not isinstance(found, _flower().ConfigRecord):
         raise Malformed(f"has no {name}")
-    return found
+    return dict(found)
 
 
 def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     if name not in content:
         return {}
-    found = dict(_scalars(content, name))
+    found = _scalars(content, name)
     if len(found) > 100 or any(
         isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
     ):
