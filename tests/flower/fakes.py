@@ -7,7 +7,8 @@ from freshet.config import Config, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.flower import wire
 from freshet.flower.device import Device
-from freshet.flower.driver import Live, Network, Reply
+from freshet.flower.driver import Live
+from freshet.flower.journeys import Network, Reply
 from freshet.flower.tokens import Tokens
 from freshet.methods import find
 from freshet.parts import Given, Parts, assemble
@@ -66,7 +67,7 @@ class Town:
         server = self.parts.server(self.config)
         coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
         nodes = {100 + device: device for device in range(self.config.fleet.devices)}
-        network = Network(self.fresh, "nowhere:1", "", poll=0.0, patience=5.0, roll_call=0.0)
+        network = Network(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, roll_call=0.0)
         score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
         return Live(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 

@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from freshet.core.messages import Slot
 from freshet.core.server import NO_TRIP, Refused
 from freshet.flower import wire
-from freshet.flower.driver import WRONG_TOKEN, check
+from freshet.flower.driver import WRONG_TOKEN
+from freshet.flower.journeys import check
 from freshet.flower.tokens import Tokens
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
@@ -194,12 +195,15 @@ def test_a_token_is_of_no_use_after_the_upload(tmp_path: Path) -> None:
 def test_a_device_that_did_not_reach_the_service_is_on_record(tmp_path: Path) -> None:
     town = Town(tmp_path, devices=1)
     town.step()
-    number = next(iter(town.post.sent))
-    answer = town.answer(number)
-    town.post.put(number, wire.answer_record(wire.Answer(answer.ticket, answer.upload, unreached="no route")))
+    [(number, (node, content))] = town.post.sent.items()
+    order = wire.read_order(content)  # with an address where nobody listens
+    answer = town.device.handle(order, town.config, {"folder": str(tmp_path / "memory")}, node)
+    assert answer.upload is not None and not answer.upload.merged and "reward" not in answer.upload.report
+    town.post.put(number, wire.answer_record(answer))
     town.step()
     note = town.events("note")[-1]
-    assert (note["about"], note["reason"]) == ("trained on without the fresh model", "no route") and passes_audit(town)
+    assert note["about"] == "trained on without the fresh model" and "unavailable" in note["reason"]
+    assert town.live.server.version == 2 and passes_audit(town)
 
 
 def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_path: Path) -> None:

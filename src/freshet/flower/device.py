@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.config import CUSTOM, Config, load_tables, resolve
-from freshet.core.messages import Assignment, Fresh, Slot, Upload
+from freshet.core.messages import Assignment, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
 from freshet.errors import ConfigError, DataError
@@ -133,7 +133,7 @@ class _Worker:
                 self._timing["train"] = time.time() - at
                 return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._timing)
             if asks and slot is not None:
-                trip.merge(self._ask(way, assignment, slot, trainer))
+                self._ask(way, trip, slot)
             return self._end(trip, assignment, at)
 
     def go_on(self, onward: wire.Onward, paused: Tree) -> wire.Answer:
@@ -157,20 +157,22 @@ class _Worker:
         }
         self._folder.pause(self._ticket, tree)
 
-    def _ask(self, way: wire.Way, assignment: Assignment, slot: Slot, trainer: Trainer) -> Fresh | None:
-        """The fresh model; a service that does not answer costs the merge, not the trip."""
+    def _ask(self, way: wire.Way, trip: LocalTrip, slot: Slot) -> None:
+        """Merge the fresh model; a service that does not answer costs the merge, not the trip."""
         from freshet.flower.fresh import Unreached
 
-        at, client = time.time(), _client(way, assignment)
+        at, client = time.time(), _client(way, trip.assignment)
         try:
-            return client.ask(slot, assignment.version, trainer.flat.layout.size)
+            fresh = client.ask(slot, trip.assignment.version, trip.layout.size)
         except Unreached as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("trains on without the fresh model: %s", problem)
-            return None
+            trip.unanswered()
+            return
         finally:
             client.close()
             self._timing["fresh"] = time.time() - at
+        trip.merge(fresh)
 
     def _end(self, trip: LocalTrip, assignment: Assignment, at: float) -> wire.Answer:
         """Train the rest, remember, answer: memory and answer are written together, so that a trip counts once."""

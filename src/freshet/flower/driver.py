@@ -10,8 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Noted
@@ -21,6 +20,7 @@ from freshet.core.server import NO_TRIP, Refused
 from freshet.core.vectors import Vector
 from freshet.flower import wire
 from freshet.flower.codec import Malformed
+from freshet.flower.journeys import Done, Journey, Network, Post, Reply, saved
 from freshet.flower.tokens import Tokens, new_ticket
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
@@ -29,67 +29,6 @@ from freshet.training.outcome import Score
 WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
 #: Refused questions that are logged, each with a line; more are only counted.
 _LOGGED_REFUSALS = 100
-
-
-class Reply(NamedTuple):
-    """An answer to a message: records, or what went wrong."""
-
-    message: str
-    content: Any = None
-    error: str = ""
-
-
-class Post(Protocol):
-    """Carries messages to nodes; every call may fail with ``ConnectionError``."""
-
-    def nodes(self) -> set[int]:
-        """Nodes that are there now."""
-
-    def send(self, node: int, content: Any, seconds: float) -> str:
-        """Send a message that is of no use after so many seconds; its number."""
-
-    def receive(self, messages: list[str]) -> list[Reply]:
-        """Those answers to these messages that have arrived; each is handed out once."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """How messages travel."""
-
-    fresh: str = "side"
-    address: str = ""
-    certificate: str = ""
-    #: Seconds that a trip may take, between two looks for answers, and that a node may be away before its trip is lost.
-    ttl: float = 600.0
-    poll: float = 0.2
-    patience: float = 120.0
-    #: Seconds between two looks for nodes that have come or gone.
-    roll_call: float = 2.0
-
-
-@dataclass(slots=True)
-class Journey:
-    """A trip under way."""
-
-    assignment: Assignment
-    ticket: str
-    started: float
-    #: The message that is to be answered (empty: still to be sent), and when it was sent.
-    message: str = ""
-    sent: float = 0.0
-    slot: Slot | None = None
-    fresh: Fresh | None = None
-    #: Whether the second message of the trip is due (or sent).
-    onward: bool = False
-    urgent: bool = False
-
-
-@dataclass(slots=True)
-class Done:
-    """How many trips a device has completed, and how long they took from trigger to upload."""
-
-    trips: int = 0
-    seconds: float = 0.0
 
 
 class _Known(NamedTuple):
@@ -393,7 +332,7 @@ class Live:
                 "wakes": list(self._wakes),
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
-                "journeys": {str(device): _saved(journey) for device, journey in self.journeys.items()},
+                "journeys": {str(device): saved(journey) for device, journey in self.journeys.items()},
                 "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
@@ -408,38 +347,20 @@ class Live:
         self._next_test = next_multiple(self._before, self.eval_every)
         if not self._listed:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
-        for device, saved in tree["journeys"].items():
-            self.journeys[int(device)] = self._restored(int(device), saved)
+        for device, journey in tree["journeys"].items():
+            self.journeys[int(device)] = self._restored(int(device), journey)
         for device, (trips, seconds) in tree["done"].items():
             self.done[int(device)] = Done(trips, seconds)
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase] = list(values)
 
-    def _restored(self, device: int, saved: Tree) -> Journey:
+    def _restored(self, device: int, tree: Tree) -> Journey:
         flight, store = self.server.flights[device], self.server.store
         where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
-        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]))
-        journey = Journey(assignment, saved["ticket"], saved["started"], sent=self.now, onward=saved["onward"])
+        assignment = Assignment(*where, tree["instruction"], owned(tree["vectors"]))
+        journey = Journey(assignment, tree["ticket"], tree["started"], sent=self.now, onward=tree["onward"])
         if flight.fresh is not None:
             fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
-            journey.fresh = Fresh(*fresh, owned(saved["fresh_vectors"]))
+            journey.fresh = Fresh(*fresh, owned(tree["fresh_vectors"]))
         return journey
-
-
-def check(tree: Tree) -> None:
-    """Raise ``ValueError`` unless a saved state is one of a run in real time."""
-    missing = {"coordinator", "samples", "now", "wakes", "session", "devices", "journeys", "log"} - tree.keys()
-    if missing:
-        raise ValueError(f"it has no {', '.join(sorted(missing))}")
-
-
-def _saved(journey: Journey) -> Tree:
-    return {
-        "ticket": journey.ticket,
-        "started": journey.started,
-        "onward": journey.onward,
-        "instruction": dict(journey.assignment.instruction),
-        "vectors": dict(journey.assignment.vectors),
-        "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
-    }

@@ -24,8 +24,9 @@ from freshet.core.method import World
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.errors import ConfigError, FreshetError, RunError
-from freshet.flower.driver import Live, Network, Reply, check
+from freshet.flower.driver import Live
 from freshet.flower.fresh import FreshService
+from freshet.flower.journeys import Network, Reply, check
 from freshet.flower.tokens import Tokens
 from freshet.parts import Given, Parts, assemble
 from freshet.runs import checkpoint
@@ -270,9 +271,8 @@ def surroundings(
     assumed, devices = parts.surroundings(config, parts.fingerprint(config)), config.fleet.devices
     trained = [_median(seconds.get(device, {}).get("train", [])) for device in range(devices)]
     samples = [int(count) for count in world.samples]
-    told: dict[str, Any] = (
-        {} if samples == assumed.samples else {"classes": ["samples"], "label_counts": [[n] for n in samples]}
-    )
+    if samples != assumed.samples:  # devices brought their own, and their labels stay with them
+        assumed = replace(assumed, classes=["samples"], label_counts=[[count] for count in samples])
     return replace(
         assumed,
         train_seconds=trained,
@@ -284,7 +284,6 @@ def surroundings(
         off_seconds=0.0,
         loss=0.0,
         samples=samples,
-        **told,
     )
 
 

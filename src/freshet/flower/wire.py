@@ -196,7 +196,7 @@ def _plain(value: Number) -> Number:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _scalars(content: RecordDict, name: str) -> Mapping[str, Any]:
+def _scalars(content: RecordDict, name: str) -> dict[str, Any]:
     found: Any = content.get(name)
     if not isinstance(found, _flower().ConfigRecord):
         raise Malformed(f"has no {name}")
@@ -206,7 +206,7 @@ def _scalars(content: RecordDict, name: str) -> Mapping[str, Any]:
 def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     if name not in content:
         return {}
-    found = dict(_scalars(content, name))
+    found = _scalars(content, name)
     if len(found) > 100 or any(
         isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
     ):

@@ -93,7 +93,7 @@ def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None
     figure["layout"] |= {
         "yaxis": {"title": {"text": measure.title}, **span},
         "shapes": [lines | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
-        "annotations": [_target_note(target)],
+        "annotations": [_target_note(y, f"{y:g} %" if measure is ACCURACY else f"{y:g}")],
     }
     return figure
 
@@ -129,10 +129,10 @@ def _measured(groups: Sequence[Group], measure: Measure, axis: str) -> Figure | 
     return {"data": data, "layout": layout} if data else None
 
 
-def _target_note(target: float) -> Record:
+def _target_note(y: float, said: str) -> Record:
     return {
-        "xref": "paper", "x": 0, "xanchor": "left", "y": 100 * target, "yanchor": "bottom", "xshift": 6,
-        "text": f"target {100 * target:g} %", "showarrow": False, "font": {"color": "@muted", "size": 11},
+        "xref": "paper", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "xshift": 6,
+        "text": f"target {said}", "showarrow": False, "font": {"color": "@muted", "size": 11},
     }  # fmt: skip
 
 

@@ -104,6 +104,11 @@ class LocalTrip:
                 self.merged = _checked(self.rule, self.rule.merge(self, fresh))
         self._move(Phase.ASKED, Phase.FINISHING)
 
+    def unanswered(self) -> None:
+        """No answer came: the trip goes on as if it had not asked, and nothing is learned about when to ask."""
+        self._move(Phase.ASKED, Phase.FINISHING)
+        self.slot = None
+
     def finish(self) -> Outcome:
         """Train the epochs that are left; what goes up and what the device remembers."""
         with self._at_work(Phase.FINISHING):

@@ -70,13 +70,13 @@ const Results = (() => {
     const look = top ? { class: "top-value" } : {};
     return el("td", look, there ? show(found.median) : "—", small(range));
   }
-  function against(held) {
+  function against(held, share) {
     if (!held) return [cell("·"), cell("·")];
     const time = held.time_raw ? ratio(held.time_raw.ratio, held.time_raw.bound) : "—";
     const test = held.p === null || held.pairs < 2 ? count(held.pairs, "seed") : `p = ${held.p.toPrecision(2)}`;
     return [
       cell(time, small(`of ${clip(held.reference, 16)}`)),
-      held.pairs ? cell(signed(held.difference), small(test)) : cell("·"),
+      held.pairs ? cell(share ? signed(held.difference) : KINDS.value[0](held.difference), small(test)) : cell("·"),
     ];
   }
   /* One line per method that has ended runs. */
@@ -86,7 +86,7 @@ const Results = (() => {
       const who = el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label));
       const name = el("td", { class: "name" }, who, small(seeds), diverged(line.diverged.map((each) => each.time)));
       const cells = columns.map((column) => spread(line, column));
-      return row(name, ...cells, ...(compare ? against(line.against) : []));
+      return row(name, ...cells, ...(compare ? against(line.against, world.metric.name === "accuracy") : []));
     });
     const headings = [heading("", "method"), ...columns.map(titled)];
     const { name } = world.metric, unit = name === "accuracy" ? "it (points)" : "it";
