@@ -112,7 +112,7 @@ def test_what_follows_from_elsewhere_is_left_out_of_the_tables_and_comes_back(me
     config = resolve({"method": {"name": method}, "model": {"name": "mlp", "hidden": []}})
     tables = config.tables()
     assert None not in [value for table in tables.values() for value in table.values()]
-    assert tables["model"] == {"name": "mlp", "norm": "", "head": False, "hidden": []}
+    assert tables["model"] == {"name": "mlp", "norm": "", "head": False, "start": "", "hidden": []}
     assert resolve(tomllib.loads(tomli_w.dumps(tables))) == config
 
 

@@ -10,9 +10,9 @@ from freshet import ConfigError, DataError, Federation, Fleet, FleetOptions
 from freshet.config import resolve
 from freshet.core.method import LocalRule
 from freshet.data import load
-from freshet.data.dataset import from_arrays
+from freshet.data.dataset import from_arrays, own_data
 from freshet.methods import names
-from freshet.parts import Given, assemble, own_data
+from freshet.parts import Given, assemble
 from freshet.sim.budget import expected_uploads, trip_seconds
 from freshet.training.flat import build_quietly, layout_of
 from freshet.training.trainer import initial_weights
@@ -46,7 +46,10 @@ def test_every_part_follows_from_the_configuration():
     assert (len(parts.dataset.y_train), len(parts.dataset.y_test)) == (240, 60)
     assert parts.layout == layout_of(build_quietly(parts.factory)) and parts.layout.size == 650
     drawn = Fleet.draw(FleetOptions(devices=6), 5)
-    np.testing.assert_array_equal(parts.fleet.train_seconds, drawn.train_seconds)
+    sizes = np.array([len(shard) for shard in parts.shards])
+    np.testing.assert_allclose(parts.fleet.train_seconds, drawn.train_seconds * sizes / sizes.mean(), rtol=1e-12)
+    trip = assemble(config(fleet={"time": "trip"}), Given()).fleet
+    np.testing.assert_array_equal(trip.train_seconds, drawn.train_seconds)
     assert sorted(np.concatenate(parts.shards)) == list(range(240)) and len(parts.shards) == 6
 
 
@@ -82,9 +85,11 @@ def test_what_is_given_is_used_as_it_is_and_named_custom():
     fleet = Fleet(np.array([1.0, 2.0]), np.full(2, 1e6), np.full(2, 1e6))
     given = Given(dataset, net, fleet, shards)
     assert given.tables() == {
-        "fleet": {"devices": 2, "custom": True},
+        "fleet": {"devices": 2, "custom": True, "time": "trip"},
         "model": {"name": "custom"},
         "data": {"name": "custom", "partition": "custom"},
+        "run": {},
+        "training": {},
     }
     parts = assemble(resolve(given.tables()), given)
     assert parts.fleet is fleet and parts.factory is net and parts.layout.size == 21
@@ -93,7 +98,7 @@ def test_what_is_given_is_used_as_it_is_and_named_custom():
 
 
 def test_nothing_given_says_nothing():
-    assert Given().tables() == {"fleet": {}, "model": {}, "data": {}}
+    assert Given().tables() == {"fleet": {}, "model": {}, "data": {}, "run": {}, "training": {}}
 
 
 @pytest.mark.parametrize(
@@ -109,12 +114,13 @@ def test_custom_without_what_it_stands_for_is_one_sentence(section: str, key: st
 
 
 def test_data_are_given_as_both_sets_or_none():
-    assert own_data(None, None) is None
-    assert len(own_data(toy(), toy(1)).y_train) == 40
+    wishes = resolve({}).data
+    assert own_data("custom", None, None, None, wishes) is None
+    assert len(own_data("custom", toy(), toy(1), None, wishes).y_train) == 40
     with pytest.raises(DataError, match="test data are missing"):
-        own_data(toy(), None)
+        own_data("custom", toy(), None, None, wishes)
     with pytest.raises(DataError, match="training data are missing"):
-        own_data(None, toy())
+        own_data("custom", None, toy(), None, wishes)
 
 
 @pytest.mark.parametrize(

@@ -315,12 +315,11 @@ def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int6
         raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
     work = _work(config.training, shards)
     fleet = Fleet.draw(config.fleet, config.run.seed, work) if given is None else given
-    if config.fleet.time == "work" and fleet.trace is None:
-        average = sum(len(shard) for shard in shards) / len(shards)
-        fleet = fleet.working(work, USUAL_EPOCHS * average)
     if len(fleet) != config.fleet.devices:
         raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(fleet)} devices")
-    return fleet
+    if config.fleet.time == "trip" or fleet.trace is not None:
+        return fleet
+    return fleet.working(work, USUAL_EPOCHS * sum(len(shard) for shard in shards) / len(shards))
 
 
 def _work(options: TrainingOptions, shards: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:

@@ -162,7 +162,15 @@ def test_the_summary_says_what_the_run_is_then_its_tests_its_drivers_facts_and_w
     summary = stage.live().summary
     assert stage.summary() == summary
     head = {"method": "mine:Method", "seed": 7, "status": "finished"}
-    tests = {"final_accuracy": None, "best_accuracy": None, "final_loss": None, "target": 0.8, "time_to_target": None}
+    tests = {
+        "metric": "accuracy",
+        "direction": "max",
+        "final_accuracy": None,
+        "best_accuracy": None,
+        "final_loss": None,
+        "target": 0.8,
+        "time_to_target": None,
+    }
     facts = {"virtual_time": 10.0, "diverged": None, "uploads": 10, "rejected": 0}
     digest = weights_sha256(np.array([1.0, 2.0, 3.0], np.float32))
     rest = {"weights_sha256": digest, "wall_seconds": summary["wall_seconds"], "freshet": summary["freshet"]}
