@@ -15,7 +15,7 @@ from freshet.flower import keys, processes
 from freshet.flower.folder import APP, Folder
 from freshet.flower.fresh import FreshClient, Unreached
 from freshet.flower.processes import Child, Command
-from freshet.flower.running import LocalRun
+from freshet.flower.running import LocalRun, free_ports
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world
@@ -224,7 +224,7 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
         words = list(base.words)
         place = words.index(option)
         words[place : place + 2] = [] if value is None else [option, value]
-        words[words.index("--port") + 1] = "0"
+        words[words.index("--port") + 1] = str(free_ports(1)[0])
         return Command("stranger", words, base.environment)
 
     key, root = "--auth-supernode-private-key", "--root-certificates"
