@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from freshet.experiments.compare import Watch
-from freshet.experiments.grid import Job, Request, World, expand, parse_entries
+from freshet.experiments.grid import GridWorld, Job, Request, expand, parse_entries
 from freshet.experiments.store import State
 
 TINY = (
@@ -22,7 +22,7 @@ TINY = (
 
 
 def jobs(methods: str = "fedasmu,fedavg", seeds: Sequence[int] = (0, 1), settings: Sequence[str] = ()) -> list[Job]:
-    return expand(parse_entries(methods), seeds, Request(settings=[*TINY, *settings]), [World()])
+    return expand(parse_entries(methods), seeds, Request(settings=[*TINY, *settings]), [GridWorld()])
 
 
 class Diary(Watch):

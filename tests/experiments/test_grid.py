@@ -8,8 +8,8 @@ from freshet.config import resolve
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
 from freshet.experiments.grid import (
+    GridWorld,
     Request,
-    World,
     check_fair,
     expand,
     parse_entries,
@@ -196,7 +196,7 @@ def test_tuning_brings_options_and_learning_rate_to_its_method():
 
 
 def test_a_cell_gives_its_rates_to_those_whom_they_concern():
-    world = World("lenet-cifar10", CELLS["lenet-cifar10"])
+    world = GridWorld("lenet-cifar10", CELLS["lenet-cifar10"])
     found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [world])}
     assert (found["fedasmu"].method.eta_gamma, found["fedssmu"].method.eta_gamma) == (0.1, 0.1)
     assert found["fedbuff"].method.tau_max == -1

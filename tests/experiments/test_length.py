@@ -9,7 +9,7 @@ from freshet.config import resolve
 from freshet.data import load
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS, METHODS
-from freshet.experiments.grid import Request, World, expand, parse_entries
+from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
 from freshet.experiments.length import (
     SHAPES,
     length_note,
@@ -120,7 +120,7 @@ def test_a_cell_lasts_500_synchronous_rounds_of_its_fleet_for_every_method(name)
 
 
 def test_the_length_follows_the_fleet_that_is_set():
-    world = World("lenet-fmnist", CELLS["lenet-fmnist"])
+    world = GridWorld("lenet-fmnist", CELLS["lenet-fmnist"])
 
     def until(*settings):
         return expand(parse_entries("fedasmu"), [0], Request(settings=settings), [world])[0].config.run.until

@@ -8,7 +8,7 @@ import tomli_w
 from freshet.config import resolve
 from freshet.experiments import compare
 from freshet.experiments.cells import CELLS, METHODS
-from freshet.experiments.grid import Request, World, expand, parse_entries
+from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
 from freshet.experiments.paper import find_suite, plan
 from freshet.experiments.presets import cell_tables
 from freshet.experiments.published import published
@@ -16,7 +16,7 @@ from freshet.experiments.published import published
 from .test_commands import command  # noqa: F401
 
 CELL = "lenet-fmnist"
-WORLD = World(CELL, CELLS[CELL])
+WORLD = GridWorld(CELL, CELLS[CELL])
 OVERRIDES = [
     "fleet.devices=99",
     "fleet.ratio=6.0",
@@ -77,7 +77,7 @@ def numbers(methods="fedasmu", settings=(), world=WORLD, seeds=(0,), **given):
 
 def test_every_method_of_the_table_has_its_number_in_the_plain_cell():
     for name, cell in CELLS.items():
-        found = numbers(",".join(METHODS), world=World(name, cell), seeds=(3,))
+        found = numbers(",".join(METHODS), world=GridWorld(name, cell), seeds=(3,))
         assert {m: n["accuracy"] for m, n in found.items()} == {m: p.accuracy for m, p in cell.published.items()}
 
 
@@ -121,7 +121,7 @@ def test_a_config_file_takes_it_away_unless_it_is_the_cells_own():
 
 
 def test_without_a_cell_there_is_none():
-    assert numbers(world=World()) == {"fedasmu": None}
+    assert numbers(world=GridWorld()) == {"fedasmu": None}
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.5, 0.999])

@@ -14,7 +14,7 @@ from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
 from freshet.experiments.compare import run_grid, to_do
 from freshet.experiments.files import rows, write
-from freshet.experiments.grid import World, expand, parse_entries
+from freshet.experiments.grid import GridWorld, expand, parse_entries
 from freshet.experiments.length import model_bytes
 from freshet.experiments.results import document
 from freshet.experiments.store import Store
@@ -178,7 +178,7 @@ def test_runs_of_different_versions_are_pointed_out(grid, store):
 
 
 def test_published_numbers_stand_in_the_table_beside_ours(tmp_path):
-    grid = expand(parse_entries("fedasmu,fedavg"), [0], None, [World("lenet-fmnist", CELLS["lenet-fmnist"])])
+    grid = expand(parse_entries("fedasmu,fedavg"), [0], None, [GridWorld("lenet-fmnist", CELLS["lenet-fmnist"])])
     store = Store(tmp_path)
     finish(store, grid[0], CURVES["fedasmu", 0])
     text = shown(document(grid, store, title="t"))

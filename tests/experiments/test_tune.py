@@ -12,7 +12,7 @@ from freshet.data import load
 from freshet.errors import FreshetError, RunError
 from freshet.experiments import compare, tune
 from freshet.experiments.compare import Watch
-from freshet.experiments.grid import Request, World, parse_entries, tables_for
+from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
 from freshet.experiments.tune import Budget, Tuner, best_config, defaults, score, space_for, step_of, trial_config
 from freshet.federation import Federation
 from freshet.methods import options_for, registry
@@ -21,7 +21,9 @@ from .helpers import TINY
 
 
 def tables(method="fedprox", settings=()):
-    return tables_for(parse_entries(method)[0], World(), Request(settings=[*TINY, "data.train_samples=200", *settings]))
+    return tables_for(
+        parse_entries(method)[0], GridWorld(), Request(settings=[*TINY, "data.train_samples=200", *settings])
+    )
 
 
 # ---- the spaces

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Noted
+from freshet.core.expecting import Mismatch
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
 from freshet.core.schedules import constant

@@ -17,7 +17,7 @@ from freshet.config import load_tables, resolve
 from freshet.core.about import About
 from freshet.core.method import Method
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Entry, World, run_key
+from freshet.experiments.grid import Entry, GridWorld, run_key
 from freshet.experiments.tune import space_for
 from freshet.methods import find, known, named
 from freshet.methods.parts.arrivals import mixed
@@ -148,7 +148,7 @@ def test_a_class_goes_with_its_name_and_its_name_is_a_text() -> None:
     assert resolve(resolve(tables).tables()).method_class is find(name)[0]
     assert run_key(resolve(tables)).startswith("custom.Inside-seed0-")
     assert list(space_for(named(Trust))) == list(space_for(TRUST))
-    assert World().tables == {}
+    assert GridWorld().tables == {}
 
 
 @pytest.mark.parametrize("wrong", [int, Half(None, None), 3, ["fedavg"]])  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def compare(
     from freshet.cli.grids import work
     from freshet.config import load_tables
     from freshet.experiments import paper as papers
-    from freshet.experiments.grid import Request, World, expand, parse_entries, parse_seeds
+    from freshet.experiments.grid import GridWorld, Request, expand, parse_entries, parse_seeds
     from freshet.experiments.presets import find_cell
     from freshet.experiments.store import Store
     from freshet.experiments.telling import Grid
@@ -76,7 +76,7 @@ def compare(
     request = Request(
         tables, [load_tables(folder / "best.toml") for folder in tuned or []], [*(settings or []), *extra]
     )
-    world = World(cell or "", find_cell(cell) if cell else None)
+    world = GridWorld(cell or "", find_cell(cell) if cell else None)
     jobs = expand(parse_entries(methods), parse_seeds(seeds), request, [world])
     notes = papers.changed(settings or []) + _tuning_notes(tuned or []) + papers.lengths(jobs)
     grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "")
@@ -154,7 +154,7 @@ def tune(
     """
     from freshet.cli.grids import TuneScreen
     from freshet.config import load_tables
-    from freshet.experiments.grid import Request, World, parse_entries, tables_for
+    from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
     from freshet.experiments.presets import find_cell
     from freshet.experiments.tune import Budget, Tuner, load_optuna
 
@@ -162,7 +162,7 @@ def tune(
     entry = parse_entries(method)[0]
     if entry.label != method.strip() or entry.options:
         raise ConfigError("--method", f"expects one method, but {method!r} was given; fix options with --set")
-    world = World(cell or "", find_cell(cell) if cell else None)
+    world = GridWorld(cell or "", find_cell(cell) if cell else None)
     request = Request(
         load_tables(config) if config else {},
         settings=[

@@ -16,7 +16,7 @@ Kind = Literal["learnable", "buffer", "counter"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorPlace:
     """One tensor: its name in the module's state, its shape, and its place in the flat vector."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 class Layout:
     """The plan of a flat vector. ``groups`` holds, per layer, the spans of its learnable tensors."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorPlace, ...]
     learnable: int
     floats: int
     size: int
@@ -56,14 +56,14 @@ class Layout:
     ) -> "Layout":
         """Lay out named tensors; ``groups`` names the learnable tensors of each layer (default: each its own)."""
         order: dict[Kind, int] = {"learnable": 0, "buffer": 1, "counter": 2}
-        entries: list[Entry] = []
+        entries: list[TensorPlace] = []
         start = 0
         ends: dict[Kind, int] = {"learnable": 0, "buffer": 0, "counter": 0}
         for name, shape, kind in sorted(tensors, key=lambda tensor: order[tensor[2]]):
             size = 1
             for side in shape:
                 size *= side
-            entries.append(Entry(name, tuple(shape), kind, start, size, kind == "learnable" and len(shape) == 4))
+            entries.append(TensorPlace(name, tuple(shape), kind, start, size, kind == "learnable" and len(shape) == 4))
             start += size
             ends[kind] = start
         learnable = ends["learnable"]

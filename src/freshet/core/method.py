@@ -271,5 +271,5 @@ class Method:
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """Check one logged event against the formulas with ``freshet.core.audit.expect``; ``memory`` lives as long as
-        the replay of one log."""
+        """Check one logged event against the formulas with ``core.expecting.expect``; ``memory`` lives as long as the
+        replay of one log."""

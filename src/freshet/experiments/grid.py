@@ -36,7 +36,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class World:
+class GridWorld:
     """What all methods of one comparison share: a cell of the paper, or settings, or both."""
 
     name: str = ""
@@ -68,7 +68,7 @@ class Made:
 class Job:
     """One run of the grid; ``made`` if its federation comes from Python and is more than its configuration says."""
 
-    world: World
+    world: GridWorld
     entry: Entry
     seed: int
     config: Config
@@ -156,7 +156,7 @@ def expand(
     entries: Sequence[Entry],
     seeds: Sequence[int],
     request: Request | None = None,
-    worlds: Sequence[World] = (World(),),
+    worlds: Sequence[GridWorld] = (GridWorld(),),
 ) -> list[Job]:
     """Every run of the grid, world by world and in each seed by seed, so that early results cover all methods."""
     request = request or Request()
@@ -172,7 +172,7 @@ def expand(
     return jobs
 
 
-def tables_for(entry: Entry, world: World, request: Request) -> dict[str, dict[str, Any]]:
+def tables_for(entry: Entry, world: GridWorld, request: Request) -> dict[str, dict[str, Any]]:
     """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options.
 
     Only then, with the fleet known, follows the length of a cell's run.

@@ -14,7 +14,7 @@ from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import files
 from freshet.experiments.compare import Watch, run_grid
-from freshet.experiments.grid import Entry, Job, Made, World, as_entries, check_fair, run_key
+from freshet.experiments.grid import Entry, GridWorld, Job, Made, as_entries, check_fair, run_key
 from freshet.experiments.results import named_places
 from freshet.experiments.store import Store
 from freshet.experiments.telling import Grid, tell
@@ -176,7 +176,7 @@ def _job(make: Make, entry: Entry, seed: int) -> Job:
         return again.configured(config)
 
     config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": False}))
-    return Job(World(), entry, seed, config, Made(build, first.fingerprint, 4 * first.parts.layout.size))
+    return Job(GridWorld(), entry, seed, config, Made(build, first.fingerprint, 4 * first.parts.layout.size))
 
 
 def _federation(make: Make, entry: Entry, seed: int) -> Federation:

@@ -13,7 +13,7 @@ from freshet.core.about import Uploads
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
-from freshet.experiments.grid import Entry, Job, Request, World, expand, parse_entries
+from freshet.experiments.grid import Entry, GridWorld, Job, Request, expand, parse_entries
 from freshet.experiments.length import length_note
 from freshet.experiments.presets import find_cell
 from freshet.experiments.published import published
@@ -90,7 +90,7 @@ def _entries(suite: Suite, methods: str | None) -> list[Entry]:
     return parse_entries(methods if methods else ",".join(suite.methods))
 
 
-def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> World:
+def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> GridWorld:
     """A cell under one setting of a suite, scaled down; the length of its runs follows from its fleet and rounds."""
     varied = replace(
         cell,
@@ -104,7 +104,7 @@ def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> W
         normal = FleetOptions()
         links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
         tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
-    return World(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
+    return GridWorld(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
 
 
 def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:

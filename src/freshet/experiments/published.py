@@ -10,7 +10,7 @@ from typing import Any
 
 from freshet.config import Config, resolve
 from freshet.experiments.cells import CELLS, Cell
-from freshet.experiments.grid import Entry, Job, Request, World, tables_for
+from freshet.experiments.grid import Entry, GridWorld, Job, Request, tables_for
 
 #: The same method of the paper in its printed formulas.
 _PRINTED = "-published"
@@ -28,7 +28,7 @@ def published(job: Job) -> dict[str, Any] | None:
 
 def as_printed(job: Job, cell: Cell) -> bool:
     """Whether the job's configuration is that of the bare cell."""
-    bare = tables_for(Entry(job.entry.method, job.entry.method), World(cell.name, cell), Request())
+    bare = tables_for(Entry(job.entry.method, job.entry.method), GridWorld(cell.name, cell), Request())
     return _measured(job.config) == _measured(resolve(bare))
 
 

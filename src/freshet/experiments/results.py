@@ -9,7 +9,7 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.grid import Entry, Job, World
+from freshet.experiments.grid import Entry, GridWorld, Job
 from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
 from freshet.methods import find
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """One run of the grid as its directory shows it now."""
 
     job: Job
@@ -35,18 +35,18 @@ class Outcome:
     run: RunData | None
 
 
-def outcome(job: Job, store: Store) -> Outcome:
+def outcome(job: Job, store: Store) -> JobOutcome:
     """Read an ended run's summary and metrics (its events are not needed); a damaged one counts as failed."""
     state = store.state(job.key)
     if state is not State.FINISHED:
-        return Outcome(job, state, store.error(job.key) if state is State.FAILED else None, None)
+        return JobOutcome(job, state, store.error(job.key) if state is State.FAILED else None, None)
     run = Run(store.directory(job.key))
     try:
         summary = run.summary()
         data = RunData(job.key, str(summary["status"]), run.config(), summary, run.metrics(), [])
     except RunError as problem:
-        return Outcome(job, State.FAILED, str(problem), None)
-    return Outcome(job, state, None, data)
+        return JobOutcome(job, State.FAILED, str(problem), None)
+    return JobOutcome(job, state, None, data)
 
 
 def document(
@@ -89,7 +89,7 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
     return places
 
 
-def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> Record:
+def world_record(world: GridWorld, outcomes: Sequence[JobOutcome], named: str = "") -> Record:
     """The lines of one comparison, each held against the reference of its kind."""
     config = outcomes[0].job.config
     step = config.run.eval_every
@@ -122,7 +122,7 @@ def world_record(world: World, outcomes: Sequence[Outcome], named: str = "") -> 
     }
 
 
-def _line(entry: Entry, outcomes: Sequence[Outcome], group: Group, numbers: Record) -> Record:
+def _line(entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: Record) -> Record:
     method = find(entry.method)[0]
     runs = [o.run for o in outcomes if o.run is not None]
     config = outcomes[0].job.config
@@ -152,7 +152,7 @@ def fresh_bytes(run: RunData, size: int) -> float | None:
     return None if merges is None else merges * size
 
 
-def _run(found: Outcome, step: float) -> Record:
+def _run(found: JobOutcome, step: float) -> Record:
     record: Record = {"seed": found.job.seed, "key": found.job.key, "state": str(found.state), "error": found.error}
     if found.run is not None:
         times = times_to(found.run, target_of([found.run]), step)

@@ -20,7 +20,7 @@ from freshet.config import Config, resolve
 from freshet.core.about import Range
 from freshet.errors import RunError
 from freshet.experiments.compare import Watch, Workers, execute
-from freshet.experiments.grid import Entry, Job, Made, Tables, World, run_key
+from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
@@ -250,7 +250,7 @@ class Tuner:
         config = trial_config(self.tables, values, self.seeds[place])
         assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
         seed = self.seeds[place]
-        job = Job(World(), Entry(self.method, self.method), seed, config, self._made.get(seed))
+        job = Job(GridWorld(), Entry(self.method, self.method), seed, config, self._made.get(seed))
         pruner = Pruner(trial, place, config)
         directory, state = self.store.directory(job.key), self.store.state(job.key)
         try:

@@ -36,7 +36,7 @@ from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Op
 from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import mix
 from freshet.errors import ConfigError
-from freshet.methods.parts import audits
+from freshet.methods.parts import replays
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
     Control,
@@ -246,4 +246,4 @@ class FedASMU(Method):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        audits.asmu(options, event, memory, cls.about.kind)
+        replays.asmu(options, event, memory, cls.about.kind)

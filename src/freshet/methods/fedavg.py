@@ -11,7 +11,7 @@ from typing import Any
 
 from freshet.core.about import About
 from freshet.core.events import Event
-from freshet.methods.parts import audits
+from freshet.methods.parts import replays
 from freshet.methods.parts.rounds import RoundMethod
 
 
@@ -22,4 +22,4 @@ class FedAvg(RoundMethod):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        audits.sample_weighted(event)
+        replays.sample_weighted(event)

@@ -25,8 +25,8 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
+from freshet.core.expecting import Mismatch, expect
 from freshet.core.gates import overflows
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, Method, Options, Reject, Verdict, Wait, World

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
+from freshet.core.expecting import expect
 from freshet.core.method import Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.methods.parts import audits
+from freshet.methods.parts import replays
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
 
 Wide = NDArray[np.float64]
@@ -122,6 +122,6 @@ class FedOpt(RoundMethod):
 
     @classmethod
     def audit(cls, options: FedOptOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        audits.sample_weighted(event)
+        replays.sample_weighted(event)
         if isinstance(event, Aggregated) and event.contributions:
             expect("alpha", event.numbers["alpha"], options.eta)

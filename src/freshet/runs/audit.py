@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core import events
-from freshet.core.audit import Mismatch
 from freshet.core.events import (
     Aggregated,
     Discarded,
@@ -28,6 +27,7 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
+from freshet.core.expecting import Mismatch
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
 from freshet.methods import find, known, options_for

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from freshet.core.layout import Entry, Kind, Layout
+from freshet.core.layout import Kind, Layout, TensorPlace
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.models.groups import layer_groups
@@ -45,7 +45,7 @@ def layout_of(module: nn.Module) -> Layout:
     return Layout.build(tensors, layer_groups(module))
 
 
-def view(vector: Tensor, entry: Entry) -> Tensor:
+def view(vector: Tensor, entry: TensorPlace) -> Tensor:
     """One tensor's part of a flat vector, in its own shape; convolution kernels in the layout they are fastest in."""
     part = vector[entry.span]
     if entry.channels_last:
