@@ -28,9 +28,9 @@ def test_a_killed_run_shows_what_is_there(command, killed, finished):
     assert "was killed" in done.out and "60 s of 60 s" in done.out
     assert f"accuracy {result.accuracy[-1]:.3f} at 60 s" in done.out
     assert f"{result.summary['uploads']} upload" in done.out and "lambda0" in done.out
-    assert f"freshet run --config {killed}/config.toml (no checkpoint yet)" in done.out
-    (killed / "checkpoint" / "000001").mkdir(parents=True)
-    assert f"freshet resume {killed}" in command("show", killed).out
+    assert f"freshet resume {killed}" in done.out
+    shutil.rmtree(killed / "checkpoint")
+    assert f"freshet run --config {killed}/config.toml (no checkpoint yet)" in command("show", killed).out
 
 
 def test_a_run_that_was_killed_at_once_shows_its_settings(command, killed):

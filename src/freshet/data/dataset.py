@@ -158,6 +158,11 @@ def check(dataset: DataSet) -> DataSet:
             f"{name}: train samples are {dataset.x_train.dtype} {dataset.x_train.shape[1:]} but test samples are "
             f"{dataset.x_test.dtype} {dataset.x_test.shape[1:]}; both must agree"
         )
+    if dataset.y_train.shape[1:] != dataset.y_test.shape[1:] or dataset.y_train.dtype != dataset.y_test.dtype:
+        raise DataError(
+            f"{name}: train labels are {dataset.y_train.dtype} {dataset.y_train.shape[1:]} but test labels are "
+            f"{dataset.y_test.dtype} {dataset.y_test.shape[1:]}; both must agree"
+        )
     if dataset.class_names and len(dataset.class_names) != dataset.classes:
         raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
     if dataset.groups is not None and dataset.groups.shape != dataset.y_train.shape[:1]:
