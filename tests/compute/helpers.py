@@ -99,9 +99,9 @@ class Failing(LocalRule):
 
 
 class Objecting(LocalRule):
-    """Finds every module unsuitable."""
+    """Finds every trip unsuitable."""
 
-    def check(self, module: nn.Module) -> None:
+    def begin(self, local: Any) -> None:
         raise ConfigError("model.name", "no features")
 
 

@@ -82,7 +82,7 @@ def test_serial_and_two_processes_agree_and_the_users_data_stay_as_they_are(mode
             test,
             devices=10,
             method="fedavg",
-            fleet={"fastest": 3.0, "ratio": 4.0},
+            fleet={"fastest": 3.0, "ratio": 4.0, "time": "trip"},
             run={"executor": "serial", "per_round": 4, "eval_every": 5.0},
         )
         result = federation.run(60, out=tmp_path / name, pool=workers)

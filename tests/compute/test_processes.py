@@ -31,10 +31,10 @@ def reference(setup, work):
 def test_training_and_scores_are_those_of_this_process(executor):
     setup = make_setup()
     works = [make_work(setup, trip) for trip in range(6)]
-    futures = [executor.train(work, due=float(-work.trip.trip)) for work in works]
-    score = executor.evaluate(works[0].weights)
+    futures = [executor.train(work, due=float(-work.assignment.trip)) for work in works]
+    score = executor.evaluate(works[0].assignment.weights)
     assert all(same(f.result(WAIT), reference(setup, w)) for f, w in zip(futures, works, strict=True))
-    assert score.result(WAIT) == setup.trainer().evaluate(works[0].weights)
+    assert score.result(WAIT) == setup.trainer().evaluate(works[0].assignment.weights)
     assert futures[0].done()
 
 

@@ -43,7 +43,7 @@ def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name
     hurried = [event for event in Run(tmp_path / "run").events() if event["kind"] == "hurry"]
     assert bool(hurried) == (name == "port")
     before, after = (driver.nodes[0].trainer.evaluate(w) for w in (driver_start(config), driver.server.weights))
-    assert after.accuracy > before.accuracy + 0.2
+    assert after.metrics["accuracy"] > before.metrics["accuracy"] + 0.2
 
 
 def driver_start(config):

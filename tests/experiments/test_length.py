@@ -73,7 +73,7 @@ def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is
     tables = {
         "method": {"name": "fedavg"},
         "model": {"name": "mlp"},
-        "fleet": {"devices": 8, "fastest": 4.0, "ratio": 5.0, "up_mbps": 0.05, "down_mbps": 0.1},
+        "fleet": {"devices": 8, "time": "trip", "fastest": 4.0, "ratio": 5.0, "up_mbps": 0.05, "down_mbps": 0.1},
         "data": {"train_samples": 80, "test_samples": 20},
         "training": {"epochs": 1, "batch_size": 20},
         "run": {"per_round": 3, "until": 3000.0, "eval_every": 3000.0, "executor": "serial"},

@@ -70,7 +70,7 @@ def test_without_own_tests_a_class_counts_as_much_as_on_the_device() -> None:
 def test_a_device_that_holds_the_classes_as_the_test_set_does_scores_what_the_model_scores() -> None:
     one = trainer()
     scores, whole = examine(one, Exam(WEIGHTS, 4, [0])), one.evaluate(WEIGHTS)
-    assert scores.accuracy[0] == pytest.approx(whole.accuracy, rel=1e-12)
+    assert scores.accuracy[0] == pytest.approx(whole.metrics["accuracy"], rel=1e-12)
     assert scores.loss[0] == pytest.approx(whole.loss, rel=1e-6)
 
 

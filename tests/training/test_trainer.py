@@ -121,7 +121,7 @@ def test_evaluate_matches_a_plain_loop():
             logits = module(data.test.x[i : i + 1])
             right += int(logits.argmax()) == int(data.test.y[i])
             losses.append(float(cross_entropy(logits, data.test.y[i : i + 1])))
-    assert score.accuracy == right / 20
+    assert score.metrics["accuracy"] == right / 20
     assert score.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 

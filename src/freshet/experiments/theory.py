@@ -219,7 +219,7 @@ def federation(setting: Setting) -> Federation:
             "batch_size": 1_000_000,  # a device's samples at once: WatchedRule takes its mini-batch from them
             "device": "cpu",
         },
-        run={"seed": setting.seed, "until": 1e9, "eval_every": 1e9, "executor": "serial", "checkpoint_minutes": 0.0}
+        run={"seed": setting.seed, "until": 1e7, "eval_every": 1e9, "executor": "serial", "checkpoint_minutes": 0.0}
         | ({} if two else {"per_round": PER_ROUND}),
     )
 
