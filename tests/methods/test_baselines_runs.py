@@ -166,7 +166,7 @@ def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simu
 
 
 def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
-    slow = {"fleet": {"ratio": 20.0}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
+    slow = {"fleet": {"ratio": 20.0, "time": "trip"}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
     runs = [simulate("port", {"K": 2, "omega": 2, "urgent": on}, 60.0, **slow).directory for on in (True, False)]
     assert all(audit(Run(run)).problem is None for run in runs)
     assert not events(runs[1], "hurry")

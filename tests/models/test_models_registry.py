@@ -47,7 +47,7 @@ def test_unknown_name(name: object) -> None:
         ("cnn", {**IMAGE, "pool": 1}, "model.pool", "true or false"),
         ("mlp", {**IMAGE, "hidden": [0]}, "model.hidden", "at least 1"),
         ("mlp", {**IMAGE, "hidden": "64"}, "model.hidden", "list"),
-        ("lenet5", {"input_shape": (3, 32, 32), "classes": 1}, "model.classes", "at least 2"),
+        ("lenet5", {"input_shape": (3, 32, 32), "classes": 0}, "model.classes", "at least 1"),
         ("lenet5", {"input_shape": (3, 0, 32), "classes": 2}, "model.input_shape", "at least 1"),
         ("textcnn", {"input_shape": (9,), "classes": 2, "vocabulary": 5, "pad_id": 5}, "model.pad_id", "vocabulary"),
         ("textcnn", {"input_shape": (9,), "classes": 2, "vocabulary": 5, "widths": []}, "model.widths", "at least one"),

@@ -66,9 +66,13 @@ def test_in_the_terminal(key: str, value: float | None, shown: str) -> None:
 
 def test_one_line_per_run_in_the_terminal() -> None:
     summary: Record = {"method": "fedavg", "target": 0.8, "time_to_target": None, "final_accuracy": 0.5}
-    summary |= {"best_accuracy": 0.6, "uploads": 7, "discards": 1, "mean_staleness": 1.0} | dict.fromkeys(
-        ("bytes_up", "bytes_down"), 1000
-    )
+    summary |= {
+        "best_accuracy": 0.6,
+        "uploads": 7,
+        "rejected": 0,
+        "discards": 1,
+        "mean_staleness": 1.0,
+    } | dict.fromkeys(("bytes_up", "bytes_down"), 1000)
     table = results_table([summary])
     heads = [str(column.header) for column in table.columns]
     assert heads == ["method", "accuracy", "best", "to 0.8", "uploads", "discarded", "stale", "up", "down"]
