@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet import ConfigError, Federation
+from freshet import ConfigError, Federation, traces
 from freshet.options import FleetOptions
 from freshet.runs.reader import Run
-from freshet.sim import traces
 from freshet.sim.fleet import Fleet
 from freshet.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
 
