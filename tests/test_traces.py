@@ -209,12 +209,12 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 
 def test_the_docs_name_every_column():
-    text = (Path(__file__).parents[2] / "docs" / "fleets.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "fleets.md").read_text()
     assert all(f"| `{column}` |" in text for column in COLUMNS)
 
 
 def test_the_example_in_the_docs_is_what_the_docs_say(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "fleets.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "fleets.md").read_text()
     (tmp_path / "docs.csv").write_text(text.split("```csv\n")[1].split("```")[0])
     pixel, tablet = read_trace(tmp_path / "docs.csv").histories
     hours = [hour for hour in range(72) if pixel.available(3600.0 * hour)]
