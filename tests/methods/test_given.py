@@ -167,14 +167,15 @@ def test_contributings_method_is_run_listed_audited_and_reported_from_its_folder
     out = tmp_path / "run"
     freshet("run", "-m", name, "--until", "24", "-q", *SETTINGS, "-s", "method.alpha=0.6", "-o", str(out))
     assert Run(out).config()["method"] == {"name": name, "alpha": 0.6, "mu": 0.05}
-    found = audit(Run(out))
+    assert not audit(Run(out)).audited, "nothing is imported on the word of a run directory"
+    found = audit(Run(out), name)
     assert found.problem is None and found.audited
     assert "weight of a fresh upload" in freshet("methods", name)
     freshet("report", str(out), "-o", str(tmp_path / "page.html"))
     log = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     next(event for event in log if event["kind"] == "aggregate")["times"] += 1
     (out / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log))
-    assert "times is logged as 2" in str(audit(Run(out)).problem)
+    assert "times is logged as 2" in str(audit(Run(out), name).problem)
 
 
 @pytest.mark.parametrize("name", ["with_friend:Mine", "with_friend.py:Mine"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.core.method import World
+from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods import find, options_for
@@ -43,7 +44,7 @@ def nova_server(momentum: float = 0.0, **options: Any) -> Server:
     """A server of FedNova whose devices train with momentum."""
     counts = np.array(UNEQUAL, np.int64)
     world = World(len(counts), counts, 1, 4, LAYOUT, seed=3, reach=sgd(momentum).reach)
-    return Server(find("fednova")[0](options_for("fednova", options), world), world, vector(1), LR, 1.0)
+    return Server(find("fednova")[0](options_for("fednova", options), world), world, vector(1), constant(LR))
 
 
 def nova(momentum: float = 0.0, **options: Any) -> tuple[Server, Any]:

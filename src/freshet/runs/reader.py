@@ -52,10 +52,12 @@ class Run:
 
         What config.toml alone names is never imported: it may come from anybody.
         """
-        from freshet.methods import known
+        from freshet.methods import find, known
 
         tables, name = self.config(), self.method()
         if known(name) is None:
+            if method is None and name.startswith("custom:"):
+                find(name)  # says who can go on with it
             if method is None:
                 raise RunError(
                     f"{self.directory} names {name}, which is not built in, and is not imported on its word; "
