@@ -26,7 +26,7 @@ from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.facts import whole
-from freshet.runs.lifecycle import Plan, Ready, drive
+from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world, write_world
@@ -256,22 +256,8 @@ class Federation:
         self, config: Config, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
     ) -> Result:
         """Run, from the start or from a checkpoint."""
-        run = config.run
-        plan = Plan(
-            config.method_name,
-            run.seed,
-            run.target,
-            run.end,
-            run.checkpoint_every,
-            run.checkpoint_minutes,
-            stop_diverged=run.diverged == "stop",
-            stop_at_target=run.stop_at_target,
-            keep=run.keep_checkpoint,
-            data=self.dataset.facts(),
-            metric=self.parts.metric,
-            frozen=self.parts.frozen(config),
-        )
-        return Result(*drive(plan, self._ready(config, open_log, pool), tree), self.parts.rebuilt(config))
+        ended = drive(self.parts.plan(config), self._ready(config, open_log, pool), tree)
+        return Result(*ended, self.parts.rebuilt(config))
 
     @contextmanager
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:

@@ -28,6 +28,7 @@ from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
 from freshet.result import Rebuilt
 from freshet.runs.facts import Metric
+from freshet.runs.lifecycle import Plan
 from freshet.runs.world import RunWorld
 from freshet.sim.budget import check_length, expected_uploads, trip_seconds
 from freshet.sim.fleet import Fleet
@@ -105,6 +106,24 @@ class Parts:
     def rebuilt(self, config: Config) -> Rebuilt:
         """How the final model is handed out: the network, and in front of it what its inputs need."""
         return Rebuilt(self.factory, config.run.seed, self.dataset.mean, self.dataset.std)
+
+    def plan(self, config: Config) -> Plan:
+        """What is asked of a run, whoever drives it."""
+        run = config.run
+        return Plan(
+            config.method_name,
+            run.seed,
+            run.target,
+            run.end,
+            run.checkpoint_every,
+            run.checkpoint_minutes,
+            stop_diverged=run.diverged == "stop",
+            stop_at_target=run.stop_at_target,
+            keep=run.keep_checkpoint,
+            data=self.dataset.facts(),
+            metric=self.metric,
+            frozen=self.frozen(config),
+        )
 
     def frozen(self, config: Config) -> dict[str, NDArray[np.float32]]:
         """Parameters that do not train, and so do not travel; they are part of the final model all the same."""

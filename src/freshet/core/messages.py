@@ -21,7 +21,7 @@ NO_VECTORS: Vectors = MappingProxyType({})
 
 def weight_of(weights: Vector, vectors: Vectors) -> int:
     """Bytes of a model and of what travels with it."""
-    return weights.nbytes + sum(vector.nbytes for vector in vectors.values())
+    return weights.nbytes + sum(vector.nbytes for vector in vectors.values()) if vectors else weights.nbytes
 
 
 class Slot(NamedTuple):

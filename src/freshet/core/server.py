@@ -66,6 +66,9 @@ class Server:
         self.consumed = 0
         self.selector = selector(selection, world.seed, world.samples)
         self.rule = method.rule(method.options)
+        numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
+        #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
+        self.upload_bytes = gates.FLOAT32.itemsize * numbers
         self._prejudges = overrides(type(method), Method, "prejudge")
         self.urgent: list[int] = []
 
@@ -151,12 +154,6 @@ class Server:
         """The flight of this trip, None when there is no such trip in flight (the question may come from anybody)."""
         flight = self.flights.get(device) if type(device) is int else None
         return flight if flight is not None and flight.trip == trip else None
-
-    @property
-    def upload_bytes(self) -> int:
-        """What an upload weighs: the model, and the vectors that the device's rule sends with it."""
-        layout = self.world.layout
-        return gates.FLOAT32.itemsize * (layout.size + len(self.rule.sends) * layout.learnable)
 
     def request(self, request: Request) -> Fresh | None:
         """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""

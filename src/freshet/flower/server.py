@@ -30,7 +30,7 @@ from freshet.flower.journeys import Network, Reply, check
 from freshet.flower.tokens import Tokens
 from freshet.parts import Given, Parts, assemble
 from freshet.runs import checkpoint
-from freshet.runs.lifecycle import Ended, Plan, Ready, drive
+from freshet.runs.lifecycle import Ended, Ready, drive
 from freshet.runs.reader import Run
 from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import RunWriter, default_directory, write_atomically
@@ -167,23 +167,8 @@ def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Giv
         write_world(directory, surroundings(parts, config, world, {}))
         return writer
 
-    run = config.run
-    plan = Plan(
-        config.method_name,
-        run.seed,
-        run.target,
-        run.end,
-        run.checkpoint_every,
-        run.checkpoint_minutes,
-        stop_diverged=run.diverged == "stop",
-        data=parts.dataset.facts(),
-        stop_at_target=run.stop_at_target,
-        keep=run.keep_checkpoint,
-        metric=parts.metric,
-        frozen=parts.frozen(config),
-    )
     with _ready(parts, config, world, settings, post, open_log) as ready:
-        ended = drive(plan, _opened(ready), tree)
+        ended = drive(parts.plan(config), _opened(ready), tree)
         live = ready.driver
         assert isinstance(live, Live)
         write_world(directory, surroundings(parts, config, world, live.seconds))
