@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from freshet.core.method import Options
+from freshet.errors import ConfigError
 
 
 class FleetOptions(Options):
@@ -37,3 +38,18 @@ class FleetOptions(Options):
         if isinstance(values, dict) and (values.get("on_seconds", 0) == 0) != (values.get("off_seconds", 0) == 0):
             raise ValueError("on_seconds and off_seconds must both be 0 (always reachable) or both be positive")
         return values
+
+
+def seconds(text: str) -> float:
+    """``600``, ``600s``, ``10m`` or ``2h`` as seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        raise ConfigError(
+            "run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given"
+        ) from None
+    if not 0 < value < float("inf"):
+        raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
+    return value

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.core import gates, saving
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
+from freshet.core.defence import Defence
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected
+from freshet.core.links import Links
 from freshet.core.messages import Assignment, Fresh, Request, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
 from freshet.core.schedules import Schedule
@@ -53,6 +55,8 @@ class Server:
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
+        links: Links | None = None,
+        defence: Defence | None = None,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
@@ -69,6 +73,10 @@ class Server:
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
+        #: How models travel, where it is not as they are; what poisoned uploads have to pass, if anything.
+        self.links, self.defence = links, defence
+        if links is not None:
+            self.upload_bytes += links.sizes()[1] - gates.FLOAT32.itemsize * world.layout.size
         self._prejudges = overrides(type(method), Method, "prejudge")
         self.urgent: list[int] = []
 
@@ -143,7 +151,8 @@ class Server:
         weights = self.store.hold(version)
         self.flights[device] = Flight(trip, version, age, epochs, lr)
         instruction, vectors = self.method.instruct(self, device), self.method.vectors(self, device)
-        return Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+        assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+        return assignment if self.links is None else self.links.assigned(assignment)
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
@@ -169,7 +178,8 @@ class Server:
         if flight.fresh is None:
             return None
         vectors = self.method.vectors(self, request.device)
-        return Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        return fresh if self.links is None else self.links.freshened(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
@@ -186,22 +196,31 @@ class Server:
             events = self._apply(unseen, device, flight)
             self._land(device)
             return events + self._after_landing()
-        upload = look()
+        upload, notes = look(), tuple[Noted, ...]()
         problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
         if problem is None:
             problem = self.method.objection(upload, flight)
+        held = False
+        if problem is None and self.defence is not None:
+            left, problem, notes = self.defence.judge(upload, flight, self.store.get(flight.base))
+            upload, held = left or upload, left is None
         if problem is None:
-            verdict = self.method.receive(self, upload, flight)
-            self.consumed += not isinstance(verdict, Discard | Reject)
-            if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
-                self.waiting.add(device)
-            events = self._apply(verdict, device, flight)
+            events = [] if held else self._receive(upload, flight)
             self._land(device)
         else:
             events = [Rejected(problem, device, trip)]
             self._land(device)
             events += self._forget(device)
+        events += notes
         return events + self._after_landing() if self.synchronous else events
+
+    def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
+        """The method's rule on an upload that is let in."""
+        verdict = self.method.receive(self, upload, flight)
+        self.consumed += not isinstance(verdict, Discard | Reject)
+        if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
+            self.waiting.add(upload.device)
+        return self._apply(verdict, upload.device, flight)
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -213,6 +232,8 @@ class Server:
         if self.flight(device, trip) is None:
             return []
         self._land(device)
+        if self.links is not None:
+            self.links.lost(device)
         events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
 
@@ -230,6 +251,8 @@ class Server:
             "consumed": self.consumed,
             "draws": self.draws,
             "method": saving.dump(self.method.state),
+            "links": {} if self.links is None else self.links.state(),
+            "defence": {} if self.defence is None else self.defence.state(),
         }
 
     def restore(self, tree: saving.Tree) -> None:
@@ -243,6 +266,10 @@ class Server:
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
         saving.restore(self.method.state, tree["method"])
+        if self.links is not None:
+            self.links.restore(tree["links"])
+        if self.defence is not None:
+            self.defence.restore(tree["defence"])
 
     # ---- inside
 
@@ -299,5 +326,11 @@ class Server:
     def _after_landing(self) -> list[Event]:
         if not self.synchronous or self.flights:
             return []
+        events = list[Event]()
+        if self.defence is not None:
+            kept, notes = self.defence.release()
+            for upload, flight in kept:
+                events += self._receive(upload, flight)
+            events += notes
         verdict = self.method.finish_round(self)
-        return [] if verdict is None else self._apply(verdict, None, None)
+        return events if verdict is None else events + self._apply(verdict, None, None)

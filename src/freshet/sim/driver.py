@@ -66,7 +66,8 @@ class Simulation:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
         self.eval_every, self._stop_diverged, self._exams = eval_every, stop_diverged, exams
-        self.rule = self.server.rule
+        self.rule, self.links = self.server.rule, self.server.links
+        self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
@@ -241,7 +242,8 @@ class Simulation:
             assert journey.future is not None
             looked, outcome = True, journey.future.result()
             self.devices.put(entry.device, outcome.memory)
-            return outcome.upload(journey.assignment)
+            upload = outcome.upload(journey.assignment)
+            return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
 
         effects = self.coordinator.arrived(entry.time, entry.device, entry.trip, look)
         if not looked:
@@ -263,7 +265,7 @@ class Simulation:
         future = journey.future
         if future is None:
             return
-        if self.rule.remembers and (finished or journey.merged):
+        if self._remembers and (finished or journey.merged):
             self.devices.defer(journey.assignment.device, future)
         elif not journey.merged:
             future.cancel()
@@ -327,11 +329,15 @@ class Simulation:
     def _restored(self, device: int, saved: Tree) -> Journey:
         """A journey as it was: versions come from the server, which holds those that are needed."""
         flight, store = self.server.flights[device], self.server.store
-        where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), saved["epochs"], flight.lr)
-        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]))
+        given, got = saved["packed"]  # a model that came in fewer bytes is not quite a version of the server's
+        weights = np.array(given[1]) if given else store.get(flight.base)
+        where = (device, flight.trip, flight.base, flight.age, weights, saved["epochs"], flight.lr)
+        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]), given[0] if given else 0)
         fresh = None
         if flight.fresh is not None:
-            fresh = Fresh(flight.fresh, flight.fresh_age, store.get(flight.fresh), owned(saved["fresh_vectors"]))
+            weights = np.array(got[1]) if got else store.get(flight.fresh)
+            vectors = owned(saved["fresh_vectors"])
+            fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
         slot = None if saved["slot"] is None else Slot(*saved["slot"])
         return Journey(assignment, slot, fresh, merged=saved["merged"], started=saved["started"])
 
@@ -358,11 +364,17 @@ def _journey_state(journey: Journey) -> Tree:
         "instruction": dict(journey.assignment.instruction),
         "vectors": dict(journey.assignment.vectors),
         "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
+        "packed": [_packed(journey.assignment), _packed(journey.fresh)],
         "slot": None if journey.slot is None else list(journey.slot),
         "merged": journey.merged,
         "started": journey.started,
         "due": journey.due,
     }
+
+
+def _packed(message: Assignment | Fresh | None) -> list[Any]:
+    """Bytes and content of a model that came in fewer bytes; nothing of one that the server has, too."""
+    return [message.packed, message.weights] if message is not None and message.packed else []
 
 
 @contextmanager
