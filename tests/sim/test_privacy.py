@@ -12,7 +12,6 @@ from freshet import Federation, LocalRule, Observer
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.errors import ConfigError
 from freshet.methods import find, registry
-from freshet.protection import check_deployable
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.training.trainer import Work
@@ -118,8 +117,3 @@ def test_a_run_that_crashes_goes_on_with_the_same_noise(federate: Federate, tmp_
         made().run(60, out=tmp_path / "cut", observers=[Crash(total // 2)])
     made().resume(tmp_path / "cut")
     assert traces(tmp_path / "cut") == traces(whole.directory)
-
-
-def test_a_deployment_refuses_noise_that_its_server_could_take_off(federate: Federate) -> None:
-    with pytest.raises(ConfigError, match=r"privacy.clip: is for simulations: noise that follows from run.seed"):
-        check_deployable(federate("fedavg", privacy=PRIVACY).config)

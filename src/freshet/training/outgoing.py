@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from freshet.core.layout import Layout
 from freshet.core.links import LinkOptions, packed
 from freshet.core.messages import Assignment
@@ -19,6 +21,8 @@ class Outgoing:
     attack: AttackOptions = field(default_factory=AttackOptions)
     privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     seed: int = 0
+    #: Noise from the operating system's entropy: of real devices, whose server knows the seed.
+    secret: bool = False
 
     def told(self, outcome: Outcome, public: tuple[str, ...]) -> Outcome:
         """The outcome with those numbers only that may be told."""
@@ -30,7 +34,8 @@ class Outgoing:
     def sent(self, outcome: Outcome, assignment: Assignment, layout: Layout, hostile: bool) -> Outcome:
         """The outcome as it goes up; ``hostile`` for a device that attacks."""
         if self.privacy.on:
-            rng = stream(self.seed, "privacy", assignment.device, assignment.trip)
+            keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)
+            rng = np.random.default_rng() if self.secret else keyed
             outcome = outcome._replace(weights=privatised(self.privacy, outcome.weights, assignment.weights, rng))
         if hostile and self.attack.kind == "sign-flip":
             weights = reversed_update(self.attack, outcome.weights, assignment.weights, layout.learnable)
