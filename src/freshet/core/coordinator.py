@@ -87,7 +87,8 @@ class Coordinator:
 
     def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
         """Start trips of idle devices that are there, as many as the trigger wants."""
-        server, events = self.server, list[Event]()
+        server = self.server
+        events: list[Event] = []
         self._wakes.discard(now)
         wanted = self.trigger.wanted(server)
         chosen = server.select(wanted, available) if wanted else []
@@ -180,7 +181,8 @@ class Coordinator:
         for event in events:
             if isinstance(event, Aggregated):
                 counts.aggregations += 1
-                counts.staleness_sum += sum(part.staleness for part in event.contributions)
+                for part in event.contributions:
+                    counts.staleness_sum += part.staleness
                 counts.staleness_count += len(event.contributions)
             elif isinstance(event, Discarded):
                 counts.discards += 1

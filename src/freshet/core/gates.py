@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,7 +14,7 @@ from freshet.core.method import Aggregate
 from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
-_ROW, _NUMBER = (list, tuple), (int, float)
+_ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -21,32 +22,40 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return type(value) is dict or isinstance(value, Mapping)
 
 
+def is_empty(value: object) -> bool:
+    """Whether it is a mapping known to hold nothing, as most messages have it beside their model."""
+    return not value and type(value) in _KNOWN
+
+
 def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends: tuple[str, ...]) -> str | None:
     """Why an upload may not touch the model, or None: the versions it was given are known, its vectors must be whole,
     and its numbers numbers."""
     if upload.base != base:
         return f"trained from version {upload.base!r:.40}, but was given {base}"
-    found = vector_problem("model", upload.weights, layout.size) or _vectors_problem(upload.vectors, layout, sends)
+    found = vector_problem("model", upload.weights, layout.size)
+    if found is None and (sends or not is_empty(upload.vectors)):
+        found = _vectors_problem(upload.vectors, layout, sends)
     if found is not None:
         return found
     if type(upload.steps) is not int or upload.steps < 1:
         return "no training step was taken"
-    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
+    if not (is_empty(upload.report) or are_numbers(upload.report)) or not (
+        is_empty(upload.merged) or are_numbers(upload.merged)
+    ):
         return "report has something that is not a finite number"
-    if not upload.merged:
+    if is_empty(upload.merged):
         return None
     taken = OWN_KEYS[Merged].intersection(upload.merged)
     if taken:
         return f"reports a merge with {sorted(taken)}, which the event has of its own"
-    return "reports a merge, but was sent no fresh model" if fresh is None else None
+    return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
 
 
 def _vectors_problem(vectors: object, layout: Layout, sends: tuple[str, ...]) -> str | None:
     """Why what came beside the model is not what the device's rule sends, or None."""
     if not is_mapping(vectors) or vectors.keys() != set(sends):
         return f"must send the vectors {sorted(sends)} with its model, and no others"
-    problems = (vector_problem(name, vectors[name], layout.learnable) for name in sends)
-    return next(filter(None, problems), None) if sends else None
+    return next(filter(None, (vector_problem(name, vectors[name], layout.learnable) for name in sends)), None)
 
 
 def vector_problem(name: str, vector: object, size: int, finite: bool = True) -> str | None:

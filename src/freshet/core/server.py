@@ -71,6 +71,7 @@ class Server:
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
         self._prejudges = overrides(type(method), Method, "prejudge")
+        self._objects = overrides(type(method), Method, "objection")
         self._buffers = method.about.replaces == "aggregation"
         self.urgent: list[int] = []
 
@@ -197,7 +198,7 @@ class Server:
             return events + self._after_landing(), None
         upload = look()
         problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
-        if problem is None:
+        if problem is None and self._objects:
             problem = self.method.objection(upload, flight)
         if problem is None:
             verdict = self.method.receive(self, upload, flight)
@@ -261,19 +262,20 @@ class Server:
     def _apply(self, verdict: Verdict, device: int | None, flight: Flight | None) -> list[Event]:
         """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
         trip = None if flight is None else flight.trip
-        if isinstance(verdict, Wait):
-            if verdict.urgent:
+        if not isinstance(verdict, Aggregate):
+            if isinstance(verdict, Wait):
                 self.urgent += verdict.urgent
-            return []
-        if isinstance(verdict, Discard) and device is not None and flight is not None:
-            staleness = self.staleness(flight)
-            return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
-        if isinstance(verdict, Reject):
-            return [Rejected(verdict.reason, device, trip)]
+                return []
+            if isinstance(verdict, Discard) and device is not None and flight is not None:
+                staleness = self.staleness(flight)
+                return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
+            if isinstance(verdict, Reject):
+                return [Rejected(verdict.reason, device, trip)]
         verdict = self._kept_contract(verdict)
         n, length = self.world.layout.learnable, verdict.length
         if length is None:
-            length = distance(verdict.weights[:n], self.weights[:n])
+            new, old = verdict.weights, self.store.weights
+            length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
@@ -282,7 +284,8 @@ class Server:
         parts = tuple(verdict.contributions)
         event = Aggregated(self.version, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
-        self.waiting.clear()
+        if self.waiting:
+            self.waiting.clear()
         return [event, *verdict.notes]
 
     @property

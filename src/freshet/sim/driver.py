@@ -245,7 +245,8 @@ class Simulation:
             nonlocal looked
             assert journey.future is not None
             looked, outcome = True, journey.future.result()
-            self.devices.put(entry.device, outcome.memory)
+            if outcome.memory:
+                self.devices.put(entry.device, outcome.memory)
             return outcome.upload(journey.assignment)
 
         effects = self.coordinator.arrived(entry.time, entry.device, entry.trip, look)
