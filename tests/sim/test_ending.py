@@ -274,10 +274,17 @@ def summary_of(**changes: Any) -> dict[str, Any]:
     ("changes", "sentences"),
     [
         ({}, []),
-        ({"rejected": 300}, []),
-        ({"rejected": 301}, ["asofed: 301 of 600 uploads were rejected; see the reasons in events.jsonl"]),
+        ({"rejected": 29}, []),
+        ({"rejected": 30}, ["asofed: 30 of 600 uploads were rejected; see the reasons in events.jsonl"]),
         ({"rejected": 600}, ["asofed: all 600 uploads were rejected; see the reasons in events.jsonl"]),
         ({"uploads": 0}, []),
+        (
+            {"stalled": 213.0, "virtual_time": 600.0},
+            [
+                "asofed has waited since 213 s of 600 for devices that do not return; run.round_deadline = seconds "
+                "gives them up"
+            ],
+        ),
         ({"diverged": 240.0}, ["asofed diverged at 240 s: test loss 4e+31; try a smaller training.lr"]),
         ({"diverged": 250.0}, ["asofed diverged at 250 s: test loss is not finite; try a smaller training.lr"]),
     ],

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.core import gates, saving
+from freshet.core.deadline import GIVEN_UP
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
-from freshet.core.messages import Assignment, Fresh, Request, Upload
+from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
+from freshet.core.proportion import FACTOR, Proportion
 from freshet.core.schedules import Schedule
 from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
@@ -53,6 +55,7 @@ class Server:
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
+        gate: float | None = FACTOR,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
@@ -61,6 +64,8 @@ class Server:
         self.schedule = schedule
         self.flights: dict[int, Flight] = {}
         self.waiting: set[int] = set()
+        #: Devices whose trips were given up and that were not heard of since.
+        self.away: dict[int, int] = {}
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
@@ -69,6 +74,8 @@ class Server:
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
+        #: Turns away what is out of all proportion; None lets it in.
+        self.gate = None if gate is None else Proportion(gate, world.layout, self.rule.sends)
         self._prejudges = overrides(type(method), Method, "prejudge")
         self.urgent: list[int] = []
 
@@ -109,10 +116,10 @@ class Server:
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
         """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
-        flights, waiting = self.flights, self.waiting
+        flights, waiting, away = self.flights, self.waiting, self.away
 
         def free(device: int) -> bool:
-            return device not in flights and device not in waiting and available(device)
+            return device not in flights and device not in waiting and device not in away and available(device)
 
         return self.selector.select(count, free, self._look)
 
@@ -160,8 +167,11 @@ class Server:
         flight = self.flight(request.device, request.trip)
         if flight is None:
             raise Refused(NO_TRIP)
-        if type(request.slot.epoch) is not int or not 1 <= request.slot.epoch <= flight.epochs:
-            raise Refused(f"asks at epoch {request.slot.epoch!r:.40} of {flight.epochs}")
+        slot = request.slot
+        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= gates.LONGEST_NAME):
+            raise Refused("asks without a slot")
+        if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
+            raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
         flight.slot = request.slot.epoch
         if flight.fresh is None and self.version > flight.base:
             flight.fresh, flight.fresh_age = self.version, self.age
@@ -179,6 +189,7 @@ class Server:
         """An upload is there: what needs no look inside, then the gates, then the method's rule."""
         flight = self.flight(device, trip)
         if flight is None:
+            self.heard(device, trip)
             known = type(device) is int and type(trip) is int
             return [Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)]
         unseen = self.method.prejudge(self, flight) if self._prejudges else None
@@ -187,18 +198,28 @@ class Server:
             self._land(device)
             return events + self._after_landing()
         upload = look()
-        problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
+        problem = gates.stranger(upload, device, trip)
+        if problem is None:
+            problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
         if problem is None:
             problem = self.method.objection(upload, flight)
-        if problem is None:
+        refusal = None if problem is None else Rejected(problem, device, trip)
+        if refusal is None and self.gate is not None:
+            base = self.store.get(flight.base)
+            lengths = self.gate.measure(upload, base, None if flight.fresh is None else self.store.get(flight.fresh))
+            excess = self.gate.excess(lengths, base, flight.epochs * int(self.world.samples[device]))
+            self.gate.seen(lengths)
+            refusal = None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
+        if refusal is None:
             verdict = self.method.receive(self, upload, flight)
-            self.consumed += not isinstance(verdict, Discard | Reject)
             if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
                 self.waiting.add(device)
             events = self._apply(verdict, device, flight)
+            if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
+                self.consumed += 1
             self._land(device)
         else:
-            events = [Rejected(problem, device, trip)]
+            events = [refusal]
             self._land(device)
             events += self._forget(device)
         return events + self._after_landing() if self.synchronous else events
@@ -211,10 +232,21 @@ class Server:
     def lost(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
         if self.flight(device, trip) is None:
+            self.heard(device, trip)
             return []
         self._land(device)
         events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
+
+    def give_up(self, device: int, trip: int) -> list[Event]:
+        """Nobody waits for this trip any longer; its device is not triggered before it is heard of."""
+        self.away[device] = trip
+        return self.lost(device, trip, GIVEN_UP)
+
+    def heard(self, device: int, trip: int) -> None:
+        """A trip has come to its end; if it had been given up, its device may be triggered again."""
+        if type(device) is int and self.away.get(device) == trip:
+            del self.away[device]
 
     # ---- checkpoint
 
@@ -225,10 +257,12 @@ class Server:
             "current": self.store.current,
             "flights": {str(device): saving.dump(flight) for device, flight in self.flights.items()},
             "waiting": sorted(self.waiting),
+            "away": {str(device): trip for device, trip in self.away.items()},
             "trips": {str(device): count for device, count in self.trips.items()},
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
+            "gate": None if self.gate is None else self.gate.state(),
             "method": saving.dump(self.method.state),
         }
 
@@ -240,8 +274,11 @@ class Server:
         self.store = VersionStore.restore(held, tree["current"])
         self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
         self.waiting = set(tree["waiting"])
+        self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
+        if self.gate is not None:
+            self.gate.restore(tree["gate"])
         saving.restore(self.method.state, tree["method"])
 
     # ---- inside
@@ -256,6 +293,7 @@ class Server:
             staleness = self.staleness(flight)
             return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
         if isinstance(verdict, Reject):
+            self.waiting.clear()  # what they waited for will not be
             return [Rejected(verdict.reason, device, trip)]
         verdict = self._kept_contract(verdict)
         n, length = self.world.layout.learnable, verdict.length
@@ -264,6 +302,7 @@ class Server:
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
+            self.waiting.clear()
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)

@@ -128,9 +128,12 @@ class Simulation:
             self.writer.event(now, event)
         for assignment in effects.assignments:
             self._start(now, assignment)
+        for device in effects.given_up:
+            self._set_aside(self.journeys.pop(device), finished=False)
         for device in effects.hurry:
             self._hurry(now, device)
         self._wake(effects.wake_at)
+        self._wake(effects.look_at)
         self.over |= self.coordinator.over
 
     def _wake(self, at: float | None) -> None:
@@ -189,9 +192,12 @@ class Simulation:
     # ---- a trip under way
 
     def _journey(self, entry: Happening) -> Journey | None:
-        """The trip an event belongs to, unless it has ended in the meantime."""
+        """The trip an event belongs to, unless it has ended in the meantime: then its device is told so."""
         journey = self.journeys.get(entry.device)
-        return journey if journey is not None and journey.assignment.trip == entry.trip else None
+        if journey is not None and journey.assignment.trip == entry.trip:
+            return journey
+        self.server.heard(entry.device, entry.trip)
+        return None
 
     def _on_request(self, entry: Happening) -> None:
         journey = self._journey(entry)
