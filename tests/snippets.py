@@ -28,6 +28,8 @@ FENCE = re.compile(
 #: Languages of blocks that are run, and of blocks in which there is nothing to run.
 RUN = ("python", "console")
 SHOWN = ("csv", "toml", "text")
+#: How a file of examples/ is shown, so that no formatter takes its name for code.
+INCLUDED = "{ .python }"
 #: Commands that are only parsed: they need a network, a browser, other machines, or minutes.
 PARSED = ("watch", "demo", "deploy", "fleet", "paper")
 #: A tenth of the time, and few samples.
