@@ -10,7 +10,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from typer.main import get_command
 
@@ -62,14 +62,20 @@ def command(words: tuple[str, ...], found: Any) -> str:
     lines = [f"## {' '.join(words)}", "", f"`{call}{' [OPTIONS]' if options else ''}`", "", prose(found.help or ""), ""]
     if arguments or options:
         lines += ["| | | default |", "|---|---|---|"]
-        lines += [f"| `{shape(each)}` | {prose(getattr(each, 'help', '') or '')} | |" for each in arguments]
+        said = annotations(found)
+        lines += [f"| `{shape(each)}` | {prose(said[each.name].__metadata__[0].help or '')} | |" for each in arguments]
         lines += [f"| {names(each)} | {prose(each.help or '')} | {default(each)} |" for each in options]
         lines.append("")
     return "\n".join(lines)
 
 
+def annotations(found: Any) -> dict[str, Any]:
+    """What a command's function says of its parameters; versions of typer keep the help of arguments elsewhere."""
+    return get_type_hints(inspect.unwrap(found.callback), include_extras=True)
+
+
 def shape(argument: Any) -> str:
-    name = argument.metavar or argument.name.upper()
+    name = (argument.metavar or argument.name.upper()).strip("[]")
     many = "..." if argument.nargs == -1 and not name.endswith("...") else ""
     return f"{name}{many}" if argument.required else f"[{name}{many}]"
 
