@@ -72,14 +72,18 @@ def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 
     models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     for device in range(in_flight):
         server.trigger([device])
-    done, started = -2 * in_flight, time.perf_counter()  # the first ones teach nothing and compile
-    while done < 0 or time.perf_counter() - started < seconds:
-        if done == 0:
-            started = time.perf_counter()
-        device = done % in_flight
+
+    def turn(number: int) -> None:
+        device = number % in_flight
         flight = server.flights[device]
-        server.upload(Upload(device, flight.trip, flight.base, models[done % 2], 5))
+        server.upload(Upload(device, flight.trip, flight.base, models[number % 2], 5))
         server.trigger([device])
+
+    for number in range(in_flight):  # the first ones teach nothing, and compile
+        turn(number)
+    done, started = 0, time.perf_counter()
+    while done < in_flight or time.perf_counter() - started < seconds:
+        turn(done)
         done += 1
     return done / (time.perf_counter() - started)
 

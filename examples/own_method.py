@@ -45,10 +45,10 @@ class Bounded(Method):
         limit = self.options.bound * usual if usual else length
         weight = self.options.alpha / s**0.5 * min(1.0, limit / length if length else 1.0)
         self.state.length = 0.9 * usual + 0.1 * length if usual else length
-        numbers = {"length": length, "limit": limit}
-        return Aggregate(
-            combine([(1 - weight, w), (weight, u)]), [Contribution(upload.device, flight.base, s, weight)], numbers
-        )
+        new = combine([(1 - weight, w), (weight, u)])
+        self.world.layout.max_counters(new, w, u)  # BatchNorm counts its batches
+        part = Contribution(upload.device, flight.base, s, weight)
+        return Aggregate(new, [part], {"length": length, "limit": limit})
 
     @classmethod
     def audit(cls, options, event, time, memory):
@@ -69,6 +69,7 @@ if __name__ == "__main__":
     from freshet.runs.audit import audit
     from freshet.runs.reader import Run
 
-    result = freshet.Federation(method=Bounded, seed=1).run("40s" if os.environ.get("FRESHET_SHORT") else "5m")
-    found = audit(Run(result.directory), Bounded)
+    method = f"{__file__}:Bounded"
+    result = freshet.Federation(method=method, seed=1).run("40s" if os.environ.get("FRESHET_SHORT") else "5m")
+    found = audit(Run(result.directory), method)
     print(f"accuracy {result.accuracy[-1]:.2f}; audited {found.aggregations} weights: {found.problem or 'all add up'}")

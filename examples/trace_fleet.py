@@ -22,12 +22,13 @@ def write(path: Path, phones: int, tablets: int) -> None:
         rows = csv.writer(file)
         rows.writerow(["device", "from", "seconds_per_sample", "up_mbps", "down_mbps", "available", "cycle"])
         for number in range(phones):
-            plugged_in = rng.integers(0, 4) * HOUR
-            rows.writerow([f"phone{number}", 0, rng.uniform(0.02, 0.2).round(3), 5, 20, 0, 24 * HOUR])
+            plugged_in = int(rng.integers(0, 4)) * HOUR
+            unplugged = plugged_in + int(rng.integers(1, 4)) * HOUR
+            rows.writerow([f"phone{number}", 0, round(rng.uniform(0.5, 5.0), 3), 5, 20, 0, 24 * HOUR])
             rows.writerow([f"phone{number}", plugged_in + 60, "", "", "", 1, ""])
-            rows.writerow([f"phone{number}", plugged_in + 6 * HOUR, "", "", "", 0, ""])
+            rows.writerow([f"phone{number}", unplugged, "", "", "", 0, ""])
         for number in range(tablets):
-            speed = rng.uniform(0.1, 0.3).round(3)
+            speed = round(rng.uniform(1.0, 3.0), 3)
             rows.writerow([f"tablet{number}", 0, speed, 2, 10, 1, ""])
             rows.writerow([f"tablet{number}", HOUR, 3 * speed, "", "", "", ""])
 
@@ -37,9 +38,9 @@ write(trace, phones=30, tablets=10)
 federation = freshet.Federation(
     method="fedasmu",
     fleet={"trace": str(trace)},  # on the digits, with as many devices as the file has
-    run={"per_round": 5, "period": 30, "eval_every": 300},
+    run={"per_round": 5, "period": 60, "eval_every": 600},
 )
-result = federation.run(until="20m" if SHORT else "6h")
+result = federation.run(until="1h" if SHORT else "8h")
 summary = result.summary
 print(
     f"{len(federation.fleet)} devices, accuracy {result.accuracy[-1]:.2f} after {summary['virtual_time'] / HOUR:.1f} h"

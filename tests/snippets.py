@@ -26,8 +26,8 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 #: Languages of blocks that are run, and of blocks in which there is nothing to run.
-RUN = ("python", "console")
-SHOWN = ("csv", "toml", "text")
+RUN = ("python", "console", "bash")
+SHOWN = ("csv", "toml", "json", "yaml", "ini", "text")
 #: How a file of examples/ is shown, so that no formatter takes its name for code.
 INCLUDED = "{ .python }"
 #: Commands that are only parsed: they need a network, a browser, other machines, or minutes.
@@ -89,13 +89,18 @@ def run_python(block: Block, names: dict[str, Any], page: Path) -> None:
 
 
 def run_console(block: Block, page: Path) -> None:
-    for line in [*block.setup.splitlines(), *(line[2:] for line in block.body.splitlines() if line.startswith("$ "))]:
+    lines = block.body.replace("\\\n", " ").splitlines()
+    if block.language == "console":  # what is not typed is what came out
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    for line in filter(str.strip, [*block.setup.splitlines(), *lines]):
         run_command(shlex.split(line, comments=True), f"{page.name}, line {block.line}: {line}")
 
 
 def run_command(words: list[str], where: str) -> None:
     """One command, in this process; what is not ours is held against what there is."""
     match words:
+        case []:  # a comment
+            pass
         case ["freshet", *rest]:
             freshet(rest, where)
         case ["cp", name, "."]:
