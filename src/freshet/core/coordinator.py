@@ -9,7 +9,7 @@
 Every answer holds the events for the log, in order. What is counted, is counted here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,26 +87,25 @@ class Coordinator:
 
     def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
         """Start trips of idle devices that are there, as many as the trigger wants."""
-        server, events = self.server, list[Event]()
+        server = self.server
+        events: list[Event] = []
         self._wakes.discard(now)
         wanted = self.trigger.wanted(server)
         chosen = server.select(wanted, available) if wanted else []
         assignments = server.trigger(chosen) if chosen else []
+        round_ = server.round if server.synchronous else None
+        self.counts.trips += len(assignments)
         for assignment in assignments:
-            self.counts.trips += 1
             self.counts.bytes_down += assignment.nbytes
-            events.append(self._triggered(assignment))
+            device, trip, version, _, _, epochs, lr, _, _ = assignment
+            events.append(Triggered(device, trip, version, epochs, lr, round_))
         if wanted and not chosen and server.synchronous:
             events += self._counted(server.empty_round())
             self.over |= self.rounds.over(server)
         nobody_there = len(chosen) < wanted and not self._wakes
         again = not self.trigger.on_arrival or nobody_there
         wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
-        return Effects(events, assignments, wake_at=wake_at)
-
-    def _triggered(self, assignment: Assignment) -> Triggered:
-        device, trip, version, _, _, epochs, lr, *_ = assignment
-        return Triggered(device, trip, version, epochs, lr, self.server.round if self.server.synchronous else None)
+        return Effects(events, assignments, None, (), wake_at)
 
     # ---- a trip under way
 
@@ -147,21 +146,17 @@ class Coordinator:
         """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
         flight, version = self.server.flight(device, trip), self.server.version
         if flight is None:
-            return Effects(self._counted(self.server.arrival(device, trip, look)))
-        seen: list[Upload] = []
-
-        def look_once() -> Upload:
-            seen.append(look())
-            return seen[0]
-
-        decided = self._counted(self.server.arrival(device, trip, look_once))
-        size = seen[0].nbytes if seen and _is_message(seen[0]) else self.server.upload_bytes
+            return Effects(self._counted([self.server.unknown(device, trip)]))
+        decided, upload = self.server.arrival(device, flight, look)
+        size = self.server.upload_bytes if upload is None else _size(upload, self.server.upload_bytes)
         self.counts.uploads += 1
         self.counts.bytes_up += size
         events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
-        if seen and flight.fresh is not None and not flight.merged and _was_accepted(seen[0], decided):
-            events.insert(0, self._merge(device, flight)._replace(numbers=dict(seen[0].merged)))
-        return self._after(now, events + decided)
+        if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
+            events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
+        if decided:
+            events += self._counted(decided)
+        return self._after(now, events)
 
     def lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
         """A device will not upload; ``sent`` bytes were on their way when they were lost."""
@@ -171,21 +166,23 @@ class Coordinator:
     def _after(self, now: float, events: list[Event]) -> Effects:
         """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
         server, wake_at = self.server, None
-        hurry = server.take_urgent() if server.urgent else []
+        hurry: Sequence[int] = server.take_urgent() if server.urgent else ()
         for device in hurry:
             self.counts.bytes_down += CONTROL_BYTES
             events.append(Hurried(device, server.flights[device].trip))
         if self.trigger.on_arrival and self.trigger.wanted(server):
             wake_at = self.wake(now)
-        self.over |= self.rounds.ended(server, self.endless)
-        return Effects(events, hurry=hurry, wake_at=wake_at)
+        if self.rounds.limit:
+            self.over |= self.rounds.ended(server, self.endless)
+        return Effects(events, (), None, hurry, wake_at)
 
     def _counted(self, events: list[Event]) -> list[Event]:
         counts = self.counts
         for event in events:
             if isinstance(event, Aggregated):
                 counts.aggregations += 1
-                counts.staleness_sum += sum(part.staleness for part in event.contributions)
+                for part in event.contributions:
+                    counts.staleness_sum += part.staleness
                 counts.staleness_count += len(event.contributions)
             elif isinstance(event, Discarded):
                 counts.discards += 1
@@ -243,12 +240,13 @@ class Coordinator:
         self._wakes = set(tree["wakes"])
 
 
-def _is_message(upload: object) -> bool:
-    """Whether the size of an upload can be asked for: what comes from outside may be anything."""
+def _size(upload: object, otherwise: int) -> int:
+    """The bytes of an upload, if they can be told: what comes from outside may be anything."""
     try:
-        return isinstance(upload, Upload) and upload.nbytes >= 0
+        size = upload.nbytes if isinstance(upload, Upload) else otherwise
+        return size if size >= 0 else otherwise
     except (AttributeError, TypeError):
-        return False
+        return otherwise
 
 
 def _was_accepted(upload: Upload, decided: list[Event]) -> bool:

@@ -18,6 +18,7 @@ from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
 from freshet.errors import RunError
 
+_WASTED = (Discard, Reject)
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
@@ -70,6 +71,8 @@ class Server:
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
         self._prejudges = overrides(type(method), Method, "prejudge")
+        self._objects = overrides(type(method), Method, "objection")
+        self._buffers = method.about.replaces == "aggregation"
         self.urgent: list[int] = []
 
     # ---- what is true now
@@ -173,35 +176,45 @@ class Server:
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
-        return self.arrival(upload.device, upload.trip, lambda: upload)
-
-    def arrival(self, device: int, trip: int, look: Callable[[], Upload]) -> list[Event]:
-        """An upload is there: what needs no look inside, then the gates, then the method's rule."""
-        flight = self.flight(device, trip)
+        flight = self.flight(upload.device, upload.trip)
         if flight is None:
-            known = type(device) is int and type(trip) is int
-            return [Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)]
+            return [self.unknown(upload.device, upload.trip)]
+        return self.arrival(upload.device, flight, lambda: upload)[0]
+
+    def unknown(self, device: int, trip: int) -> Rejected:
+        """An upload of a trip that is not in flight; who sends such may send anything."""
+        known = type(device) is int and type(trip) is int
+        return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
+
+    def arrival(self, device: int, flight: Flight, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+        """An upload is there: what needs no look inside, then the gates, then the method's rule.
+
+        Gives what became of it, and the upload if it was looked at.
+        """
         unseen = self.method.prejudge(self, flight) if self._prejudges else None
         if unseen is not None:
             events = self._apply(unseen, device, flight)
             self._land(device)
-            return events + self._after_landing()
+            return events + self._after_landing(), None
         upload = look()
         problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
-        if problem is None:
+        if problem is None and self._objects:
             problem = self.method.objection(upload, flight)
         if problem is None:
             verdict = self.method.receive(self, upload, flight)
-            self.consumed += not isinstance(verdict, Discard | Reject)
-            if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
+            if not isinstance(verdict, _WASTED):
+                self.consumed += 1
+            if self._buffers and isinstance(verdict, Wait):
                 self.waiting.add(device)
             events = self._apply(verdict, device, flight)
             self._land(device)
         else:
-            events = [Rejected(problem, device, trip)]
+            events = [Rejected(problem, device, flight.trip)]
             self._land(device)
             events += self._forget(device)
-        return events + self._after_landing() if self.synchronous else events
+        if self.synchronous and not self.flights:
+            events += self._after_landing()
+        return events, upload
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -249,18 +262,20 @@ class Server:
     def _apply(self, verdict: Verdict, device: int | None, flight: Flight | None) -> list[Event]:
         """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
         trip = None if flight is None else flight.trip
-        if isinstance(verdict, Wait):
-            self.urgent += verdict.urgent
-            return []
-        if isinstance(verdict, Discard) and device is not None and flight is not None:
-            staleness = self.staleness(flight)
-            return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
-        if isinstance(verdict, Reject):
-            return [Rejected(verdict.reason, device, trip)]
+        if not isinstance(verdict, Aggregate):
+            if isinstance(verdict, Wait):
+                self.urgent += verdict.urgent
+                return []
+            if isinstance(verdict, Discard) and device is not None and flight is not None:
+                staleness = self.staleness(flight)
+                return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
+            if isinstance(verdict, Reject):
+                return [Rejected(verdict.reason, device, trip)]
         verdict = self._kept_contract(verdict)
         n, length = self.world.layout.learnable, verdict.length
         if length is None:
-            length = distance(verdict.weights[:n], self.weights[:n])
+            new, old = verdict.weights, self.store.weights
+            length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
@@ -269,7 +284,8 @@ class Server:
         parts = tuple(verdict.contributions)
         event = Aggregated(self.version, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
-        self.waiting.clear()
+        if self.waiting:
+            self.waiting.clear()
         return [event, *verdict.notes]
 
     @property

@@ -101,13 +101,15 @@ class Simulation:
             self._wake(self.coordinator.wake(0.0))
             self.heap.push(Happening(0.0, Rank.EVALUATE))
         heap, handlers, progress = self.heap, self._handlers, self.writer.progress
+        watched = bool(self.writer.observers)
         with patient_collector():
             while not self.over and heap.peek() <= until:
                 if between():
                     return False
                 entry = heap.pop()
                 handlers[entry.rank](entry)
-                progress(entry.time)
+                if watched:
+                    progress(entry.time)
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
                 journey.merge.start()
@@ -124,14 +126,17 @@ class Simulation:
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
-        for event in effects.events:
+        events, assignments, _, hurry, wake_at = effects
+        for event in events:
             self.writer.event(now, event)
-        for assignment in effects.assignments:
+        for assignment in assignments:
             self._start(now, assignment)
-        for device in effects.hurry:
+        for device in hurry:
             self._hurry(now, device)
-        self._wake(effects.wake_at)
-        self.over |= self.coordinator.over
+        if wake_at is not None:
+            self._wake(wake_at)
+        if self.coordinator.over:
+            self.over = True
 
     def _wake(self, at: float | None) -> None:
         if at is not None:
@@ -240,7 +245,8 @@ class Simulation:
             nonlocal looked
             assert journey.future is not None
             looked, outcome = True, journey.future.result()
-            self.devices.put(entry.device, outcome.memory)
+            if outcome.memory:
+                self.devices.put(entry.device, outcome.memory)
             return outcome.upload(journey.assignment)
 
         effects = self.coordinator.arrived(entry.time, entry.device, entry.trip, look)

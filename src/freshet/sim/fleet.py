@@ -135,7 +135,8 @@ class Fleet:
 
     def epoch(self, device: int, epochs: int, time: float = 0.0) -> float:
         """Seconds per epoch from ``time`` on, when a whole local training has ``epochs`` of them."""
-        return self.train_seconds.item(device) * self.pace(device, time) / epochs
+        seconds = self.train_seconds.item(device)
+        return (seconds if self.trace is None else seconds * self.pace(device, time)) / epochs
 
     def is_lost(self, device: int, trip: int) -> bool:
         """Whether this trip's upload gets lost on the way."""

@@ -54,9 +54,15 @@ class RoundMethod(Method):
         self.state = Round()
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        samples = int(self.world.samples[upload.device])
+        samples = self.world.samples.item(upload.device)
         self.state.members[upload.device] = Member(
-            upload.device, upload.weights, samples, flight.trip, flight.lr, upload.steps, dict(upload.vectors)
+            upload.device,
+            upload.weights,
+            samples,
+            flight.trip,
+            flight.lr,
+            upload.steps,
+            dict(upload.vectors) if upload.vectors else {},
         )
         return WAIT
 
