@@ -51,6 +51,13 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in run([str(EXAMPLES / name)], tmp_path)
 
 
+def test_the_flower_app_can_be_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    run([str(EXAMPLES / "flower_app.py"), "app"], tmp_path)
+    look = "from freshet_app import client_app, server_app; print(type(client_app.app), type(server_app.app))"
+    assert run(["-c", look], tmp_path / "app").count("App'>") == 2
+
+
 def test_the_new_method_fits_on_a_screen_and_runs_from_the_command_line(tmp_path: Path) -> None:
     words = ["-m", "freshet", "run", "-m", f"{EXAMPLES / 'own_method.py'}:Bounded", "--until", "20", "-q"]
     folder = run([*words, "-o", "made", "--executor", "serial"], tmp_path).strip()
