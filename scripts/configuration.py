@@ -10,7 +10,7 @@ from freshet.methods import registry
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Six sections; in a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
+Sections of a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
 (`Federation(fleet={"ratio": 20})`). Every value is checked; a run writes all of them to its `config.toml`.
 This page is made by `scripts/configuration.py` from the code.
 """

@@ -1,4 +1,4 @@
-"""A run's configuration: six sections, every value checked, defaults filled in, written back so that it runs again."""
+"""A run's configuration: its sections, every value checked, defaults filled in, written back so that it runs again."""
 
 import hashlib
 import json
@@ -13,12 +13,18 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
+from freshet.core.defence import DefenceOptions
+from freshet.core.links import LinkOptions
 from freshet.core.method import Facts, Method, Options
+from freshet.core.privacy import PrivacyOptions
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
 from freshet.options import FleetOptions, Guards
+from freshet.options import seconds as seconds
+from freshet.protection import PROTECTION, check_protection
 from freshet.traces import read_trace
+from freshet.training.attacks import AttackOptions
 from freshet.training.options import TrainingOptions
 
 #: The name that stands for data or a model brought from Python.
@@ -182,6 +188,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataOptions,
     "model": ModelOptions,
     "run": RunOptions,
+    **PROTECTION,
 }
 
 
@@ -196,6 +203,10 @@ class Config:
     data: DataOptions
     model: ModelOptions
     run: RunOptions
+    links: LinkOptions
+    defence: DefenceOptions
+    attack: AttackOptions
+    privacy: PrivacyOptions
 
     @property
     def method_class(self) -> type[Method]:
@@ -326,6 +337,7 @@ def _check_together(config: Config) -> None:
         problem = 'needs tests on the devices; set run.evaluate_devices to "end" or to a number of tests'
         raise ConfigError("run.personalise", problem)
     config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
+    check_protection(config)
 
 
 def load_tables(path: Path) -> dict[str, Any]:
@@ -382,18 +394,3 @@ def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
         if not isinstance(table, dict):
             raise ConfigError(section, f"must be a table of settings, but {table!r} was given")
         table[name.strip()] = value
-
-
-def seconds(text: str) -> float:
-    """``600``, ``600s``, ``10m`` or ``2h`` as seconds."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
-    try:
-        value = float(number) * units[unit]
-    except ValueError:
-        raise ConfigError(
-            "run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given"
-        ) from None
-    if not 0 < value < float("inf"):
-        raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
-    return value

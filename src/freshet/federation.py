@@ -58,6 +58,10 @@ class Federation:
         training: Mapping[str, Any] | None = None,
         data: str | Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
+        links: Mapping[str, Any] | None = None,
+        defence: Mapping[str, Any] | None = None,
+        attack: Mapping[str, Any] | None = None,
+        privacy: Mapping[str, Any] | None = None,
         seed: int | None = None,
         task: Task | str | None = None,
         shards: Any = None,
@@ -71,6 +75,10 @@ class Federation:
             "data": _named(data),
             "model": _named(model) if isinstance(model, str | Mapping) else {},
             "run": dict(run or {}),
+            "links": dict(links or {}),
+            "defence": dict(defence or {}),
+            "attack": dict(attack or {}),
+            "privacy": dict(privacy or {}),
         }
         given = Given(
             dataset=own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data),

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from freshet.core.method import Options
 from freshet.core.proportion import FACTOR
+from freshet.errors import ConfigError
 
 
 class FleetOptions(Options):
@@ -61,3 +62,18 @@ class Guards(Options):
         if value == "off" or (isinstance(value, float) and value >= 2):
             return value
         raise ValueError('must be "off" or a factor of at least 2')
+
+
+def seconds(text: str) -> float:
+    """``600``, ``600s``, ``10m`` or ``2h`` as seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        raise ConfigError(
+            "run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given"
+        ) from None
+    if not 0 < value < float("inf"):
+        raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
+    return value

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from freshet.compute.base import Setup
 from freshet.config import CUSTOM, Config
 from freshet.core import schedules
+from freshet.core.defence import Defence
 from freshet.core.layout import Layout
+from freshet.core.links import Links, down_and_up
 from freshet.core.method import World
 from freshet.core.schedules import Schedule
 from freshet.core.selection import Choice, Selection
@@ -26,16 +28,19 @@ from freshet.data.sources import load
 from freshet.errors import ConfigError
 from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
+from freshet.protection import check_layout
 from freshet.result import Rebuilt
+from freshet.runs.accountant import Accountant
 from freshet.runs.facts import Metric
 from freshet.runs.lifecycle import Plan
 from freshet.runs.world import RunWorld
-from freshet.sim.budget import check_length, expected_uploads, trip_seconds
+from freshet.sim.budget import check_length, expected_uploads, lightened, trip_seconds
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import FederatedData, Samples, arranged
 from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
+from freshet.training.outgoing import Outgoing
 from freshet.training.start import started
 from freshet.training.task import TASKS, Task, check_output, check_targets
 from freshet.training.trainer import initial_module, initial_weights
@@ -123,6 +128,7 @@ class Parts:
             data=self.dataset.facts(),
             metric=self.metric,
             frozen=self.frozen(config),
+            accountant=Accountant(config.privacy) if config.privacy.on else None,
         )
 
     def frozen(self, config: Config) -> dict[str, NDArray[np.float32]]:
@@ -135,12 +141,14 @@ class Parts:
         """What workers need to know."""
         data = FederatedData.of(self.dataset, self.shards, self.tests)
         own = self.task if self.task.name == CUSTOM else None
-        return Setup(self.factory, data, config.training, config.run.seed, own)
+        outgoing = Outgoing(config.links, config.attack, config.privacy, config.run.seed)
+        return Setup(self.factory, data, config.training, config.run.seed, own, outgoing)
 
     def world(self, config: Config) -> World:
         """What the method knows of this federation and this run."""
         world = _world(config, [len(shard) for shard in self.shards], self.layout)
-        size, run, fleet = 4 * world.layout.size, config.run, self.fleet
+        size, run = 4 * world.layout.size, config.run
+        fleet = lightened(self.fleet, size, down_and_up(config.links, self.layout))
         uploads = expected_uploads(fleet, config.trigger(), size, run.end, run.rounds, worth=world.per_round)
         check_length(fleet, config.trigger(), size, run.end, uploads, run.eval_every)
         return replace(world, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
@@ -191,7 +199,9 @@ class Parts:
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
         gate = None if config.run.gate == "off" else float(config.run.gate)
-        return Server(method, world, weights, self._schedule(config, world), self.selection, gate)
+        links = None if config.links.plain else Links(config.links, self.layout)
+        defence = None if config.defence.rule == "none" else Defence(config.defence, self.layout)
+        return Server(method, world, weights, self._schedule(config, world), self.selection, gate, links, defence)
 
     def _schedule(self, config: Config, world: World) -> Schedule:
         """The learning rate over rounds; a cosine is as long as the run, as far as that is known."""
@@ -309,6 +319,7 @@ def _check_model(config: Config, factory: Factory, dataset: DataSet, task: Task)
     layout = layout_of(module)
     config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout))
     config.method_class.rule(config.method).check(module)
+    check_layout(config, layout)
     samples = Samples.of(dataset, test=True)
     x, y = next(samples.chunks(2))
     try:

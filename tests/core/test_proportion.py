@@ -186,7 +186,7 @@ def test_the_largest_number_there_is_is_refused_by_every_method(name: str, round
 @pytest.mark.parametrize("name", ["fedasync", "fedavg"])
 def test_without_the_gate_one_such_upload_ruins_the_model(name: str) -> None:
     server, rng = server_of(name), np.random.default_rng(0)
-    server.gate = None
+    server.entrance.gate = None
     server.trigger([0])
     upload = training(server, 0, rng)
     upload.weights[:] = LARGEST / 2

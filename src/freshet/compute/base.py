@@ -10,6 +10,7 @@ from freshet.training.devices import DeviceScores, Exam
 from freshet.training.flat import Factory
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome, Score
+from freshet.training.outgoing import AS_IT_IS, Outgoing
 from freshet.training.task import Task
 from freshet.training.trainer import Trainer, Work
 
@@ -73,6 +74,8 @@ class Setup:
     seed: int
     #: The user's own; else the one that ``training`` names.
     task: Task | None = None
+    #: What becomes of a trained model before it is sent.
+    outgoing: Outgoing = AS_IT_IS
 
     def trainer(self) -> Trainer:
-        return Trainer(self.factory, self.data, self.training, self.seed, self.task)
+        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing)

@@ -126,7 +126,7 @@ class Coordinator:
         self.counts.trips += len(assignments)
         for assignment in assignments:
             self.counts.bytes_down += assignment.nbytes
-            device, trip, version, _, _, epochs, lr, _, _ = assignment
+            device, trip, version, _, _, epochs, lr, *_ = assignment
             self.deadline.began(now, device, trip)
             events.append(Triggered(device, trip, version, epochs, lr, round_))
         if wanted and not chosen and server.synchronous:

@@ -2,6 +2,7 @@
 
 Beside the model a message may carry further vectors by name (control variates, for example). ``nbytes`` is what it
 weighs on a link: its arrays, or ``CONTROL_BYTES`` when there are none; the few numbers beside them are not counted.
+A model that travels in fewer bytes (``core/links.py``) stands in a message as it arrives, with its bytes in ``packed``.
 """
 
 from collections.abc import Mapping
@@ -19,9 +20,10 @@ NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})
 
 
-def weight_of(weights: Vector, vectors: Vectors) -> int:
+def weight_of(weights: Vector, vectors: Vectors, packed: int = 0) -> int:
     """Bytes of a model and of what travels with it."""
-    return weights.nbytes + sum(vector.nbytes for vector in vectors.values()) if vectors else weights.nbytes
+    model = packed or weights.nbytes
+    return model + sum(vector.nbytes for vector in vectors.values()) if vectors else model
 
 
 class Slot(NamedTuple):
@@ -44,10 +46,11 @@ class Assignment(NamedTuple):
     lr: float
     instruction: Mapping[str, Number] = NOTHING
     vectors: Vectors = NO_VECTORS
+    packed: int = 0
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors)
+        return weight_of(self.weights, self.vectors, self.packed)
 
 
 class Request(NamedTuple):
@@ -69,10 +72,11 @@ class Fresh(NamedTuple):
     age: int
     weights: Vector
     vectors: Vectors = NO_VECTORS
+    packed: int = 0
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors)
+        return weight_of(self.weights, self.vectors, self.packed)
 
 
 class Upload(NamedTuple):
@@ -86,7 +90,8 @@ class Upload(NamedTuple):
     report: Mapping[str, Number] = NOTHING
     merged: Mapping[str, Number] = NOTHING
     vectors: Vectors = NO_VECTORS
+    packed: int = 0
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors)
+        return weight_of(self.weights, self.vectors, self.packed)

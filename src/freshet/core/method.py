@@ -160,6 +160,8 @@ class LocalRule:
     timed: ClassVar[bool] = False
     #: True when weight decay is part of the gradient that ``adjust`` sees, not added to what it leaves.
     decay_first: ClassVar[bool] = False
+    #: Names in ``report`` and in the numbers of a merge that do not depend on the device's samples.
+    public: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -168,6 +170,13 @@ class LocalRule:
 
     def check(self, module: "nn.Module") -> None:
         """Raise a ``ConfigError`` if this rule cannot train such a module."""
+
+    def leak(self) -> str | None:
+        """What leaves a device beside its model and depends on its samples, so that noise on the model does not cover
+        it; None where there is no such thing."""
+        if self.sends:
+            return f"it sends {', '.join(self.sends)} beside the model"
+        return "when it asks for the fresh model may depend on the samples" if self.asks else None
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
         """When to ask for the fresh model in this trip, or None for never."""

@@ -10,10 +10,13 @@ import numpy as np
 
 from freshet.core import gates, saving
 from freshet.core.deadline import GIVEN_UP
+from freshet.core.defence import Defence
+from freshet.core.entrance import Entrance
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
+from freshet.core.links import Links
 from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
-from freshet.core.proportion import FACTOR, Proportion
+from freshet.core.proportion import FACTOR
 from freshet.core.schedules import Schedule
 from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
@@ -56,6 +59,8 @@ class Server:
         schedule: Schedule,
         selection: Selection = "uniform",
         gate: float | None = FACTOR,
+        links: Links | None = None,
+        defence: Defence | None = None,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
@@ -74,10 +79,12 @@ class Server:
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
-        #: Turns away what is out of all proportion; None lets it in.
-        self.gate = None if gate is None else Proportion(gate, world.layout, self.rule.sends)
+        self.entrance = Entrance(method, self.rule.sends, gate, defence)
+        #: How models travel, where it is not as they are.
+        self.links = links
+        if links is not None:
+            self.upload_bytes += links.sizes()[1] - gates.FLOAT32.itemsize * world.layout.size
         self._prejudges = overrides(type(method), Method, "prejudge")
-        self._objects = overrides(type(method), Method, "objection")
         self._buffers = method.about.replaces == "aggregation"
         self.urgent: list[int] = []
 
@@ -152,7 +159,8 @@ class Server:
         weights = self.store.hold(version)
         self.flights[device] = Flight(trip, version, age, epochs, lr)
         instruction, vectors = self.method.instruct(self, device), self.method.vectors(self, device)
-        return Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+        assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+        return assignment if self.links is None else self.links.assigned(assignment)
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
@@ -181,7 +189,8 @@ class Server:
         if flight.fresh is None:
             return None
         vectors = self.method.vectors(self, request.device)
-        return Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        return fresh if self.links is None else self.links.freshened(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
@@ -207,39 +216,29 @@ class Server:
             self._land(device)
             return events + self._after_landing(), None
         upload = look()
-        refusal = self._refusal(upload, device, flight)
+        base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
+        let_in, refusal, notes = self.entrance.judge(upload, device, flight, base, fresh)
         if refusal is None:
-            verdict = self.method.receive(self, upload, flight)
-            if self._buffers and isinstance(verdict, Wait):
-                self.waiting.add(device)
-            events = self._apply(verdict, device, flight)
-            if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
-                self.consumed += 1
+            events = [] if let_in is None else self._receive(let_in, flight)
             self._land(device)
         else:
             events = [refusal]
             self._land(device)
             events += self._forget(device)
+        events += notes
         if self.synchronous and not self.flights:
             events += self._after_landing()
         return events, upload
 
-    def _refusal(self, upload: Upload, device: int, flight: Flight) -> Rejected | None:
-        """Why an upload does not reach the method, or None: what it is, what the method has against it, its size."""
-        problem = gates.stranger(upload, device, flight.trip)
-        if problem is None:
-            problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
-        if problem is None and self._objects:
-            problem = self.method.objection(upload, flight)
-        if problem is not None:
-            return Rejected(problem, device, flight.trip)
-        if self.gate is None:
-            return None
-        base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
-        lengths = self.gate.measure(upload, base, fresh)
-        excess = self.gate.excess(lengths, base, flight.epochs * self.world.samples.item(device))
-        self.gate.seen(lengths)
-        return None if excess is None else Rejected(excess.reason, device, flight.trip, excess.numbers)
+    def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
+        """The method's rule on an upload that is let in."""
+        verdict = self.method.receive(self, upload, flight)
+        if self._buffers and isinstance(verdict, Wait):
+            self.waiting.add(upload.device)
+        events = self._apply(verdict, upload.device, flight)
+        if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
+            self.consumed += 1
+        return events
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -252,6 +251,8 @@ class Server:
             self.heard(device, trip)
             return []
         self._land(device)
+        if self.links is not None:
+            self.links.lost(device)
         events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
 
@@ -279,8 +280,9 @@ class Server:
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
-            "gate": None if self.gate is None else self.gate.state(),
+            "entrance": self.entrance.state(),
             "method": saving.dump(self.method.state),
+            "links": {} if self.links is None else self.links.state(),
         }
 
     def restore(self, tree: saving.Tree) -> None:
@@ -294,9 +296,10 @@ class Server:
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
-        if self.gate is not None:
-            self.gate.restore(tree["gate"])
+        self.entrance.restore(tree["entrance"])
         saving.restore(self.method.state, tree["method"])
+        if self.links is not None:
+            self.links.restore(tree["links"])
 
     # ---- inside
 
@@ -358,5 +361,10 @@ class Server:
     def _after_landing(self) -> list[Event]:
         if not self.synchronous or self.flights:
             return []
+        events: list[Event] = []
+        kept, notes = self.entrance.release()
+        for upload, flight in kept:
+            events += self._receive(upload, flight)
+        events += notes
         verdict = self.method.finish_round(self)
-        return [] if verdict is None else self._apply(verdict, None, None)
+        return events if verdict is None else events + self._apply(verdict, None, None)

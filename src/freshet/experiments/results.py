@@ -148,8 +148,8 @@ def _line(entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: R
 
 def fresh_bytes(run: RunData, size: int) -> float | None:
     """Bytes of the fresh models that devices merged in mid-training: the price of the paper's idea."""
-    merges = number(run.summary.get("merges"))
-    return None if merges is None else merges * size
+    merges, packed = number(run.summary.get("merges")), run.config.get("links", {}).get("down", "none") != "none"
+    return None if merges is None or packed else merges * size
 
 
 def _run(found: JobOutcome, step: float) -> Record:

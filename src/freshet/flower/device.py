@@ -63,7 +63,17 @@ class Device:
         return Message(wire.answer_record(answer), reply_to=message)
 
     def handle(self, order: wire.Order | wire.Onward, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
-        """Do what the server asks; the answer is kept until the next one, so that it can be given again."""
+        """Do what the server asks. Under [privacy] not even the text of an error leaves the device."""
+        try:
+            return self._handle(order, config, node, node_id)
+        except Exception:
+            if not config.privacy.on:
+                raise
+            _log.exception("the trip failed")
+            return wire.Answer(order.ticket, lost="the device's app failed")
+
+    def _handle(self, order: wire.Order | wire.Onward, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
+        """The answer is kept until the next one, so that it can be given again (and no second noise with it)."""
         began = time.time()
         folder = DeviceFolder(folder_of(node, node_id), order.session)
         kept = folder.read()
@@ -116,8 +126,13 @@ class _Worker:
         parts = self._device.parts(self._config, self._node, number)
         self._samples = len(parts.shards[number])
         trainer = parts.setup(self._config).trainer()
+        trainer.outgoing = replace(trainer.outgoing, secret=True)
         self._timing["load"] = time.time() - at
         return trainer
+
+    def _told(self) -> dict[str, float]:
+        """Seconds by phase, where they may be told."""
+        return {} if self._config.privacy.on else self._timing
 
     def train(self, order: wire.Order) -> wire.Answer:
         """From the model that came down to the slot, and on to the end unless the fresh model comes by message."""
@@ -131,7 +146,7 @@ class _Worker:
             if asks and slot is not None and way.kind == "messages":
                 self._pause(order, slot, trip)
                 self._timing["train"] = time.time() - at
-                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._timing)
+                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._told())
             if asks and slot is not None:
                 self._ask(way, trip, slot)
             return self._end(trip, assignment, at)
@@ -181,7 +196,7 @@ class _Worker:
         self._timing["cpu"] = time.process_time()
         upload = outcome.upload(assignment)
         answer = wire.Answer(
-            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._timing
+            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._told()
         )
         self._folder.write(Kept(outcome.memory, self._ticket, _tree(answer, upload)))
         return answer

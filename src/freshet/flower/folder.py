@@ -15,6 +15,7 @@ from freshet.core.checks import first_problem
 from freshet.core.method import Options
 from freshet.errors import ConfigError, RunError
 from freshet.flower import keys, texts
+from freshet.protection import check_deployable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 APP = "freshet_app"
@@ -102,6 +103,7 @@ def init(
 ) -> Folder:
     """Make a deployment's folder, or add to one what is missing: nothing that is there is written over."""
     config = resolve(tables)
+    check_deployable(config)
     given = ServerFile(**(_address(hosts) | dict(server or {})))
     folder = Folder(root.absolute())
     for each in (folder.root, folder.certificates, folder.root / "keys", folder.state, folder.root / "systemd"):

@@ -29,6 +29,7 @@ from freshet.flower.fresh import FreshService
 from freshet.flower.journeys import Network, Reply, check
 from freshet.flower.tokens import Tokens
 from freshet.parts import Given, Parts, assemble
+from freshet.protection import check_deployable
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ended, Ready, drive
 from freshet.runs.reader import Run
@@ -154,6 +155,7 @@ def _main(federation: Path, given: Given, grid: Any, context: Any) -> None:
 
 def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Given) -> Ended:
     """Run a federation to its end, or go on with one that was stopped or killed."""
+    check_deployable(config)
     parts = assemble(config, given)
     world = replace(parts.world(config), uploads=0, fastest=0.0)  # nobody knows how fast real devices are
     config = parts.settled(config, world)

@@ -166,6 +166,7 @@ class StepRule(LocalRule):
     """The device's part, variant S: the recursion at every mini-batch."""
 
     remembers: ClassVar[bool] = True
+    public: ClassVar[tuple[str, ...]] = ("r", "seconds")
     timed: ClassVar[bool] = True
     decay_first: ClassVar[bool] = True
     beta: float
@@ -196,6 +197,7 @@ class TripRule(Proximal):
     """The device's part, variant R: train on s_k, then the recursion once with the whole trip as its gradient."""
 
     remembers: ClassVar[bool] = True
+    public: ClassVar[tuple[str, ...]] = ("r", "seconds")
     timed: ClassVar[bool] = True
     beta: float
     unit: float = 1.0

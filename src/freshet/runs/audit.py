@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from freshet.core import events
+from freshet.core import defence, events
 from freshet.core.events import (
     Aggregated,
     Discarded,
@@ -67,6 +67,8 @@ class _Replay:
     diverged: set[tuple[int, int]] = field(default_factory=set)
     #: Uploads by device and base that nothing has become of yet.
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: What the defence against poisoned updates has measured of the last uploads.
+    measures: list[float] = field(default_factory=list)
     #: The upload that was just logged, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
@@ -259,6 +261,8 @@ def _note(replay: _Replay, event: Noted) -> None:
     if event.about == "slots":
         shares = event.numbers["probabilities"]
         _require(min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9, "probabilities do not add up to 1")
+    elif event.about == defence.ABOUT:
+        defence.replay(event, replay.measures)
 
 
 def _trip(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:

@@ -19,6 +19,7 @@ from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.runs import checkpoint
+from freshet.runs.accountant import Accountant
 from freshet.runs.checkpoint import Tree
 from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED
@@ -70,6 +71,8 @@ class Plan:
     metric: Metric = ACCURACY
     #: Parameters that do not train, for the file of the final model.
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    #: Counts what noise on the devices has left of their privacy, where there is noise.
+    accountant: Accountant | None = None
 
 
 class Ready(NamedTuple):
@@ -187,6 +190,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
             summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
             summary |= {"stopped": writer.stopped} if status == "stopped" else {}
+            summary |= {"privacy": plan.accountant.closing(server.trips)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             writer.close(summary, server.world.layout, weights, plan.frozen)

@@ -6,6 +6,7 @@ from typing import Any
 from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
+from freshet.runs.accountant import sentence
 from freshet.runs.facts import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
@@ -74,4 +75,6 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     if rejected and MANY * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
+    if summary.get("privacy"):
+        said.append(sentence(summary["privacy"]))
     return said

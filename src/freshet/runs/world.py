@@ -29,7 +29,7 @@ class RunWorld:
     classes: list[str]
     train_samples: int
     test_samples: int
-    #: Bytes of one model on the wire.
+    #: Bytes of one model on the wire, as float32.
     model_bytes: int
     #: Seconds of one local training, and bytes per second (infinite, null in the file: a link without limit).
     train_seconds: list[float]

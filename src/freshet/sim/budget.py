@@ -1,6 +1,7 @@
 """How many uploads a run may expect, before it is run: from its fleet, its trigger and its end."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,14 @@ def trip_seconds(fleet: Fleet, size: int) -> Floats:
     links = size / fleet.down_rate + size / fleet.up_rate + fleet.down_latency + fleet.up_latency
     seconds: Floats = fleet.train_seconds + links
     return seconds
+
+
+def lightened(fleet: Fleet, size: int, sizes: tuple[int, int]) -> Fleet:
+    """The fleet as if its links carried ``size`` bytes in the time that they need for those down and up."""
+    down, up = sizes
+    if down == up == size:
+        return fleet
+    return replace(fleet, down_rate=fleet.down_rate * (size / down), up_rate=fleet.up_rate * (size / up))
 
 
 def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, rounds: int, worth: int) -> int:

@@ -13,7 +13,6 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,31 +20,17 @@ import numpy as np
 from freshet.compute.base import Executor, Future, OnDemand
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Examined
-from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import CONTROL_BYTES, Assignment, Request, Upload
 from freshet.core.saving import Tree
 from freshet.core.streams import stream
-from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import EventHeap, Happening, Rank
+from freshet.sim.journeys import Journey, restored, state_of
 from freshet.training.outcome import Outcome, Score
 from freshet.training.trainer import Work
-
-
-@dataclass(slots=True)
-class Journey:
-    """A trip in virtual time: what the device was given, and the training that belongs to it."""
-
-    assignment: Assignment
-    slot: Slot | None = None
-    fresh: Fresh | None = None
-    future: Future[Outcome] | None = None
-    merge: Future[Outcome] | None = None
-    merged: bool = False
-    started: float = 0.0
-    due: float | None = None
 
 
 class Simulation:
@@ -66,7 +51,8 @@ class Simulation:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
         self.eval_every, self._stop_diverged, self._exams = eval_every, stop_diverged, exams
-        self.rule = self.server.rule
+        self.rule, self.links = self.server.rule, self.server.links
+        self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
@@ -252,7 +238,8 @@ class Simulation:
             looked, outcome = True, journey.future.result()
             if outcome.memory:
                 self.devices.put(entry.device, outcome.memory)
-            return outcome.upload(journey.assignment)
+            upload = outcome.upload(journey.assignment)
+            return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
 
         effects = self.coordinator.arrived(entry.time, entry.device, entry.trip, look)
         if not looked:
@@ -274,7 +261,7 @@ class Simulation:
         future = journey.future
         if future is None:
             return
-        if self.rule.remembers and (finished or journey.merged):
+        if self._remembers and (finished or journey.merged):
             self.devices.defer(journey.assignment.device, future)
         elif not journey.merged:
             future.cancel()
@@ -319,7 +306,7 @@ class Simulation:
             "heap": [list(entry) for entry in self.heap.entries()],
             "now": self.heap.now,
             "last_test": self.last_test,
-            "journeys": {str(device): _journey_state(journey) for device, journey in self.journeys.items()},
+            "journeys": {str(device): state_of(journey) for device, journey in self.journeys.items()},
             "log": self.writer.position(),
         }
 
@@ -331,20 +318,9 @@ class Simulation:
         self.last_test, self.until, self.started = tree["last_test"], until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
-            journey = self.journeys[int(device)] = self._restored(int(device), saved)
+            journey = self.journeys[int(device)] = restored(self.server, int(device), saved)
             if saved["due"] is not None:
                 self._hand_out(journey, saved["due"])
-
-    def _restored(self, device: int, saved: Tree) -> Journey:
-        """A journey as it was: versions come from the server, which holds those that are needed."""
-        flight, store = self.server.flights[device], self.server.store
-        where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), saved["epochs"], flight.lr)
-        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]))
-        fresh = None
-        if flight.fresh is not None:
-            fresh = Fresh(flight.fresh, flight.fresh_age, store.get(flight.fresh), owned(saved["fresh_vectors"]))
-        slot = None if saved["slot"] is None else Slot(*saved["slot"])
-        return Journey(assignment, slot, fresh, merged=saved["merged"], started=saved["started"])
 
 
 def check(tree: Tree, size: int) -> None:
@@ -361,19 +337,6 @@ def check(tree: Tree, size: int) -> None:
     models = [weights for _, weights, _ in tree["coordinator"]["server"]["store"]]
     if not all(isinstance(w, np.ndarray) and w.shape == (size,) and w.dtype == np.float32 for w in models):
         raise ValueError(f"its models are not of {size} numbers")
-
-
-def _journey_state(journey: Journey) -> Tree:
-    return {
-        "epochs": journey.assignment.epochs,
-        "instruction": dict(journey.assignment.instruction),
-        "vectors": dict(journey.assignment.vectors),
-        "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
-        "slot": None if journey.slot is None else list(journey.slot),
-        "merged": journey.merged,
-        "started": journey.started,
-        "due": journey.due,
-    }
 
 
 @contextmanager

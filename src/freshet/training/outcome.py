@@ -18,11 +18,13 @@ class Outcome(NamedTuple):
     vectors: dict[str, Vector]
     memory: Memory
     diverged: bool = False
+    #: Bytes of the model where it is a difference in fewer bytes (``core/links.py``).
+    packed: int = 0
 
     def upload(self, assignment: Assignment) -> Upload:
         """What goes up; the memory stays with the device."""
         device, trip, base, *_ = assignment
-        return Upload(device, trip, base, self.weights, self.steps, self.report, self.merged, self.vectors)
+        return Upload(device, trip, base, self.weights, self.steps, self.report, self.merged, self.vectors, self.packed)
 
 
 class Score(NamedTuple):

@@ -10,12 +10,14 @@ from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
+from freshet.training.attacks import attackers
 from freshet.training.batches import FederatedData
 from freshet.training.devices import DeviceScores, Exam, examine
 from freshet.training.flat import Factory, FlatModel
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outcome import Outcome, Score
+from freshet.training.outgoing import AS_IT_IS, Outgoing
 from freshet.training.rewrite import faster
 from freshet.training.task import TASKS, Task
 from freshet.training.trip import LocalTrip
@@ -45,12 +47,18 @@ class Trainer:
         options: TrainingOptions,
         seed: int,
         task: Task | None = None,
+        outgoing: Outgoing = AS_IT_IS,
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
         device = chosen_device(options.device)
         self.flat = FlatModel(faster(initial_module(factory, seed)), device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = optimiser(options)
+        #: What becomes of a trained model before it is sent.
+        self.outgoing = outgoing
+        #: Devices that do harm, for experiments.
+        self.attackers = attackers(outgoing.attack, seed, len(data.shards))
+        self.classes = 1 + int(data.train.y.max()) if self.attackers else 0
         #: The trip that holds the module now.
         self.trip: LocalTrip | None = None
 

@@ -24,6 +24,7 @@ from freshet.core.method import Judge, LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import RunError
+from freshet.training.attacks import poisoned
 from freshet.training.flat import view
 from freshet.training.outcome import Outcome
 
@@ -70,6 +71,7 @@ class LocalTrip:
         self.phase, self.epochs, self.epoch, self.steps = Phase.TO_SLOT, assignment.epochs, 0, 0
         device, trip, seed = assignment.device, assignment.trip, trainer.seed
         self._shard = torch.from_numpy(trainer.data.shards[device])
+        self._hostile = device in trainer.attackers
         self._rng = stream(seed, "batches", device, trip)
         self._augment = stream(seed, "augment", device, trip) if self.options.augment else None
         self._torch = seeded(torch_seed(seed, "torch", device, trip), self.weights.device.type)
@@ -116,7 +118,7 @@ class LocalTrip:
                 self._train_epoch()
             self.rule.finish(self)
         self._move(Phase.FINISHING, Phase.DONE)
-        return self.outcome()
+        return self._trainer.outgoing.sent(self.outcome(), self.assignment, self.layout, self._hostile)
 
     def hurry(self) -> None:
         """The server wants the model soon: the epoch under way (the first, before it begins) is the last."""
@@ -128,7 +130,8 @@ class LocalTrip:
         numbers = (*self.report.values(), *self.merged.values())
         whole = is_finite(weights) and all(math.isfinite(value) for value in numbers)
         memory = self.memory if whole else self._before
-        return Outcome(weights, self.steps, self.report, self.merged, self.vectors, memory, diverged=not whole)
+        found = Outcome(weights, self.steps, self.report, self.merged, self.vectors, memory, diverged=not whole)
+        return self._trainer.outgoing.told(found, self.rule.public)
 
     def _move(self, expected: Phase, to: Phase) -> None:
         if self.phase is not expected:
@@ -159,7 +162,7 @@ class LocalTrip:
         data, rule = self._trainer.data.train, self.rule
         batches = self._batches_of_part() if self.options.steps else self._batches_of_epoch()
         for index in batches:
-            x, y = data.take(index, self._augment)
+            x, y = self._poisoned(data.take(index, self._augment))
             self._step(rule.loss(self, x, y))
         self.steps += len(batches)
 
@@ -204,6 +207,10 @@ class LocalTrip:
             self._order = order.to(self.weights.device)
         return self._order
 
+    def _poisoned(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The batch as the device trains on it: its own, unless the device does harm."""
+        return poisoned(self._trainer.outgoing.attack, *batch, self._trainer.classes) if self._hostile else batch
+
     # ---- for rules
 
     @property
@@ -227,7 +234,7 @@ class LocalTrip:
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
-        return self._trainer.data.train.take(self._next_order()[: self.options.batch_size])
+        return self._poisoned(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
         """Plain loss and its gradient at the model as it is, without touching its statistics."""

@@ -95,7 +95,17 @@ class FreshModelRule(LocalRule):
     """The device's part: choose the slot, merge the fresh model, learn from the reward."""
 
     remembers: ClassVar[bool] = True
+    #: Where neither slots nor gamma and upsilon are learned, which ``leak`` sees to.
+    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after")
     options: ASMUOptions
+
+    def leak(self) -> str | None:
+        o = self.options
+        if o.slot == "rl":
+            return 'slots are learned from losses; set method.slot to a number, "h1", "h2", "h3", "random" or "never"'
+        if o.eta_gamma or o.eta_upsilon:
+            return "beta is learned from losses; set method.eta_gamma and method.eta_upsilon to 0"
+        return None
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
         o = self.options

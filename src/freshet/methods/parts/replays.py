@@ -107,10 +107,12 @@ def _merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> N
     phi = freshness_weight(gamma, upsilon, age, s)
     expect("phi", n["phi"], phi)
     expect("beta", n["beta"], saturate(options.mu_beta, phi))
-    expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
-    grad_gamma, grad_upsilon = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations)
-    expect("gamma_after", n["gamma_after"], moved(gamma, options.eta_gamma, grad_gamma))
-    expect("upsilon_after", n["upsilon_after"], moved(upsilon, options.eta_upsilon, grad_upsilon))
+    slopes = (0.0, 0.0)  # where losses are withheld ([privacy]), nothing is learned from them
+    if "reward" in n:
+        expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
+        slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations)
+    expect("gamma_after", n["gamma_after"], moved(gamma, options.eta_gamma, slopes[0]))
+    expect("upsilon_after", n["upsilon_after"], moved(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])
     memory["merged", event.device] = (event.trip, n["beta"], n["n1"])
 

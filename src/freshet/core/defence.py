@@ -1,0 +1,221 @@
+"""Defence against poisoned updates, between the gates and the method: the same for every method.
+
+A step is what an upload changes, ``d = u - w_o``, with the vectors that come beside the model at its end.
+
+    clip             |d| is at most ``factor`` x the median length of the last uploads; a longer step is shortened
+    median-distance  the median distance of d to the last steps is at most ``factor`` x the median of what that was for
+                     them; an upload beyond is refused
+    multi-krum       of a round's n uploads the n - f are kept whose n - f - 2 nearest others are nearest (synchronous)
+
+Every upload that passed the gates counts as one of the last ``WINDOW``, refused or not: medians hold as long as fewer
+than half of them are poisoned, and a fleet whose steps grow is not locked out. The first ones are only looked at, since
+there is nothing to hold them against. What was decided, and the numbers behind it, stand in the log ("defence").
+
+P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+Descent", NeurIPS 2017 (multi-Krum). Clipping: Z. Sun et al., "Can You Really Backdoor Federated Learning?", 2019; here
+with a bound that follows the run.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from freshet.core import saving
+from freshet.core.events import Noted
+from freshet.core.expecting import expect
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import Options
+from freshet.core.vectors import Vector, combine, distance, is_finite, mix, norm
+
+if TYPE_CHECKING:
+    from freshet.core.server import Flight
+
+#: Uploads that another is held against, and of how many the figures must be known.
+WINDOW = 32
+LEAST = 4
+ABOUT = "defence"
+Rule = Literal["none", "clip", "median-distance", "multi-krum"]
+DEFAULT_FACTORS = {"clip": 1.0, "median-distance": 1.5}
+
+
+class DefenceOptions(Options):
+    """Defence against poisoned updates, before the method sees them."""
+
+    rule: Rule = Field("none", description="none, clip (shorten), median-distance (refuse), multi-krum (synchronous)")
+    factor: float | None = Field(
+        None, gt=0, description="bound in medians of the last 32 uploads (default: clip 1, median-distance 1.5)"
+    )
+    byzantine: float = Field(
+        0.2, ge=0, lt=0.5, description="multi-krum: share of a round's uploads that is taken for poisoned"
+    )
+
+
+class Judged(NamedTuple):
+    """What is left of an upload (None: held back for the end of the round), or why it is refused; notes for the log."""
+
+    upload: Upload | None
+    problem: str | None = None
+    notes: tuple[Noted, ...] = ()
+
+
+@dataclass
+class Seen:
+    """The last uploads: their measures, and their steps where distances to them are needed."""
+
+    measures: list[float] = field(default_factory=list)
+    steps: list[Vector] = field(default_factory=list)
+
+
+class Defence:
+    """Judges uploads, one by one or a round at a time."""
+
+    def __init__(self, options: DefenceOptions, layout: Layout) -> None:
+        self.options, self.layout = options, layout
+        self.factor = options.factor or DEFAULT_FACTORS.get(options.rule, 1.0)
+        self.seen = Seen()
+        self._held: list[tuple[Upload, Flight, Vector]] = []
+
+    def judge(self, upload: Upload, flight: "Flight", base: Vector) -> Judged:
+        """What becomes of an upload that passed the gates."""
+        step = step_of(upload, base, self.layout.learnable)
+        if not is_finite(step):
+            return Judged(upload, "is farther from its base than a number can say")
+        if self.options.rule == "multi-krum":
+            self._held.append((upload, flight, step))
+            return Judged(None)
+        clips, seen = self.options.rule == "clip", self.seen
+        measure = norm(step) if clips else _median_distance(step, seen.steps)
+        bound = bound_of(seen.measures, self.factor)
+        share = share_let_in(self.options.rule, measure, bound)
+        if measure is not None:
+            seen.measures = [*seen.measures, measure][-WINDOW:]
+        if not clips:
+            seen.steps = [*seen.steps, step][-WINDOW:]
+        place = {"device": upload.device, "trip": upload.trip, "rule": self.options.rule, "factor": self.factor}
+        notes = (Noted(ABOUT, place | {"measure": measure, "bound": bound, "share": share}),)
+        if bound is None:
+            return Judged(upload, "comes before there are enough others to hold it against", notes)
+        if share == 0.0:
+            return Judged(upload, f"is {measure:.4g} away from other uploads, more than {bound:.4g}", notes)
+        return Judged(upload if share == 1.0 else shortened(upload, base, share, self.layout), None, notes)
+
+    def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:
+        """The round is over: its uploads that are kept, in the order of their arrival, and a note."""
+        held, self._held = self._held, []
+        if not held:
+            return [], ()
+        steps = [step for _, _, step in held]
+        f = assumed(len(held), self.options.byzantine)
+        scores = krum_scores(steps, f)
+        chosen = best(scores, len(held) - f)
+        devices = [upload.device for upload, _, _ in held]
+        kept = [devices[place] for place in chosen]
+        numbers = {"rule": "multi-krum", "devices": devices, "scores": scores, "f": f, "kept": kept}
+        return [held[place][:2] for place in chosen], (Noted(ABOUT, numbers),)
+
+    def state(self) -> saving.Tree:
+        """What it has seen, and what it holds back."""
+        held = [[list(upload), saving.dump(flight), step] for upload, flight, step in self._held]
+        return {"seen": saving.dump(self.seen), "held": saving.dump(held)}
+
+    def restore(self, tree: saving.Tree) -> None:
+        """The inverse of ``state``."""
+        from freshet.core.server import Flight
+
+        saving.restore(self.seen, tree["seen"])
+        self._held = [(_upload(up), Flight(**flight), np.array(step)) for up, flight, step in tree["held"]]
+
+
+def _upload(saved: Sequence[Any]) -> Upload:
+    """An upload whose arrays are its own: the saved ones may lie in a file."""
+    upload = Upload(*saved)
+    vectors = {name: np.array(vector) for name, vector in upload.vectors.items()}
+    return upload._replace(weights=np.array(upload.weights), vectors=vectors)
+
+
+# ---- one by one
+
+
+def step_of(upload: Upload, base: Vector, learnable: int) -> Vector:
+    """``u - w_o`` of the learnable weights, then the vectors beside the model in the order of their names."""
+    with np.errstate(over="ignore"):  # infinitely long is too long
+        step = combine([(1.0, upload.weights[:learnable]), (-1.0, base[:learnable])])
+    others = [upload.vectors[name] for name in sorted(upload.vectors)]
+    return np.concatenate([step, *others]) if others else step
+
+
+def _median_distance(step: Vector, others: Sequence[Vector]) -> float | None:
+    return median(distance(step, other) for other in others) if others else None
+
+
+def bound_of(measures: Sequence[float], factor: float) -> float | None:
+    """``factor`` x the median of the last measures; None while there are too few."""
+    return factor * median(measures[-WINDOW:]) if len(measures) >= LEAST else None
+
+
+def share_let_in(rule: str, measure: float | None, bound: float | None) -> float:
+    """How much of a step is let in: all, what brings it to the bound (clip), or nothing."""
+    if bound is None or measure is None:
+        return 0.0
+    if measure <= bound:
+        return 1.0
+    return bound / measure if rule == "clip" else 0.0
+
+
+def shortened(upload: Upload, base: Vector, share: float, layout: Layout) -> Upload:
+    """``w_o + share (u - w_o)``, and so with all that comes beside it; counters stay."""
+    weights, n = upload.weights.copy(), layout.floats
+    mix(base[:n], upload.weights[:n], share, out=weights[:n])
+    vectors = {name: combine([(share, vector)]) for name, vector in upload.vectors.items()}
+    return upload._replace(weights=weights, vectors=vectors)
+
+
+# ---- a round at a time
+
+
+def assumed(count: int, share: float) -> int:
+    """f: how many of a round are taken for poisoned; Krum needs ``n >= 2 f + 3``."""
+    return max(0, min(round(share * count), (count - 3) // 2))
+
+
+def krum_scores(steps: Sequence[Vector], f: int) -> list[float]:
+    """``s(i) = sum of |d_i - d_j|^2`` over the n - f - 2 nearest others j."""
+    n = len(steps)
+    squares = np.zeros((n, n))
+    for i in range(n):
+        for j in range(i):
+            squares[i, j] = squares[j, i] = distance(steps[i], steps[j]) ** 2
+    nearest = max(1, n - f - 2)
+    return [float(np.sort(np.delete(squares[i], i))[:nearest].sum()) for i in range(n)]
+
+
+def best(scores: Sequence[float], count: int) -> list[int]:
+    """Places of the ``count`` smallest scores (the first of equals), in ascending order."""
+    return sorted(sorted(range(len(scores)), key=lambda place: (scores[place], place))[:count])
+
+
+# ---- audit
+
+
+def replay(note: Noted, measures: list[float]) -> None:
+    """Hold a logged decision against the formulas; ``measures`` are those of the notes before it."""
+    n = note.numbers
+    if n["rule"] == "multi-krum":
+        f, devices = n["f"], n["devices"]
+        expect("f", float(f), float(min(f, max(0, (len(devices) - 3) // 2))))
+        kept = [devices[place] for place in best(n["scores"], len(devices) - f)]
+        expect("kept", float(kept == n["kept"]), 1.0)
+        return
+    bound = bound_of(measures, n["factor"])
+    if bound is not None or n["bound"] is not None:
+        expect("bound", n["bound"], math.nan if bound is None else bound)
+    expect("share", n["share"], share_let_in(n["rule"], n["measure"], bound))
+    if n["measure"] is not None:
+        measures.append(n["measure"])
+        del measures[:-WINDOW]

@@ -1,0 +1,242 @@
+"""Defence against poisoned updates: formulas against naive twins, what is let in, what is logged, what is kept."""
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.core.defence import (
+    LEAST,
+    WINDOW,
+    Defence,
+    DefenceOptions,
+    Judged,
+    assumed,
+    best,
+    krum_scores,
+    replay,
+    share_let_in,
+)
+from freshet.core.events import Noted
+from freshet.core.expecting import Mismatch
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.server import Flight
+
+N = 40
+LAYOUT = Layout.build([("w", (N,), "learnable"), ("mean", (2,), "buffer"), ("count", (), "counter")])
+BASE = np.arange(LAYOUT.size, dtype=np.float32)
+FLIGHT = Flight(1, 1, 1, 5, 0.1)
+
+
+def upload(step: np.ndarray, device: int = 0, **more: object) -> Upload:
+    weights = BASE.copy()
+    weights[: len(step)] += step.astype(np.float32)
+    return Upload(device, 1, 1, weights, 3, **more)
+
+
+def honest(seed: int, length: float = 1.0) -> np.ndarray:
+    """A common direction and some noise of one's own."""
+    step = np.ones(N) / np.sqrt(N) + 0.3 * np.random.default_rng(seed).normal(size=N) / np.sqrt(N)
+    return length * step
+
+
+def judge(defence: Defence, step: np.ndarray) -> Judged:
+    return defence.judge(upload(step), FLIGHT, BASE)
+
+
+def warm(rule: str, **options: object) -> Defence:
+    defence = Defence(DefenceOptions(rule=rule, **options), LAYOUT)
+    for seed in range(10):
+        judge(defence, honest(seed))
+    return defence
+
+
+def test_the_first_uploads_are_only_looked_at() -> None:
+    for rule, first in (("clip", LEAST), ("median-distance", LEAST + 1)):
+        defence = Defence(DefenceOptions(rule=rule), LAYOUT)
+        refused = [judge(defence, honest(seed)).problem for seed in range(first + 3)]
+        assert all(reason is not None and "enough others" in reason for reason in refused[:first])
+        assert refused[first] is None or rule == "median-distance"
+
+
+def test_clip_shortens_to_the_median_length_and_keeps_the_direction() -> None:
+    defence = warm("clip", factor=2.0)
+    lengths = [np.linalg.norm(upload(honest(seed)).weights[:N].astype(float) - BASE[:N]) for seed in range(10)]
+    step = 50 * honest(99)
+    left = judge(defence, step).upload
+    moved = left.weights[:N].astype(np.float64) - BASE[:N]
+    assert np.linalg.norm(moved) == pytest.approx(2 * statistics.median(lengths), rel=1e-4)
+    assert moved @ step / np.linalg.norm(moved) / np.linalg.norm(step) == pytest.approx(1, abs=1e-5)
+
+
+def test_clip_leaves_a_short_step_as_it_is_bit_for_bit() -> None:
+    defence, short = warm("clip", factor=2.0), upload(honest(77))
+    assert defence.judge(short, FLIGHT, BASE).upload is short
+
+
+def test_clip_shortens_what_comes_beside_the_weights() -> None:
+    step = np.concatenate([100 * honest(3), [8.0, 8.0, 5.0]])
+    vectors = {"control": np.full(N, 3.0, np.float32)}
+    defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
+    for seed in range(10):
+        defence.judge(upload(honest(seed), vectors={"control": np.zeros(N, np.float32)}), FLIGHT, BASE)
+    judged = defence.judge(upload(step, vectors=vectors), FLIGHT, BASE)
+    share = judged.notes[0].numbers["share"]
+    assert 0 < share < 0.02
+    assert np.allclose(judged.upload.vectors["control"], 3 * share)
+    assert np.allclose(judged.upload.weights[N : N + 2] - BASE[N : N + 2], 8 * share, atol=1e-4)
+    assert judged.upload.weights[-1] == BASE[-1] + 5, "counters stay"
+
+
+def test_a_vector_beside_the_model_cannot_be_enlarged_unseen() -> None:
+    quiet = [{"control": np.zeros(N, np.float32)}, {"control": np.full(N, 1e6, np.float32)}]
+    defence = Defence(DefenceOptions(rule="median-distance"), LAYOUT)
+    for seed in range(12):
+        defence.judge(upload(honest(seed), vectors=quiet[0]), FLIGHT, BASE)
+    assert defence.judge(upload(honest(50), vectors=quiet[0]), FLIGHT, BASE).problem is None
+    assert "away from other uploads" in (
+        defence.judge(upload(honest(51), vectors=quiet[1]), FLIGHT, BASE).problem or ""
+    )
+
+
+@pytest.mark.parametrize("poison", [-10.0, 1e3, -1e30])
+def test_median_distance_refuses_what_is_far_and_lets_in_what_is_near(poison: float) -> None:
+    defence = warm("median-distance")
+    for seed in range(100, 160):  # one in five is poisoned
+        step = poison * honest(seed) if seed % 5 == 0 else honest(seed)
+        judged = judge(defence, step)
+        assert (judged.problem is None) == (seed % 5 != 0)
+
+
+def test_median_distance_is_the_median_of_the_distances_to_the_last_steps() -> None:
+    defence = warm("median-distance")
+    steps = [upload(honest(seed)).weights[:N].astype(np.float64) - BASE[:N] for seed in range(10)]
+    new = upload(honest(10)).weights[:N].astype(np.float64) - BASE[:N]
+    note = judge(defence, honest(10)).notes[0]
+    expected = statistics.median(float(np.linalg.norm(new - other)) for other in steps)
+    assert note.numbers["measure"] == pytest.approx(expected, rel=1e-5)
+    measures = [statistics.median(float(np.linalg.norm(steps[i] - other)) for other in steps[:i]) for i in range(1, 10)]
+    assert note.numbers["bound"] == pytest.approx(1.5 * statistics.median(measures), rel=1e-5)
+
+
+def test_only_the_last_uploads_count_so_that_nobody_is_locked_out() -> None:
+    defence = warm("median-distance")
+    taken = [judge(defence, honest(seed, length=20.0)).problem is None for seed in range(3 * WINDOW)]
+    assert not taken[0] and all(taken[-WINDOW:])
+    assert len(defence.seen.measures) == len(defence.seen.steps) == WINDOW
+
+
+def test_a_step_beyond_all_numbers_is_refused_and_leaves_no_trace() -> None:
+    for rule in ("clip", "median-distance", "multi-krum"):
+        defence = warm(rule)
+        before, held = list(defence.seen.measures), len(defence._held)
+        far = Upload(0, 1, 1, np.full(LAYOUT.size, 3e38, np.float32), 1)
+        judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32))
+        assert judged.problem is not None and not judged.notes
+        assert defence.seen.measures == before and len(defence._held) == held
+
+
+# ---- multi-Krum
+
+
+def naive_krum(steps: list[list[float]], f: int) -> list[float]:
+    """As printed: the sum of squared distances to the n - f - 2 closest vectors."""
+    scores = []
+    for i, a in enumerate(steps):
+        squares = [sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for j, b in enumerate(steps) if j != i]
+        scores.append(sum(sorted(squares)[: len(steps) - f - 2]))
+    return scores
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(3, 12), st.integers(0, 5), st.integers(0, 10**6))
+def test_krum_scores_are_those_of_the_paper(n: int, f: int, seed: int) -> None:
+    f = min(f, (n - 3) // 2)
+    steps = np.random.default_rng(seed).normal(size=(n, 7)).astype(np.float32)
+    assert krum_scores(list(steps), f) == pytest.approx(naive_krum(steps.astype(float).tolist(), f), rel=1e-9)
+
+
+@given(st.integers(0, 200), st.floats(0, 0.49))
+def test_krum_never_assumes_more_than_it_can_stand(n: int, share: float) -> None:
+    f = assumed(n, share)
+    assert f >= 0 and (f == 0 or n >= 2 * f + 3)
+
+
+def test_of_a_round_the_poisoned_uploads_are_left_out() -> None:
+    defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.2), LAYOUT)
+    for device in range(10):
+        step = -10 * honest(device) if device in (3, 7) else honest(device)
+        assert defence.judge(upload(step, device), FLIGHT, BASE) == Judged(None)
+    kept, (note,) = defence.release()
+    assert [up.device for up, _ in kept] == note.numbers["kept"] == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert note.numbers["f"] == 2
+    assert defence.release() == ([], ())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_small_rounds_are_kept_whole(count: int) -> None:
+    defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.4), LAYOUT)
+    for device in range(count):
+        defence.judge(upload(honest(device), device), FLIGHT, BASE)
+    assert len(defence.release()[0]) == count
+
+
+def test_equals_are_chosen_in_the_order_of_arrival() -> None:
+    assert best([1.0, 0.5, 1.0, 0.5], 3) == [0, 1, 3]
+
+
+# ---- log and checkpoint
+
+
+def notes_of(rule: str) -> list[Noted]:
+    defence, notes = Defence(DefenceOptions(rule=rule), LAYOUT), []
+    for seed in range(50):
+        notes += judge(defence, honest(seed) * (-10 if seed % 5 == 0 else 1)).notes
+    return notes
+
+
+@pytest.mark.parametrize("rule", ["clip", "median-distance"])
+def test_every_decision_can_be_recomputed_from_the_log(rule: str) -> None:
+    notes, measures = notes_of(rule), []
+    for note in notes:
+        replay(note, measures)
+    spoilt = notes[30]._replace(numbers=notes[30].numbers | {"share": 0.123})
+    measures = []
+    with pytest.raises(Mismatch, match="share"):
+        for note in [*notes[:30], spoilt]:
+            replay(note, measures)
+    moved = notes[30]._replace(numbers=notes[30].numbers | {"bound": 99.0})
+    measures = []
+    with pytest.raises(Mismatch, match="bound"):
+        for note in [*notes[:30], moved]:
+            replay(note, measures)
+
+
+def test_a_choice_of_krum_that_does_not_follow_from_its_scores_is_found() -> None:
+    numbers = {"rule": "multi-krum", "devices": [4, 5, 6, 7, 8], "scores": [1.0, 9.0, 2.0, 3.0, 4.0], "f": 1}
+    replay(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), [])
+    with pytest.raises(Mismatch, match="kept"):
+        replay(Noted("defence", numbers | {"kept": [4, 5, 6, 7]}), [])
+    with pytest.raises(Mismatch, match="f is"):
+        replay(Noted("defence", numbers | {"f": 3, "kept": [4, 6]}), [])
+
+
+@pytest.mark.parametrize("rule", ["clip", "median-distance", "multi-krum"])
+def test_a_saved_defence_goes_on_as_if_nothing_had_happened(rule: str) -> None:
+    defence = warm(rule)
+    other = Defence(defence.options, LAYOUT)
+    other.restore(defence.state())
+    assert judge(other, 5 * honest(33)).notes == judge(defence, 5 * honest(33)).notes
+    assert [(up.device, flight) for up, flight in other.release()[0]] == [
+        (up.device, flight) for up, flight in defence.release()[0]
+    ]
+
+
+def test_shares() -> None:
+    assert share_let_in("clip", 4.0, 1.0) == 0.25
+    assert share_let_in("median-distance", 4.0, 1.0) == 0.0
+    assert share_let_in("clip", 1.0, 1.0) == share_let_in("median-distance", 1.0, 1.0) == 1.0
+    assert share_let_in("clip", None, 1.0) == share_let_in("clip", 1.0, None) == 0.0

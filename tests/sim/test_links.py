@@ -1,0 +1,88 @@
+"""Runs over thin links: bytes and times follow, resuming and executors change nothing, every method works."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from freshet import Federation
+from freshet.errors import ConfigError
+from freshet.methods import registry
+from freshet.protection import check_deployable
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+
+from .test_resume import Crash, CrashError, traces
+
+LINKS = {"down": "int8", "up": "topk", "keep": 0.2}
+#: What the linear model of the small federation weighs: 650 numbers.
+WHOLE, INT8, TOPK = 4 * 650, 650 + 4 * 3, 8 * 130
+
+Federate = Callable[..., Federation]
+
+
+def events(directory: Path, kind: str) -> list[dict]:
+    lines = (directory / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("method", sorted(registry()))
+def test_every_method_runs_over_thin_links_and_is_audited(method: str, federate: Federate, tmp_path: Path) -> None:
+    network = {"model": {"name": "digits", "head": True}} if method == "moon" else {}
+    result = federate(method, links=LINKS, **network).run(60, out=tmp_path / "run")
+    assert result.summary["status"] == "finished" and result.summary["uploads"] > 3
+    assert result.summary["rejected"] == 0
+    found = audit(Run(tmp_path / "run"))
+    assert found.passed, found.problem
+
+
+def test_bytes_are_what_the_messages_weigh_and_time_follows(federate: Federate, tmp_path: Path) -> None:
+    plain = federate("fedavg").run(60, out=tmp_path / "plain")
+    thin = federate("fedavg", links=LINKS).run(60, out=tmp_path / "thin")
+    assert {event["bytes"] for event in events(plain.directory, "upload")} == {WHOLE}
+    assert {event["bytes"] for event in events(thin.directory, "upload")} == {TOPK}
+    assert thin.summary["bytes_up"] == TOPK * thin.summary["uploads"]
+    assert thin.summary["bytes_down"] == INT8 * thin.summary["trips"]
+    first = {run: events(run.directory, "upload")[0]["time"] for run in (plain, thin)}
+    saved = (WHOLE - INT8) * 8 / 0.02e6 + (WHOLE - TOPK) * 8 / 0.05e6
+    assert first[plain] - first[thin] == pytest.approx(saved)
+
+
+def test_fresh_models_come_down_in_fewer_bytes(federate: Federate, tmp_path: Path) -> None:
+    result = federate("fedasmu", links=LINKS).run(120, out=tmp_path / "run")
+    asked = events(result.directory, "request")
+    answered = sum(event["fresh"] is not None for event in asked)
+    assert answered > 3
+    empty = 64 * (len(asked) - answered)
+    assert result.summary["bytes_down"] == INT8 * (result.summary["trips"] + answered) + empty
+
+
+@pytest.mark.parametrize("method", ["fedasmu", "fedssmu", "fedbuff", "scaffold", "moon"])
+def test_a_run_that_crashes_goes_on_with_the_same_bits(method: str, federate: Federate, tmp_path: Path) -> None:
+    def made() -> Federation:
+        network = {"model": {"name": "digits", "head": True}} if method == "moon" else {}
+        fleet, run = {"loss": 0.1, "on_seconds": 100.0, "off_seconds": 20.0}, {"checkpoint_every": 7.0}
+        return federate(method, links=LINKS | {"down": "topk"}, fleet=fleet, run=run, **network)
+
+    whole = made().run(80, out=tmp_path / "whole")
+    total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
+    with pytest.raises(CrashError):
+        made().run(80, out=tmp_path / "cut", observers=[Crash(total // 2)])
+    with pytest.raises(CrashError):
+        made().resume(tmp_path / "cut", observers=[Crash(total // 4)])
+    made().resume(tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(whole.directory)
+
+
+def test_worker_processes_give_the_same_bits(federate: Federate, tmp_path: Path) -> None:
+    one = federate("fedasmu", links=LINKS, fleet={"loss": 0.1}).run(60, out=tmp_path / "one")
+    run = {"executor": "processes", "workers": 2}
+    two = federate("fedasmu", links=LINKS, fleet={"loss": 0.1}, run=run).run(60, out=tmp_path / "two")
+    assert traces(one.directory) == traces(two.directory)
+
+
+def test_a_deployment_refuses_thin_links_in_one_sentence(federate: Federate) -> None:
+    check_deployable(federate("fedavg").config)
+    with pytest.raises(ConfigError, match="links: is for simulations"):
+        check_deployable(federate("fedavg", links=LINKS).config)

@@ -1,0 +1,119 @@
+"""Runs with noise on the devices: what leaves them, what is refused, what is reported."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from freshet import Federation, LocalRule, Observer
+from freshet.core.messages import Assignment, Fresh, Slot
+from freshet.errors import ConfigError
+from freshet.methods import find, registry
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from freshet.training.trainer import Work
+
+from .test_resume import Crash, CrashError, traces
+
+Federate = Callable[..., Federation]
+PRIVACY = {"clip": 0.5, "noise": 0.5}
+#: FedASMU and FedSSMU with nothing that is learned from losses.
+STILL = {"slot": "h2", "eta_gamma": 0.0, "eta_upsilon": 0.0}
+REFUSED = {"scaffold"}
+
+
+def options(method: str) -> dict:
+    return {"name": method} | (STILL if method in ("fedasmu", "fedssmu") else {})
+
+
+def network(method: str) -> dict:
+    return {"model": {"name": "digits", "head": True}} if method == "moon" else {}
+
+
+@pytest.mark.parametrize("method", sorted(set(registry()) - REFUSED))
+def test_every_method_runs_with_noise_is_audited_and_reports_epsilon(
+    method: str, federate: Federate, tmp_path: Path
+) -> None:
+    pytest.importorskip("dp_accounting")
+    said: list[str] = []
+
+    class Listener(Observer):
+        def on_message(self, message: str) -> None:
+            said.append(message)
+
+    made = federate(options(method), privacy=PRIVACY, run={"diverged": "continue"}, **network(method))
+    result = made.run(60, out=tmp_path / "run", observers=[Listener()])
+    found = audit(Run(tmp_path / "run"))
+    assert found.passed, found.problem
+    privacy = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
+    assert privacy["epsilon"] > 0 and result.summary["rejected"] == 0
+    assert sum("epsilon is at most" in message for message in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"method": "scaffold"}, "does not cover all that scaffold sends: it sends change beside the model"),
+        ({"method": "fedasmu"}, "slots are learned from losses; set method.slot"),
+        ({"method": {"name": "fedasmu", "slot": "h1"}}, "beta is learned from losses; set method.eta_gamma"),
+        ({"method": "fedavg", "run": {"evaluate_devices": "end"}}, "does not cover scores of the devices"),
+        ({"method": "fedavg", "model": "resnet20"}, "does not cover running statistics"),
+    ],
+)
+def test_what_the_noise_does_not_cover_is_refused(given: dict, sentence: str, federate: Federate) -> None:
+    data = {"name": "digits"}
+    with pytest.raises(ConfigError, match=sentence):
+        federate(privacy=PRIVACY, data=data, **given)
+
+
+def test_ablations_that_never_ask_are_covered(federate: Federate) -> None:
+    federate({"name": "fedasmu", "adaptive_device": False}, privacy=PRIVACY)
+    federate({"name": "fedasmu"} | STILL | {"slot": "never"}, privacy=PRIVACY)
+
+
+def test_a_rule_of_ones_own_that_asks_must_say_that_it_leaks_nothing() -> None:
+    class Asks(LocalRule):
+        def plan(self, memory, assignment, rng):
+            return None
+
+    assert "fresh model" in (Asks().leak() or "")
+    assert LocalRule().leak() is None
+
+
+def test_nothing_that_leaves_a_device_tells_of_its_samples_but_through_the_noise(federate: Federate) -> None:
+    """Two devices' worlds that differ in every sample: all that is sent differs by a bounded step and nothing else."""
+    for method in ("fedasmu", "fedavg", "asofed", "fedprox"):
+        made = federate(options(method), privacy=PRIVACY)
+        setup, config = made.parts.setup(made.config), made.config
+        rule = find(method)[0].rule(config.method)
+        base = np.zeros(made.parts.layout.size, np.float32)
+        slot, fresh = (Slot(3, "fixed"), Fresh(2, 2, base + np.float32(0.01))) if rule.asks else (None, None)
+        work = Work(Assignment(0, 1, 1, 1, base, 4, 0.05), slot, fresh, rule, {}, 3.0 if rule.timed else None)
+        one = setup.trainer().train(work)
+        other = setup.trainer()
+        other.data.train.x.copy_(torch.rand(other.data.train.x.shape) * 9)
+        other.data.train.y.copy_(torch.randint(0, 10, other.data.train.y.shape))
+        two = other.train(work)
+        assert bool(one.merged) == rule.asks and bool(one.report) == rule.timed
+        assert one.report == two.report and one.merged == two.merged and one.vectors == two.vectors == {}
+        assert one.steps == two.steps and one.diverged == two.diverged
+        gap = np.linalg.norm(one.weights.astype(np.float64) - two.weights)
+        assert 0 < gap <= 2 * PRIVACY["clip"] + 1e-4, "the sensitivity that the accountant was told"
+
+
+def test_a_run_that_crashes_goes_on_with_the_same_noise(federate: Federate, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+
+    def made() -> Federation:
+        links = {"up": "topk", "keep": 0.5}
+        return federate("fedavg", privacy=PRIVACY, links=links, run={"checkpoint_every": 5.0})
+
+    whole = made().run(60, out=tmp_path / "whole")
+    total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
+    with pytest.raises(CrashError):
+        made().run(60, out=tmp_path / "cut", observers=[Crash(total // 2)])
+    made().resume(tmp_path / "cut")
+    assert traces(tmp_path / "cut") == traces(whole.directory)
