@@ -20,6 +20,8 @@ LINKS = {"down": "int8", "up": "topk", "keep": 0.2}
 WHOLE, INT8, TOPK = 4 * 650, 650 + 4 * 3, 8 * 130
 
 Federate = Callable[..., Federation]
+#: Seconds until enough has happened, where trips take long: by a larger network, or by more epochs.
+UNTIL = {"moon": 300.0, "fedsa": 120.0}
 
 
 def events(directory: Path, kind: str) -> list[dict]:
@@ -30,7 +32,7 @@ def events(directory: Path, kind: str) -> list[dict]:
 @pytest.mark.parametrize("method", sorted(registry()))
 def test_every_method_runs_over_thin_links_and_is_audited(method: str, federate: Federate, tmp_path: Path) -> None:
     network = {"model": {"name": "digits", "head": True}} if method == "moon" else {}
-    result = federate(method, links=LINKS, **network).run(60, out=tmp_path / "run")
+    result = federate(method, links=LINKS, **network).run(UNTIL.get(method, 60.0), out=tmp_path / "run")
     assert result.summary["status"] == "finished" and result.summary["uploads"] > 3
     assert result.summary["rejected"] == 0
     found = audit(Run(tmp_path / "run"))
@@ -65,10 +67,11 @@ def test_a_run_that_crashes_goes_on_with_the_same_bits(method: str, federate: Fe
         fleet, run = {"loss": 0.1, "on_seconds": 100.0, "off_seconds": 20.0}, {"checkpoint_every": 7.0}
         return federate(method, links=LINKS | {"down": "topk"}, fleet=fleet, run=run, **network)
 
-    whole = made().run(80, out=tmp_path / "whole")
+    until = UNTIL.get(method, 80.0)
+    whole = made().run(until, out=tmp_path / "whole")
     total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
     with pytest.raises(CrashError):
-        made().run(80, out=tmp_path / "cut", observers=[Crash(total // 2)])
+        made().run(until, out=tmp_path / "cut", observers=[Crash(total // 2)])
     with pytest.raises(CrashError):
         made().resume(tmp_path / "cut", observers=[Crash(total // 4)])
     made().resume(tmp_path / "cut")

@@ -45,7 +45,8 @@ def test_every_method_runs_with_noise_is_audited_and_reports_epsilon(
             said.append(message)
 
     made = federate(options(method), privacy=PRIVACY, run={"diverged": "continue"}, **network(method))
-    result = made.run(60, out=tmp_path / "run", observers=[Listener()])
+    until = 300.0 if method == "moon" else 60.0
+    result = made.run(until, out=tmp_path / "run", observers=[Listener()])
     found = audit(Run(tmp_path / "run"))
     assert found.passed, found.problem
     privacy = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
