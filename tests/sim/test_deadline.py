@@ -32,8 +32,10 @@ def fleet(silent: int, **figures: Any) -> Fleet:
 
 
 def run_of(federate: Federate, method: str, out: Path, made: Any, **run: Any) -> Result:
+    model = {"model": "mlp"} if method == "moon" else {}  # which looks at the features of a network
     federation = federate(
         method,
+        **model,
         fleet=made,
         data={"train_samples": 200, "min_samples": 2},
         training={"epochs": 2},
