@@ -37,10 +37,10 @@ docs: $(VENV)/.docs ## build the documentation into site/, without a single warn
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
 
 fuzz: $(VENV)/.dev ## the random tests, forty times as long (half an hour or more)
-	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile $(ARGS)
+	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_gate_on_the_digits.py $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
-	@for script in kernel simulator aggregation events memory; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
+	@for script in kernel simulator aggregation events memory long_run; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
 
 format: $(VENV)/.dev ## put the code in shape
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

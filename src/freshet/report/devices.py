@@ -24,7 +24,7 @@ class Sounding(NamedTuple):
 
 def soundings(run: RunData) -> list[Sounding]:
     """The tests on the devices that are in the log, as long as their lists are; a value of another type is none."""
-    events = (event for event in run.events if event.get("kind") == "devices")
+    events = run.events.of("devices")
     found = [Sounding(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events]
     return [test for test in found if any(value is not None for value in test.plain)]
 
