@@ -17,7 +17,7 @@ from freshet.core.method import Facts, Method, Options
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
-from freshet.options import FleetOptions
+from freshet.options import FleetOptions, Guards
 from freshet.traces import read_trace
 from freshet.training.options import TrainingOptions
 
@@ -91,7 +91,7 @@ class ModelOptions(Options):
         return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
 
 
-class RunOptions(Options):
+class RunOptions(Guards):
     """How long, how often tested, how devices are triggered."""
 
     seed: int = Field(0, ge=0, description="root of all random streams")

@@ -267,7 +267,9 @@ class Federation:
         with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
             load_kernels(writer.say)  # while the workers start, and before several of them compile the same
-            coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
+            coordinator = Coordinator(
+                server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
+            )
             simulation = Simulation(
                 coordinator,
                 self.fleet,

@@ -190,7 +190,8 @@ class Parts:
         world = world or self.world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
-        return Server(method, world, weights, self._schedule(config, world), self.selection)
+        gate = None if config.run.gate == "off" else float(config.run.gate)
+        return Server(method, world, weights, self._schedule(config, world), self.selection, gate)
 
     def _schedule(self, config: Config, world: World) -> Schedule:
         """The learning rate over rounds; a cosine is as long as the run, as far as that is known."""

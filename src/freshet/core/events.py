@@ -104,11 +104,13 @@ class Discarded(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Something did not pass the gates, or would have ruined the model."""
+    """Something did not pass the gates, or would have ruined the model; ``numbers`` are the figures, where it has
+    some."""
 
     reason: str
     device: int | None = None
     trip: int | None = None
+    numbers: Numbers = NO_NUMBERS
 
 
 class Lost(NamedTuple):

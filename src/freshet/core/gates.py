@@ -15,6 +15,8 @@ from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
 _ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
+#: A report is a handful of numbers with short names: they go into the log.
+MOST_NUMBERS, LONGEST_NAME = 100, 100
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -24,24 +26,30 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
 
 def is_empty(value: object) -> bool:
     """Whether it is a mapping known to hold nothing, as most messages have it beside their model."""
-    return not value and type(value) in _KNOWN
+    return type(value) in _KNOWN and not value
+
+
+def stranger(upload: object, device: int, trip: int) -> str | None:
+    """Why something is not the upload of the trip that it came for, or None: it may be anything."""
+    if not isinstance(upload, Upload):
+        return "is not an upload"
+    same = type(upload.device) is type(upload.trip) is int and (upload.device, upload.trip) == (device, trip)
+    return None if same else "names another trip than the one that it came for"
 
 
 def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends: tuple[str, ...]) -> str | None:
     """Why an upload may not touch the model, or None: the versions it was given are known, its vectors must be whole,
     and its numbers numbers."""
-    if upload.base != base:
+    if type(upload.base) is not int or upload.base != base:
         return f"trained from version {upload.base!r:.40}, but was given {base}"
     found = vector_problem("model", upload.weights, layout.size)
     if found is None and (sends or not is_empty(upload.vectors)):
         found = _vectors_problem(upload.vectors, layout, sends)
     if found is not None:
         return found
-    if type(upload.steps) is not int or upload.steps < 1:
-        return "no training step was taken"
-    if not (is_empty(upload.report) or are_numbers(upload.report)) or not (
-        is_empty(upload.merged) or are_numbers(upload.merged)
-    ):
+    if type(upload.steps) is not int or not 1 <= upload.steps < 2**53:
+        return "no training step was taken, or more than anybody can"
+    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
         return "report has something that is not a finite number"
     if is_empty(upload.merged):
         return None
@@ -87,11 +95,16 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
 
 
 def are_numbers(report: object) -> bool:
-    """Whether something from outside is a mapping of finite numbers."""
+    """Whether something from outside is a mapping of a few names to finite numbers."""
+    if is_empty(report):
+        return True
     if not is_mapping(report):
         return False
     try:
-        return all(isinstance(value, _NUMBER) and math.isfinite(value) for value in report.values())
+        return len(report) <= MOST_NUMBERS and all(
+            type(name) is str and len(name) <= LONGEST_NAME and isinstance(value, _NUMBER) and math.isfinite(value)
+            for name, value in report.items()
+        )
     except OverflowError:  # a whole number beyond any float
         return False
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.core import gates, saving
+from freshet.core.deadline import GIVEN_UP
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
-from freshet.core.messages import Assignment, Fresh, Request, Upload
+from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
+from freshet.core.proportion import FACTOR, Proportion
 from freshet.core.schedules import Schedule
 from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
 from freshet.errors import RunError
 
-_WASTED = (Discard, Reject)
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
@@ -54,6 +55,7 @@ class Server:
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
+        gate: float | None = FACTOR,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
@@ -62,6 +64,8 @@ class Server:
         self.schedule = schedule
         self.flights: dict[int, Flight] = {}
         self.waiting: set[int] = set()
+        #: Devices whose trips were given up and that were not heard of since.
+        self.away: dict[int, int] = {}
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
@@ -70,6 +74,8 @@ class Server:
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
+        #: Turns away what is out of all proportion; None lets it in.
+        self.gate = None if gate is None else Proportion(gate, world.layout, self.rule.sends)
         self._prejudges = overrides(type(method), Method, "prejudge")
         self._objects = overrides(type(method), Method, "objection")
         self._buffers = method.about.replaces == "aggregation"
@@ -112,10 +118,10 @@ class Server:
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
         """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
-        flights, waiting = self.flights, self.waiting
+        flights, waiting, away = self.flights, self.waiting, self.away
 
         def free(device: int) -> bool:
-            return device not in flights and device not in waiting and available(device)
+            return device not in flights and device not in waiting and device not in away and available(device)
 
         return self.selector.select(count, free, self._look)
 
@@ -163,8 +169,11 @@ class Server:
         flight = self.flight(request.device, request.trip)
         if flight is None:
             raise Refused(NO_TRIP)
-        if type(request.slot.epoch) is not int or not 1 <= request.slot.epoch <= flight.epochs:
-            raise Refused(f"asks at epoch {request.slot.epoch!r:.40} of {flight.epochs}")
+        slot = request.slot
+        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= gates.LONGEST_NAME):
+            raise Refused("asks without a slot")
+        if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
+            raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
         flight.slot = request.slot.epoch
         if flight.fresh is None and self.version > flight.base:
             flight.fresh, flight.fresh_age = self.version, self.age
@@ -183,6 +192,7 @@ class Server:
 
     def unknown(self, device: int, trip: int) -> Rejected:
         """An upload of a trip that is not in flight; who sends such may send anything."""
+        self.heard(device, trip)
         known = type(device) is int and type(trip) is int
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
@@ -197,24 +207,39 @@ class Server:
             self._land(device)
             return events + self._after_landing(), None
         upload = look()
-        problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
-        if problem is None and self._objects:
-            problem = self.method.objection(upload, flight)
-        if problem is None:
+        refusal = self._refusal(upload, device, flight)
+        if refusal is None:
             verdict = self.method.receive(self, upload, flight)
-            if not isinstance(verdict, _WASTED):
-                self.consumed += 1
             if self._buffers and isinstance(verdict, Wait):
                 self.waiting.add(device)
             events = self._apply(verdict, device, flight)
+            if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
+                self.consumed += 1
             self._land(device)
         else:
-            events = [Rejected(problem, device, flight.trip)]
+            events = [refusal]
             self._land(device)
             events += self._forget(device)
         if self.synchronous and not self.flights:
             events += self._after_landing()
         return events, upload
+
+    def _refusal(self, upload: Upload, device: int, flight: Flight) -> Rejected | None:
+        """Why an upload does not reach the method, or None: what it is, what the method has against it, its size."""
+        problem = gates.stranger(upload, device, flight.trip)
+        if problem is None:
+            problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
+        if problem is None and self._objects:
+            problem = self.method.objection(upload, flight)
+        if problem is not None:
+            return Rejected(problem, device, flight.trip)
+        if self.gate is None:
+            return None
+        base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
+        lengths = self.gate.measure(upload, base, fresh)
+        excess = self.gate.excess(lengths, base, flight.epochs * self.world.samples.item(device))
+        self.gate.seen(lengths)
+        return None if excess is None else Rejected(excess.reason, device, flight.trip, excess.numbers)
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -224,10 +249,21 @@ class Server:
     def lost(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
         if self.flight(device, trip) is None:
+            self.heard(device, trip)
             return []
         self._land(device)
         events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
+
+    def give_up(self, device: int, trip: int) -> list[Event]:
+        """Nobody waits for this trip any longer; its device is not triggered before it is heard of."""
+        self.away[device] = trip
+        return self.lost(device, trip, GIVEN_UP)
+
+    def heard(self, device: int, trip: int) -> None:
+        """A trip has come to its end; if it had been given up, its device may be triggered again."""
+        if type(device) is int and self.away.get(device) == trip:
+            del self.away[device]
 
     # ---- checkpoint
 
@@ -238,10 +274,12 @@ class Server:
             "current": self.store.current,
             "flights": {str(device): saving.dump(flight) for device, flight in self.flights.items()},
             "waiting": sorted(self.waiting),
+            "away": {str(device): trip for device, trip in self.away.items()},
             "trips": {str(device): count for device, count in self.trips.items()},
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
+            "gate": None if self.gate is None else self.gate.state(),
             "method": saving.dump(self.method.state),
         }
 
@@ -253,8 +291,11 @@ class Server:
         self.store = VersionStore.restore(held, tree["current"])
         self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
         self.waiting = set(tree["waiting"])
+        self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
+        if self.gate is not None:
+            self.gate.restore(tree["gate"])
         saving.restore(self.method.state, tree["method"])
 
     # ---- inside
@@ -270,6 +311,7 @@ class Server:
                 staleness = self.staleness(flight)
                 return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
             if isinstance(verdict, Reject):
+                self.waiting.clear()  # what they waited for will not be
                 return [Rejected(verdict.reason, device, trip)]
         verdict = self._kept_contract(verdict)
         n, length = self.world.layout.learnable, verdict.length
@@ -279,6 +321,7 @@ class Server:
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
+            self.waiting.clear()
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)

@@ -167,6 +167,7 @@ class Live:
         for device in effects.hurry:
             self.journeys[device].urgent = True
         self._wake(effects.wake_at)
+        self._wake(effects.look_at)
         self.over |= self.coordinator.over
 
     def _send(self) -> None:
@@ -332,7 +333,7 @@ class Live:
                 "wakes": list(self._wakes),
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
-                "journeys": {str(device): saved(journey) for device, journey in self.journeys.items()},
+                "journeys": {str(device): saved(journey) for device, journey in self._in_flight()},
                 "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
@@ -341,6 +342,7 @@ class Live:
     def restore(self, tree: Tree, until: float) -> None:
         """Go on from a saved state; every trip that was under way is asked for again, with its ticket."""
         self.coordinator.restore(tree["coordinator"])
+        self.server.away.clear()  # their messages are not waited for any more
         self.server.world.samples[:] = tree["samples"]
         self._before, self._start = tree["now"], time.monotonic()
         self._wakes, self.session, self._started = list(tree["wakes"]), tree["session"], True
@@ -354,6 +356,11 @@ class Live:
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase] = list(values)
+
+    def _in_flight(self) -> list[tuple[int, Journey]]:
+        """Trips that were not given up (an answer to one that was is still waited for, to know that its device is
+        free)."""
+        return [(device, j) for device, j in self.journeys.items() if self.server.flight(device, j.assignment.trip)]
 
     def _restored(self, device: int, tree: Tree) -> Journey:
         flight, store = self.server.flights[device], self.server.store

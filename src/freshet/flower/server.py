@@ -193,7 +193,9 @@ def _ready(
     server = parts.server(config, world)
     trainer = parts.setup(config).trainer()
     load_kernels(_log.info)
-    coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
+    coordinator = Coordinator(
+        server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
+    )
     tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""

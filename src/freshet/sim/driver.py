@@ -126,15 +126,17 @@ class Simulation:
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
-        events, assignments, _, hurry, wake_at = effects
+        events, assignments, _, hurry, wake_at, look_at, given_up = effects
         for event in events:
             self.writer.event(now, event)
         for assignment in assignments:
             self._start(now, assignment)
+        for device in given_up:
+            self._set_aside(self.journeys.pop(device), finished=False)
         for device in hurry:
             self._hurry(now, device)
-        if wake_at is not None:
-            self._wake(wake_at)
+        self._wake(wake_at)
+        self._wake(look_at)
         if self.coordinator.over:
             self.over = True
 
@@ -194,9 +196,12 @@ class Simulation:
     # ---- a trip under way
 
     def _journey(self, entry: Happening) -> Journey | None:
-        """The trip an event belongs to, unless it has ended in the meantime."""
+        """The trip an event belongs to, unless it has ended in the meantime: then its device is told so."""
         journey = self.journeys.get(entry.device)
-        return journey if journey is not None and journey.assignment.trip == entry.trip else None
+        if journey is not None and journey.assignment.trip == entry.trip:
+            return journey
+        self.server.heard(entry.device, entry.trip)
+        return None
 
     def _on_request(self, entry: Happening) -> None:
         journey = self._journey(entry)
