@@ -217,6 +217,7 @@ def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_p
     before = {device: journey.ticket for device, journey in town.live.journeys.items()}
     answers = {node: town.answer(number) for number, (node, _) in town.post.sent.items()}  # trained, never delivered
     town.post.sent.clear()
+    town.live.writer.lock.release()  # as when its process is killed
     tree = checkpoint.read(tmp_path / "run").tree
     check(tree)
     town.live = town.build(RunWriter(tmp_path / "run", resume=tree["log"]))
