@@ -71,7 +71,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         each.send_signal(signal.SIGTERM)
     for each in begun:
         each.wait(60)
-    assert not with_words("flower-supernode", str(tmp_path)) and not with_words("freshet.flower.gate", str(tmp_path))
+    assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words("freshet.flower.gate", str(tmp_path))
 
 
 def deploy(*words: str) -> list[str]:
@@ -226,7 +226,7 @@ print(result.summary["status"], sum(p.numel() for p in result.module().parameter
             tomli_w.dumps({"device": {"superlink": f"127.0.0.1:{port}", "port": own_port}})
         )
         begin(*deploy("device", str(root), "--node", str(node), "--data", "mine:load", "--model", "mine:Net"))
-        await_(lambda node=node: with_words("flower-supernode", f"memory/node_{node}"), "its SuperNode")
+        await_(lambda node=node: with_words("freshet.flower.node", f"memory/node_{node}"), "its SuperNode")
         (root / "device.toml").write_text(text)
     run = Folder(root).out()
     await_(lambda: server.poll() is not None, "the end of the run")

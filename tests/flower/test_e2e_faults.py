@@ -56,35 +56,35 @@ def test_a_federation_outlives_whatever_happens_to_its_devices_and_its_network(
     net, (port, fresh_port) = network
     server = {"host": net.HOST, "port": port, "fresh_port": fresh_port, "ttl": TTL, "patience": 20.0}
     local = start(tables("fedasmu", 5, 0, until=1e5), server=server, devices=behind_doors(doors))
-    until(local, lambda: uploads(local, 4), "the first upload")
-    assert not events(local, "trigger", device=3)
-
-    (doors / "3").touch()
-    until(local, lambda: uploads(local, 3), "an upload of the device that came late")
-
-    link = local.server.children[0]
-    link.signal(signal.SIGKILL)
-    before = {node: len(uploads(local, node)) for node in (3, 4)}
-    until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
-    for node, count in before.items():
-        until(local, lambda node=node, count=count: len(uploads(local, node)) > count, f"an upload of device {node}")
-
     until(local, lambda: client_processes(local.folder, 0), "device 0 training")
     until(local, lambda: events(local, "request", device=1), "device 1 asking")
     assert not events(local, "request", device=0)
     for node in (0, 1):
         local.devices[node].signal(signal.SIGKILL)
         (holds / ("before_0", "after_1")[node]).unlink()
+
+    until(local, lambda: uploads(local, 4), "the first upload")
+    assert not events(local, "trigger", device=3)
+    (doors / "3").touch()
+    until(local, lambda: uploads(local, 3), "an upload of the device that came late")
+
     for node in (0, 1):
-        lost = until(local, lambda node=node: events(local, "lost", device=node), f"the loss of the trip of {node}")
-        again = lost[0]["trip"]
-        until(local, lambda node=node, again=again: uploads(local, node, after=again), f"an upload of {node} again")
+        lost = until(local, lambda node=node: events(local, "lost", device=node), f"the loss of the trip of {node}")[0]
+        assert lost["trip"] == 1 and "gone" in lost["reason"] and "expired" not in lost["reason"]
+        until(local, lambda node=node: uploads(local, node, after=1), f"an upload of device {node}, which is back")
 
     late = until(local, lambda: events(local, "lost", device=2), "the loss of the slow trip")[0]
     assert "expired" in late["reason"]
     (holds / "after_2").unlink()
     until(local, lambda: uploads(local, 2, after=late["trip"]), "the next upload of the slow device")
     assert not [e for e in uploads(local, 2) if e["trip"] == late["trip"]]
+
+    link = local.server.children[0]
+    link.signal(signal.SIGKILL)
+    before = {node: len(uploads(local, node)) for node in (0, 4)}
+    until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
+    for node, count in before.items():
+        until(local, lambda node=node, count=count: len(uploads(local, node)) > count, f"an upload of device {node}")
 
     net.stall(20.0, lambda: local.look())
     before = {node: len(uploads(local, node)) for node in (0, 4)}

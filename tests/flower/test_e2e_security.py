@@ -11,6 +11,7 @@ import pytest
 from freshet.errors import RunError
 from freshet.flower import keys, processes
 from freshet.flower.folder import APP, Folder
+from freshet.flower.hosting import acquired
 from freshet.flower.processes import Child, Command
 from freshet.flower.running import LocalRun, free_ports
 from tests.flower.living import adds_up, events, tables, until
@@ -129,14 +130,19 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
 
 def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
     """Flower's control interface and the documentation of all of them are closed to who has not the server's token,
-    also to ``flwr run`` of somebody who knows address and authority."""
+    also to ``flwr run`` of somebody who knows address and authority; and no server app is handed to a process of this
+    machine that has not the executor's secret."""
     address = f"https://127.0.0.1:{local.folder.server().port}"
     trust = ssl.create_default_context(cafile=str(local.folder.certificates / "ca.crt"))
     with httpx.Client(verify=trust, timeout=30.0, trust_env=False) as client:
         for path in ("/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json"):
             for token in ({}, {"authorization": "Bearer " + "0" * 64}):
                 assert client.post(address + path, headers=token).status_code == 401
-        assert client.post(address + "/v1/runtime/acquire-task").status_code in (400, 401, 403)
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        acquired(
+            b"another secret", (local.folder.certificates / "ca.crt").read_bytes(), address.removeprefix("https://")
+        )
+    assert refused.value.response.status_code in (401, 403)
     command = processes.run(local.folder)
     elsewhere = tmp_path / "flwr"
     elsewhere.mkdir()

@@ -112,9 +112,9 @@ def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
     server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
     assert "-m freshet.flower.gate" in server.output and "supernode register" in server.output
     device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--data", "m:load", "--dry-run"])
-    assert "flower-supernode" in device.output and "h.example:18000" in device.output
-    assert "flower-supernode" not in runner.invoke(app, ["deploy", "status", root]).output
+    assert "-m freshet.flower.node" in device.output and "h.example:18000" in device.output
+    assert "freshet.flower.node" not in runner.invoke(app, ["deploy", "status", root]).output
     local = runner.invoke(app, ["deploy", "local", "--devices", "2", "--dry-run"])
-    assert local.output.count("flower-supernode") == 2
+    assert local.output.count("freshet.flower.node") == 2
     plain = runner.invoke(app, ["deploy", "app", str(tmp_path / "app")])
     assert plain.exit_code == 0 and (tmp_path / "app" / "pyproject.toml").is_file()

@@ -73,7 +73,7 @@ def run(
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
     tables: dict[str, Any] = load_tables(config) if config else {}
     if fleet_from is not None:
-        tables = _measured(fleet_from, tables)
+        tables = _measured(fleet_from, tables, method)
     if method is not None:
         with_method(tables, method)
     if cell is not None:
@@ -96,9 +96,9 @@ def run(
     _finish(result, quiet)
 
 
-def _measured(directory: Path, tables: dict[str, Any]) -> dict[str, Any]:
+def _measured(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
     """Settings with the fleet of a deployment: these, or the deployment's own where there are none."""
-    own = Run(directory).config()
+    own = Run(directory).trusted(method)
     found = tables or own
     fleet = found.get("fleet", {}) | {"devices": own["fleet"]["devices"], "measured": str(directory)}
     return found | {"fleet": fleet}

@@ -70,7 +70,8 @@ def _task(folder: Folder) -> Iterator[Any]:
     from flwr.superlink.grid import HttpGrid
 
     authority, address = (folder.certificates / "ca.crt").read_bytes(), f"127.0.0.1:{folder.server().port}"
-    grid = HttpGrid(address, False, authority, token=_acquired(folder, authority, address))
+    token = acquired(folder.executor_secret.read_bytes(), authority, address)
+    grid = HttpGrid(address, False, authority, token=token)
     client = grid._runtime_client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heart.start()
@@ -87,17 +88,17 @@ def _task(folder: Folder) -> Iterator[Any]:
         grid.close()
 
 
-def _acquired(folder: Folder, authority: bytes, address: str) -> str:
+def acquired(secret: bytes, authority: bytes, address: str) -> str:
     """The token of the server app's task, as Flower's executor would get it."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    secret, method = folder.executor_secret.read_bytes(), "/flwr.proto.Runtime/AcquireTask"
+    methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
     interceptors = [
         RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({method})),
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods),
     ]
     client = RuntimeHttpClient.from_server_address(address, False, authority, interceptors)
     end = time.monotonic() + START
@@ -109,4 +110,4 @@ def _acquired(folder: Folder, authority: bytes, address: str) -> str:
             time.sleep(0.2)
     finally:
         client.close()
-    raise RunError(f"the SuperLink did not hand over the run within {START:g} s; see {folder.state / 'logs'}")
+    raise RunError(f"the SuperLink did not hand over the run within {START:g} s; see its log in state/logs")

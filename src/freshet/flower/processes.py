@@ -183,7 +183,7 @@ def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Com
     node_config: dict[str, Any] = {"partition-id": node, "folder": str(home)}
     node_config |= {"data": data or device.data, "model": model or device.model}
     words = [
-        *(program("flower-supernode"), "--superlink", device.superlink),
+        *(sys.executable, "-m", "freshet.flower.node", "--superlink", device.superlink),
         *("--root-certificates", str(folder.certificates / "ca.crt")),
         *("--auth-supernode-private-key", str(folder.key(node))),
         *("--host", "127.0.0.1", "--port", str(device.port or 19100 + node)),

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 ERRORS = {
     1: "the device could not load its app",
     2: "the device's app failed",
-    3: "the message or its answer is gone, or expired before the device answered",
+    3: "the message expired before the device answered, or was lost",
     4: "the device's answer expired",
     5: "the device is gone",
     7: "the device could not unpack its app",
