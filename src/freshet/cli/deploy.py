@@ -191,7 +191,7 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
     if dry_run:
         typer.echo(f"kill -TERM {pid}")
         return
-    processes.end(pid)
+    processes.end(folder)
     typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
 
 

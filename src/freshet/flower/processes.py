@@ -328,14 +328,15 @@ def _process(path: Path, word: bytes) -> int | None:
     return pid
 
 
-def end(pid: int, seconds: float = 6 * GRACE) -> None:
-    """Ask a process to end, and wait until it has."""
+def end(folder: Folder, seconds: float = 6 * GRACE) -> None:
+    """Ask the process of ``deploy server`` to end, and wait until it has."""
+    pid = deploy_process(folder)
+    if pid is None:
+        return
     os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if deploy_process(folder) != pid:
             return
         time.sleep(0.2)
     raise RunError(f"process {pid} has not ended within {seconds:g} s")
