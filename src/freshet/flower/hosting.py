@@ -67,6 +67,7 @@ def _task(folder: Folder) -> Iterator[Any]:
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid import HttpGrid
 
     authority, address = (folder.certificates / "ca.crt").read_bytes(), f"127.0.0.1:{folder.server().port}"
@@ -77,7 +78,10 @@ def _task(folder: Folder) -> Iterator[Any]:
     heart.start()
     status, details = SubStatus.FAILED, "ended early"
     try:
-        grid.set_run(run_from_proto(client.PullTaskInput(PullTaskInputRequest()).run))
+        given = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        grid.set_run(run_from_proto(given.run))
         yield grid
         status, details = SubStatus.COMPLETED, ""
     finally:
