@@ -24,6 +24,7 @@ import numpy as np
 from freshet.runs.reader import Run
 
 REAL, VIRTUAL = "#1f77b4", "#d95f02"
+SEEDS = ("#0072b2", "#cc79a7", "#009e73", "#e69f00", "#56b4e9", "#d55e00")
 
 
 class Course(NamedTuple):
@@ -83,12 +84,14 @@ def total_variation(a: Sequence[int], b: Sequence[int]) -> float:
 
 def draw(pairs: Sequence[tuple[Course, Course]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    for real, virtual in pairs:
-        left.plot(real.times, real.accuracies, color=REAL, alpha=0.8)
-        left.plot(virtual.times, virtual.accuracies, color=VIRTUAL, alpha=0.8, linestyle="--")
-    left.plot([], [], color=REAL, label="real processes")
-    left.plot([], [], color=VIRTUAL, linestyle="--", label="virtual time")
-    left.set(xlabel="seconds", ylabel="test accuracy", ylim=(0, 1), title=f"FedASMU on the digits, {len(pairs)} seeds")
+    for seed, (real, virtual) in enumerate(pairs):
+        colour = SEEDS[seed % len(SEEDS)]
+        left.plot(real.times, real.accuracies, color=colour)
+        left.plot(virtual.times, virtual.accuracies, color=colour, linestyle="--")
+    left.plot([], [], color="black", label="real processes")
+    left.plot([], [], color="black", linestyle="--", label="virtual time")
+    title = f"FedASMU on the digits, {len(pairs)} seeds (colours)"
+    left.set(xlabel="seconds", ylabel="test accuracy", ylim=(0, 1), title=title)
     left.legend(loc="lower right", frameon=False)
     sides = [[s for both in pairs for s in both[k].staleness] for k in (0, 1)]
     values = np.arange(1, max(map(max, sides)) + 1)

@@ -221,6 +221,7 @@ class Live:
         """An answer to a trip's message is there."""
         journey = self.journeys[device]
         if reply.error:
+            self._online = self._online - {self._node(device)}  # until the next roll call says otherwise
             self._lose(device, reply.error)
             return
         try:
