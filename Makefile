@@ -20,7 +20,7 @@ test: $(VENV)/.dev ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
 
 test-e2e: $(VENV)/.dev $(VENV)/.flower ## run the tests that start real Flower processes (some minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 -m e2e tests/flower $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m e2e tests/flower $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, import contract, known weaknesses of dependencies
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

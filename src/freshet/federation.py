@@ -182,6 +182,24 @@ class Federation:
 
         return self._drive(config, open_log, None, pool)
 
+    def deploy(
+        self,
+        directory: str | Path,
+        *,
+        hosts: Sequence[str] = (),
+        server: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Serve this federation to real devices, on Flower, until its run has ended; keys and settings are in the
+        directory, and a run there that was stopped is gone on with.
+
+        ``hosts`` are names of this machine (none: loopback); ``server`` is what server.toml says at first. Devices
+        bring their samples, and the network if it is not a built-in one; samples given here show what theirs look like.
+        """
+        from freshet.flower.hosting import host
+
+        ended = host(self.config, self._given, Path(directory), hosts, server or {})
+        return Result(*ended, self.parts.rebuilt(self.config))
+
     def resume(
         self,
         directory: str | Path,

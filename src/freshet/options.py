@@ -31,6 +31,9 @@ class FleetOptions(Options):
     trace: str = Field(
         "", description="file (.csv, .json) with the devices' speeds, rates and absences; it comes before the above"
     )
+    measured: str = Field(
+        "", description="run directory of a deployment: its devices, as fast as they were; it comes before the above"
+    )
     custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
 
     @model_validator(mode="before")

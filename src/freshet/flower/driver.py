@@ -75,6 +75,8 @@ class Live:
         self._tested: tuple[int, Score] | None = None
         self._started = False
         self.done: dict[int, Done] = defaultdict(Done)
+        #: Messages that were sent: one per trip, two where the fresh model comes by message.
+        self.messages = 0
         #: Seconds by device and phase, one for each trip.
         self.seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
@@ -118,7 +120,8 @@ class Live:
             for phase, values in by_phase.items():
                 phases[phase] += values
         medians = {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
-        return self.coordinator.facts(self.now) | {"real_time": True, "trip_seconds": medians}
+        facts = {"real_time": True, "trip_seconds": medians, "messages": self.messages}
+        return self.coordinator.facts(self.now) | facts
 
     # ---- starting trips
 
@@ -178,6 +181,7 @@ class Live:
                 content = self._content(node, journey)
                 try:
                     journey.message, journey.sent = self.post.send(node, content, self.network.ttl), self.now
+                    self.messages += 1
                 except ConnectionError as problem:
                     self.writer.say(f"device {device} cannot be sent its model now ({problem}); trying again")
             elif self.now - max(journey.started, journey.sent) > self.network.patience:
@@ -218,6 +222,7 @@ class Live:
         """An answer to a trip's message is there."""
         journey = self.journeys[device]
         if reply.error:
+            self._online = self._online - {self._node(device)}  # until the next roll call says otherwise
             self._lose(device, reply.error)
             return
         try:
@@ -232,7 +237,7 @@ class Live:
         if answer.upload is not None:
             self._upload(device, journey, answer)
         elif answer.slot is not None and not journey.onward and self.network.fresh == "messages":
-            self._onward(device, journey, answer.slot)
+            self._onward(device, journey, answer.slot, answer.timing)
         else:
             self._lose(device, answer.lost or "asks a second time")
 
@@ -251,12 +256,13 @@ class Live:
                 note = {"device": device, "trip": trip, "reason": answer.unreached}
                 self.writer.event(self.now, Noted("trained on without the fresh model", note))
 
-    def _onward(self, device: int, journey: Journey, slot: Slot) -> None:
+    def _onward(self, device: int, journey: Journey, slot: Slot, timing: Mapping[str, float]) -> None:
         """The device asks by message: the second message of its trip brings the model of this moment."""
         with self._lock:
             effects = self.coordinator.request(Request(device, journey.assignment.trip, slot))
             self._carry_out(effects)
             journey.slot, journey.fresh, journey.onward, journey.message = slot, effects.fresh, True, ""
+            journey.spent = dict(timing)
 
     def _lose(self, device: int, reason: str) -> None:
         with self._lock:
@@ -264,13 +270,11 @@ class Live:
             self._carry_out(self.coordinator.lost(self.now, device, journey.assignment.trip, reason))
 
     def _time(self, device: int, journey: Journey, answer: wire.Answer) -> None:
-        """What a trip's time went to; the rest of it were messages and waiting for them to be fetched."""
-        timing = {phase: value for phase, value in answer.timing.items() if 0 <= value < 1e6}
-        total = self.now - journey.started
-        known = {phase: timing[phase] for phase in ("start", "load", "train", "fresh") if phase in timing}
-        parts = known | {"messages": max(0.0, total - sum(known.values())), "whole": total}
-        for phase, value in (parts | ({"cpu": timing["cpu"]} if "cpu" in timing else {})).items():
-            self.seconds[device][phase].append(value)
+        """Write down what a trip's time went to; an answer that is given again has none."""
+        if answer.timing and journey.begun is not None:
+            parts = journey.durations(self.now - journey.started, answer.timing)
+            for phase, value in parts.items():
+                self.seconds[device][phase].append(value)
 
     # ---- the fresh-model service asks (from its threads)
 
@@ -334,6 +338,7 @@ class Live:
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
                 "journeys": {str(device): saved(journey) for device, journey in self._in_flight()},
+                "messages": self.messages,
                 "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
@@ -351,6 +356,7 @@ class Live:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
         for device, journey in tree["journeys"].items():
             self.journeys[int(device)] = self._restored(int(device), journey)
+        self.messages = tree["messages"]
         for device, (trips, seconds) in tree["done"].items():
             self.done[int(device)] = Done(trips, seconds)
         for device, by in tree["seconds"].items():
@@ -367,6 +373,7 @@ class Live:
         where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
         assignment = Assignment(*where, tree["instruction"], owned(tree["vectors"]))
         journey = Journey(assignment, tree["ticket"], tree["started"], sent=self.now, onward=tree["onward"])
+        journey.begun = None
         if flight.fresh is not None:
             fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
             journey.fresh = Fresh(*fresh, owned(tree["fresh_vectors"]))

@@ -13,8 +13,9 @@ from freshet.report.extract import (
     typical,
     weighted,
 )
+from freshet.report.log import Record
 from freshet.report.plots import Figure, log_axis, rounded, text
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.report.trips import Trip, timeline, trips_of
 
 #: A scatter plot with more points is thinned evenly.

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from freshet.report.log import Record
 from freshet.report.plots import Figure, rounded
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.runs.facts import Maybe, number
 
 #: Events with lists longer than this are not looked at.

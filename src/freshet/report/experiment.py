@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from freshet.report.columns import COLUMNS, DEVICES, Column, overhead
+from freshet.report.log import Record
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.report.reading import Record
 from freshet.runs.facts import number
 
 #: A file of results is not larger than this.

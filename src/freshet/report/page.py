@@ -23,9 +23,9 @@ from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_value, grouped, headline, settings, target_of
-from freshet.report.log import Seen
+from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
-from freshet.report.reading import Record, RunData, read_all
+from freshet.report.reading import RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
 from freshet.report.worlds import ReportWorld, worlds

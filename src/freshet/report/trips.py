@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core.messages import CONTROL_BYTES
-from freshet.report.reading import Record, RunData
+from freshet.report.log import Record
+from freshet.report.reading import RunData
 from freshet.runs.facts import contributors, number, whole
 from freshet.runs.world import RunWorld
 

@@ -139,7 +139,7 @@ class Simulation:
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number = assignment.device, assignment.trip
         journey = self.journeys[device] = Journey(assignment)
-        start = journey.started = now + self.fleet.down(device, assignment.nbytes, now)
+        start = journey.started = now + self._before(device, assignment, now)
         if self.rule.asks:
             rng = stream(self.server.world.seed, "slot", device, number)
             journey.slot = self.rule.plan(self.devices.get(device), assignment, rng)
@@ -152,6 +152,10 @@ class Simulation:
         leaves = self.fleet.leaves(device, now)
         if leaves < math.inf:
             self.heap.push(Happening(leaves, Rank.LOST, device, number))
+
+    def _before(self, device: int, assignment: Assignment, time: float) -> float:
+        """Seconds between a trigger and the first step of training."""
+        return self.fleet.down(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
 
     def _epoch(self, device: int, time: float) -> float:
         return self.fleet.epoch(device, self.server.world.epochs, time)
@@ -228,8 +232,8 @@ class Simulation:
             return
         del self.journeys[entry.device]
         if self.rule.timed:
-            download = self.fleet.down(entry.device, journey.assignment.nbytes, journey.started)
-            self.devices.completed(entry.device, download + (entry.time - journey.started))
+            before = self._before(entry.device, journey.assignment, journey.started)
+            self.devices.completed(entry.device, before + (entry.time - journey.started))
         looked = False
 
         def look() -> Upload:
