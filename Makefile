@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo deploy-demo test test-e2e check audit fuzz bench format clean
+.PHONY: help demo deploy-demo test test-e2e check audit docs fuzz bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ test: $(VENV)/.dev ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
 
 test-e2e: $(VENV)/.dev $(VENV)/.flower ## run the tests that start real Flower processes (some minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 -m e2e tests/flower $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m e2e tests/flower $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, import contract, known weaknesses of dependencies
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -33,11 +33,14 @@ audit: $(VENV)/.dev ## hold the pinned dependencies against the database of know
 	*"No known vulnerabilities"*|*"known vulnerabilit"*) printf '%s\n' "$$out"; exit $$code;; \
 	*) echo "dependencies not audited: the database of known weaknesses cannot be reached";; esac
 
+docs: $(VENV)/.docs ## build the documentation into site/, without a single warning
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
+
 fuzz: $(VENV)/.dev ## the random tests, forty times as long (half an hour or more)
-	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile $(ARGS)
+	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_gate_on_the_digits.py $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
-	@for script in kernel simulator aggregation events memory; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
+	@for script in kernel simulator aggregation events memory long_run; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
 
 format: $(VENV)/.dev ## put the code in shape
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -58,6 +61,11 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Freshet and its test tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing mkdocs into $(VENV) ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.flower: pyproject.toml constraints.txt | $(BIN)/python

@@ -36,6 +36,8 @@ RUN = {
     "in_flight": True,
     "evaluate_devices": True,  # so are its results on the devices
     "personalise": True,
+    "round_deadline": True,
+    "gate": True,  # it decides who is let in
     "diverged": True,  # a run that stops has a shorter log
 }
 #: Another value for each field that decides nothing, with whatever it needs beside it.

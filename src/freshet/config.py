@@ -20,7 +20,7 @@ from freshet.core.privacy import PrivacyOptions
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
-from freshet.options import FleetOptions
+from freshet.options import FleetOptions, Guards
 from freshet.options import seconds as seconds
 from freshet.protection import PROTECTION, check_protection
 from freshet.traces import read_trace
@@ -97,7 +97,7 @@ class ModelOptions(Options):
         return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
 
 
-class RunOptions(Options):
+class RunOptions(Guards):
     """How long, how often tested, how devices are triggered."""
 
     seed: int = Field(0, ge=0, description="root of all random streams")

@@ -182,6 +182,24 @@ class Federation:
 
         return self._drive(config, open_log, None, pool)
 
+    def deploy(
+        self,
+        directory: str | Path,
+        *,
+        hosts: Sequence[str] = (),
+        server: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Serve this federation to real devices, on Flower, until its run has ended; keys and settings are in the
+        directory, and a run there that was stopped is gone on with.
+
+        ``hosts`` are names of this machine (none: loopback); ``server`` is what server.toml says at first. Devices
+        bring their samples, and the network if it is not a built-in one; samples given here show what theirs look like.
+        """
+        from freshet.flower.hosting import host
+
+        ended = host(self.config, self._given, Path(directory), hosts, server or {})
+        return Result(*ended, self.parts.rebuilt(self.config))
+
     def resume(
         self,
         directory: str | Path,
@@ -275,7 +293,9 @@ class Federation:
         with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
             load_kernels(writer.say)  # while the workers start, and before several of them compile the same
-            coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
+            coordinator = Coordinator(
+                server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
+            )
             simulation = Simulation(
                 coordinator,
                 self.fleet,

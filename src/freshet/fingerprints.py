@@ -97,7 +97,7 @@ def _fleet(fleet: Fleet) -> Iterable[Any]:
     """Every figure; of a trace the rows of every device."""
     for each in fields(fleet):
         value = getattr(fleet, each.name)
-        if each.name.startswith("_"):
+        if each.name.startswith("_") or (each.name == "start_seconds" and not value.any()):
             continue
         yield each.name
         if each.name == "trace":

@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from freshet.core.method import Options
+from freshet.core.proportion import FACTOR
 from freshet.errors import ConfigError
 
 
@@ -30,6 +31,9 @@ class FleetOptions(Options):
     trace: str = Field(
         "", description="file (.csv, .json) with the devices' speeds, rates and absences; it comes before the above"
     )
+    measured: str = Field(
+        "", description="run directory of a deployment: its devices, as fast as they were; it comes before the above"
+    )
     custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
 
     @model_validator(mode="before")
@@ -38,6 +42,29 @@ class FleetOptions(Options):
         if isinstance(values, dict) and (values.get("on_seconds", 0) == 0) != (values.get("off_seconds", 0) == 0):
             raise ValueError("on_seconds and off_seconds must both be 0 (always reachable) or both be positive")
         return values
+
+
+class Guards(Options):
+    """What keeps a run sound and going: a part of its [run] section."""
+
+    gate: float | str = Field(
+        FACTOR,
+        description="an upload is rejected whose step is longer than so many times the median of the last ones, and "
+        "longer than the model it began from (off: none is)",
+    )
+    round_deadline: float = Field(
+        0.0,
+        ge=0,
+        description="a trip without an upload after so many seconds is given up, so that its round can end; its device "
+        "is not triggered again before it is heard of (0: never)",
+    )
+
+    @field_validator("gate")
+    @classmethod
+    def _generous(cls, value: float | str) -> float | str:
+        if value == "off" or (isinstance(value, float) and value >= 2):
+            return value
+        raise ValueError('must be "off" or a factor of at least 2')
 
 
 def seconds(text: str) -> float:

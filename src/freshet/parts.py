@@ -169,6 +169,7 @@ class Parts:
             train_seconds=fleet.train_seconds.tolist(),
             up_rate=fleet.up_rate.tolist(),
             down_rate=fleet.down_rate.tolist(),
+            start_seconds=fleet.start_seconds.tolist(),
             samples=[len(shard) for shard in self.shards],
             label_counts=_label_counts(data, self.shards),
             up_latency=fleet.up_latency,
@@ -198,9 +199,10 @@ class Parts:
         world = world or self.world(config)
         method = config.method_class(config.method, world)
         weights = initial_weights(self.factory, config.run.seed)
+        gate = None if config.run.gate == "off" else float(config.run.gate)
         links = None if config.links.plain else Links(config.links, self.layout)
         defence = None if config.defence.rule == "none" else Defence(config.defence, self.layout)
-        return Server(method, world, weights, self._schedule(config, world), self.selection, links, defence)
+        return Server(method, world, weights, self._schedule(config, world), self.selection, gate, links, defence)
 
     def _schedule(self, config: Config, world: World) -> Schedule:
         """The learning rate over rounds; a cosine is as long as the run, as far as that is known."""
@@ -347,7 +349,7 @@ def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int6
     fleet = Fleet.draw(config.fleet, config.run.seed, work) if given is None else given
     if len(fleet) != config.fleet.devices:
         raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(fleet)} devices")
-    if config.fleet.time == "trip" or fleet.trace is not None:
+    if config.fleet.time == "trip" or fleet.trace is not None or config.fleet.measured:
         return fleet
     return fleet.working(work, USUAL_EPOCHS * sum(len(shard) for shard in shards) / len(shards))
 

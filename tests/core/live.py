@@ -113,6 +113,7 @@ class Live:
             if trip is not None:
                 trip.hurry()
         self.wake(effects.wake_at)
+        self.wake(effects.look_at)
 
 
 async def travel(size: int) -> None:

@@ -205,12 +205,16 @@ def test_less_is_better_where_the_metric_says_so(tmp_path: Path) -> None:
     def regress(method: Any, seed: int) -> Federation:
         run = {"until": 24, "eval_every": 4.0, "period": 4.0, "per_round": 2, "executor": "serial"}
         data = (X[:90], targets[:90]), (X[90:], targets[90:])
-        return Federation(
-            lambda: nn.Linear(5, 1), *data, devices=4, method=method, seed=seed, run=run, task="regression"
-        )
+        parts: Any = {"devices": 4, "fleet": {"fastest": 4.0}, "task": "regression", "run": run}
+        return Federation(lambda: nn.Linear(5, 1), *data, method=method, seed=seed, **parts)
 
     tuning = freshet.tune(regress, "fedavg", trials=2, seeds=1, out=tmp_path)
     assert tuning.score < 0 and tuning.score == tuning.table["score"].max()
+    assert (tuning.record["metric"], tuning.record["direction"]) == ("rmse", "min")
+    assert f"rmse {-tuning.score:.4f} on a held-out" in (tmp_path / "best.toml").read_text()
+    found = freshet.compare(regress, ["fedavg", "fedprox@mu=5"], seeds=1, out=tmp_path / "compare")
+    finals = {line["name"]: line["accuracy"]["median"] for line in found.lines}
+    assert found.best == min(finals, key=lambda name: finals[name]) and len(set(finals.values())) == 2
 
 
 def test_a_comparison_that_stops_at_the_target_says_so(tmp_path: Path) -> None:

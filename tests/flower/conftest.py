@@ -1,6 +1,9 @@
 """Tests of the deployment need Flower; where it is not installed they are skipped, and say so."""
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,3 +13,19 @@ collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["test_*.py"]
 def pytest_configure(config: pytest.Config) -> None:
     if collect_ignore_glob:
         print("flwr is not installed: tests/flower is skipped")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts federations of real processes and stops whatever they have started."""
+    from freshet.flower.running import LocalRun
+
+    begun: list[LocalRun] = []
+
+    def begin(*arguments: Any, **options: Any) -> LocalRun:
+        begun.append(LocalRun(tmp_path / "deploy", *arguments, tmp_path / "run", print, **options))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.stop()

@@ -1,5 +1,6 @@
 """The driver over a network without processes: every answer is taken up once, and whatever goes wrong is on record."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,30 @@ def test_a_device_that_is_gone_has_lost_its_trip_and_is_triggered_when_it_is_bac
     assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1, 2]
 
 
+def test_a_device_that_was_reported_gone_waits_for_the_next_roll_call(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.step()
+    town.live.network = replace(town.live.network, roll_call=1e9)
+    number = next(number for number, (node, _) in town.post.sent.items() if node == 101)
+    town.post.put(number, error="the device is gone")
+    for _ in range(3):
+        town.step()
+    assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1]
+    town.live.network = replace(town.live.network, roll_call=0.0)
+    town.live._wake(0.0)
+    town.step()
+    assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1, 2]
+
+
+def test_messages_are_counted_one_per_trip(tmp_path: Path) -> None:
+    for fresh, each in (("side", 1), ("messages", 2)):
+        town = Town(tmp_path / fresh, devices=1, fresh=fresh)
+        while len(town.events("upload")) < 2:
+            town.train()
+            town.step()
+        assert town.live.messages == town.live.facts()["messages"] == 2 * each
+
+
 def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.step()
@@ -217,6 +242,7 @@ def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_p
     before = {device: journey.ticket for device, journey in town.live.journeys.items()}
     answers = {node: town.answer(number) for number, (node, _) in town.post.sent.items()}  # trained, never delivered
     town.post.sent.clear()
+    town.live.writer.lock.release()  # as when its process is killed
     tree = checkpoint.read(tmp_path / "run").tree
     check(tree)
     town.live = town.build(RunWriter(tmp_path / "run", resume=tree["log"]))

@@ -64,6 +64,7 @@ def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
     assert "--enable-supernode-auth" in link and "--insecure" not in link + executor + node + run
     assert "--ssl-keyfile" in link and "--root-certificates" in executor and "--auth-supernode-private-key" in node
     assert 'data="mydata:load"' in node and "partition-id=1" in node
+    assert link.count("--superexec-auth-secret-file") == executor.count("--superexec-auth-secret-file") == 1
     secret = made.key(1).read_text().splitlines()[1]
     assert all(secret not in command for command in (link, executor, node, run))
 
@@ -109,11 +110,11 @@ def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
     runner, root = CliRunner(), str(tmp_path / "d")
     assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
     server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
-    assert "flower-superlink" in server.output and "supernode register" in server.output
+    assert "-m freshet.flower.gate" in server.output and "supernode register" in server.output
     device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--data", "m:load", "--dry-run"])
-    assert "flower-supernode" in device.output and "h.example:18000" in device.output
-    assert "flower-supernode" not in runner.invoke(app, ["deploy", "status", root]).output
+    assert "-m freshet.flower.node" in device.output and "h.example:18000" in device.output
+    assert "freshet.flower.node" not in runner.invoke(app, ["deploy", "status", root]).output
     local = runner.invoke(app, ["deploy", "local", "--devices", "2", "--dry-run"])
-    assert local.output.count("flower-supernode") == 2
+    assert local.output.count("freshet.flower.node") == 2
     plain = runner.invoke(app, ["deploy", "app", str(tmp_path / "app")])
     assert plain.exit_code == 0 and (tmp_path / "app" / "pyproject.toml").is_file()

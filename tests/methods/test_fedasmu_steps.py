@@ -24,7 +24,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
     for kind in ("exact", "budget"):
         memory = StepMemory(kind, LENGTH, 10**9, seed=0)
         memory.remember(4, a.copy())
-        product, step, length = memory.exchange(4, Trained(b, c, c), c, 0.0, 0.0)
+        product, step, length = memory.measure(4, Trained(b, c, c), c, 0.0, 0.0)
         assert product == pytest.approx(np.dot((b - c).astype(np.float64), a), rel=1e-12)
         np.testing.assert_array_equal(step, b - c)
         assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
@@ -34,7 +34,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
 def test_the_first_step_of_a_device_has_nothing_to_be_measured_along(kind: str) -> None:
     a, b = vectors(2)
     memory = StepMemory(kind, LENGTH, 10**9, seed=0)
-    product, step, _ = memory.exchange(4, Trained(a, b, b), b, 0.0, 0.0)
+    product, step, _ = memory.measure(4, Trained(a, b, b), b, 0.0, 0.0)
     assert product is None
     np.testing.assert_array_equal(step, a - b)
 
@@ -43,7 +43,7 @@ def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved
     last, u, base, fresh, start = vectors(5)
     memory, sketch = StepMemory("sketch", LENGTH, 0, seed=0), CountSketch(LENGTH, 0)
     memory.remember(4, last)
-    product, step, _ = memory.exchange(4, Trained(u, base, fresh), start, 0.0, 0.5)
+    product, step, _ = memory.measure(4, Trained(u, base, fresh), start, 0.0, 0.5)
     measured = (u - base) - np.float32(0.5) * (fresh - base)
     assert product == pytest.approx(np.dot(sketch(measured).astype(np.float64), sketch(last)), rel=1e-12)
     np.testing.assert_array_equal(step, u - start)
@@ -70,12 +70,26 @@ def test_exact_keeps_the_longest_unused_steps_in_a_file_and_gives_them_back_bit_
     for _ in range(40):
         device = int(rng.integers(6))
         u, base = vectors(2, seed=int(rng.integers(1000)))
-        here, there = (m.exchange(device, Trained(u, base, base), base, 0.0, 0.0) for m in (memory, roomy))
+        here, there = (m.measure(device, Trained(u, base, base), base, 0.0, 0.0) for m in (memory, roomy))
         assert here[0] == there[0] is not None
         np.testing.assert_array_equal(here[1], there[1])
+        memory.remember(device, here[1])
+        roomy.remember(device, there[1])
     assert memory.spilled == 4 and all(device in memory for device in range(6))
-    memory.forget(0)
-    assert 0 not in memory
+
+
+@pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
+def test_a_step_that_was_measured_and_not_remembered_leaves_no_trace(kind: str) -> None:
+    memory = StepMemory(kind, LENGTH, 2 * 4 * LENGTH, seed=0)
+    for device, vector in enumerate(vectors(3)):
+        memory.remember(device, vector)
+    before = deepcopy([(device, np.array(step)) for device, step in memory.state()])
+    for device in (0, 2, 9):
+        u, base = vectors(2, seed=8)
+        memory.measure(device, Trained(u, base, base), base, 0.0, 0.0)
+    for (device, step), (was, kept) in zip(memory.state(), before, strict=True):
+        assert device == was
+        np.testing.assert_array_equal(step, kept)
 
 
 def test_what_lies_in_the_file_is_saved_and_restored_without_coming_into_memory() -> None:
@@ -119,7 +133,7 @@ def test_state_survives_a_round_trip(kind: str) -> None:
     memory.remember(7, a)
     other.restore(deepcopy(memory.state()))  # as if from a file
     trained = Trained(b, a.copy(), a.copy())
-    here, there = (m.exchange(7, trained, trained.base, 0.0, 0.0) for m in (memory, other))
+    here, there = (m.measure(7, trained, trained.base, 0.0, 0.0) for m in (memory, other))
     assert here[0] == there[0]
 
 
@@ -151,14 +165,14 @@ def test_nothing_is_forgotten_by_default() -> None:
     assert "go to a temporary file" in server.method.opening()[0]
 
 
-def test_a_step_too_large_for_float32_is_rejected_and_the_device_starts_over() -> None:
+def test_a_step_too_large_for_float32_is_rejected_and_the_device_goes_on_as_if_it_had_not_been() -> None:
     server = server_of("fedasmu", np.full(3, -3e38), plain_layout(3), apply="mix")
     happened: list[Event] = []
     for weights in (np.full(3, -2.9e38), np.full(3, 3e38), np.full(3, -2.8e38), np.full(3, -2.7e38)):
         happened += [trigger(server, 0), *upload(server, 0, weights)]
     events = [flat(event) for event in happened if not isinstance(event, Triggered)]
     assert [event["kind"] for event in events] == ["aggregate", "rejected", "aggregate", "aggregate"]
-    assert [event.get("adapted") for event in events] == [False, None, False, True]
+    assert [event.get("adapted") for event in events] == [False, None, True, True]
     assert events[1]["reason"] == NOT_FINITE
     replayed(server, happened)
 

@@ -5,7 +5,7 @@ import pytest
 
 from freshet.core.kernels import LANES
 from freshet.core.vectors import BLOCK
-from freshet.methods.parts.stepping import move_along, replace_step, write_step
+from freshet.methods.parts.stepping import move_along, next_step, write_step
 
 
 def long_vector(seed: int, size: int = 2 * BLOCK + 17) -> np.ndarray:
@@ -28,16 +28,17 @@ def test_a_step_is_the_formula_in_float32_and_its_length_in_float64(size):
 
 
 @pytest.mark.parametrize("size", [1, LANES, 2 * BLOCK + 17])
-def test_replacing_a_step_measures_along_the_old_one_and_writes_the_new_one(size):
+def test_the_next_step_is_measured_along_the_old_one_which_stays(size):
     u, start, fresh, base, old = (long_vector(seed, size) for seed in (1, 2, 3, 4, 5))
-    step, expected = old.copy(), np.empty_like(old)
-    product, length = replace_step(step, u, start, fresh, base, 0.3, 0.7)
+    step, expected, before = np.empty_like(old), np.empty_like(old), old.copy()
+    product, length = next_step(step, old, u, start, fresh, base, 0.3, 0.7)
     measured = ((u - base) - np.float32(0.7) * (fresh - base)).astype(np.float64)
     assert product == pytest.approx(np.dot(measured, old), rel=1e-12)
     exact = (u.astype(np.float64) - base) - 0.7 * (fresh.astype(np.float64) - base)
     assert product == pytest.approx(np.dot(exact, old), abs=1e-7 * np.linalg.norm(exact) * np.linalg.norm(old))
     assert length == write_step(expected, u, start, fresh, base, 0.3)
     np.testing.assert_array_equal(step, expected)
+    np.testing.assert_array_equal(old, before)
 
 
 def test_moving_along_a_step_is_rounded_once_and_may_overwrite_the_step():
@@ -61,7 +62,7 @@ def test_a_step_of_no_length_changes_no_bit():
     "operation",
     [
         lambda a, b: write_step(a, a, a, b, a, 0.5),
-        lambda a, b: replace_step(a, a, b, a, a, 0.5, 0.5),
+        lambda a, b: next_step(a, a, a, b, a, a, 0.5, 0.5),
         lambda a, b: move_along(a, a, 0.5, b),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from freshet import Result
 from freshet.report.closeup import closeup
 from freshet.report.extract import bands, chooser_shares, controls, slot_shares, stalenesses, weighted
-from freshet.report.reading import read
+from freshet.report.reading import RunData, read
 from freshet.report.trips import trips_of
 
 from .conftest import Write
@@ -29,6 +29,10 @@ def test_weights_agree_with_the_log(finished: Callable[[str], Result]) -> None:
     ]
 
 
+def listed(run: RunData) -> dict[str, dict[int, list[tuple[float, float]]]]:
+    return {name: {device: list(track) for device, track in by.items()} for name, by in controls(run).items()}
+
+
 def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -> None:
     events = [
         {"time": 1.0, "kind": "aggregate", "device": 0, "lambda": 1.0, "sigma": [0.5]},
@@ -36,7 +40,7 @@ def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -
         {"time": 3.0, "kind": "aggregate", "device": 0, "lambda": 2.0},
         {"time": 4.0, "kind": "merge", "device": 0, "gamma": 1.0, "gamma_after": 1.5},
     ]
-    found = controls(read(written("a", events=events)))
+    found = listed(read(written("a", events=events)))
     assert found == {"lambda": {0: [(1.0, 1.0), (3.0, 2.0)], 1: [(2.0, 3.0)]}, "gamma": {0: [(4.0, 1.5)]}}
     fleet = bands(found["lambda"], end=4.0, points=4)
     assert (fleet.times, fleet.middle) == ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.5, 2.5])
@@ -52,7 +56,7 @@ def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
     assert controls(read(written("a", method="mine:Mine", events=events))) == {}  # nothing is imported to find out
     world = {"curves": [HEAT, ["none", "merge", *HEAT[2:]]]}
     run = read(written("b", method="mine:Mine", events=events, world=world))
-    assert controls(run) == {"warmth": {3: [(1.0, 7.0)]}}
+    assert listed(run) == {"warmth": {3: [(1.0, 7.0)]}}
     (figure,) = closeup(run)["controls"]
     assert (figure["name"], figure["symbol"], figure["meaning"]) == ("warmth", "h", "of the device")
 

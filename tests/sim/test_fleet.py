@@ -149,6 +149,7 @@ BAD_FLEETS = {
     "texts": ({"train_seconds": ["fast", "slow"]}, "fleet.train_seconds: must be one number per device"),
     "ragged": ({"up_rate": [[1.0], [1.0, 2.0]]}, "fleet.up_rate: must be one number per device"),
     "a single number of seconds": ({"train_seconds": 3.0}, "but its shape is ()"),
+    "a start in the past": ({"start_seconds": [0.0, -1.0]}, "fleet.start_seconds: must be positive and finite"),
     "a negative latency": ({"up_latency": -0.1}, "fleet.up_latency: must be a finite number from 0"),
     "a latency that is none": ({"down_latency": None}, "fleet.down_latency: must be a finite number from 0"),
     "more lost than sent": ({"loss": 1.5}, "fleet.loss: must be a probability in 0..1"),

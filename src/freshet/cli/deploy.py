@@ -133,6 +133,9 @@ def device(
         str,
         typer.Option("--data", help="module:function that gives its samples, or a file .npz with x and y."),
     ] = "",
+    model: Annotated[
+        str, typer.Option("--model", help="module:Class of its network, where the server has one of its own.")
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Start device K on this machine; its SuperNode is started again whenever it ends."""
@@ -145,7 +148,7 @@ def device(
             f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md"
         )
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
-    command = processes.supernode(folder, node, absolute)
+    command = processes.supernode(folder, node, absolute, model)
     typer.echo(str(command), err=not dry_run)
     if not dry_run:
         attend(command, _say)
@@ -188,7 +191,7 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
     if dry_run:
         typer.echo(f"kill -TERM {pid}")
         return
-    processes.end(pid)
+    processes.end(folder)
     typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
 
 
@@ -255,11 +258,33 @@ def _finish(out: Path, status: str) -> None:
         raise typer.Exit(130)
     summary = Run(out).summary()
     Console().print(results_table([summary]))
-    phases = summary.get("trip_seconds") or {}
-    if phases:
-        typer.echo("a trip in seconds, medians: " + ", ".join(f"{name} {value:.1f}" for name, value in phases.items()))
+    for line in costs(summary):
+        typer.echo(line)
     typer.echo(str(out))
     if status == "interrupted":
         raise typer.Exit(130)
     if status == "failed":
         raise RunError(f"the run failed; see {out} and the logs in state/logs of the deployment")
+
+
+#: What the phases of a trip are; ``messages`` are ``down`` and ``up``.
+PHASES = {
+    "down": "message to the device, and waiting to be fetched",
+    "start": "process of the device, Flower's part of it",
+    "import": "our code and torch",
+    "load": "data and model",
+    "train": "training",
+    "fresh": "waiting for the fresh model",
+    "up": "message to the server, and waiting to be fetched",
+    "whole": "whole trip",
+}
+
+
+def costs(summary: dict[str, Any]) -> list[str]:
+    """Where the time of a trip went: medians over all trips, and how many messages a trip took."""
+    phases = summary.get("trip_seconds") or {}
+    lines = [f"  {phases[name]:6.2f} s  {name:7s} {text}" for name, text in PHASES.items() if name in phases]
+    if lines:
+        counts = f"{summary['uploads']}, {summary['messages']} messages for {summary['trips']} trips"
+        lines.insert(0, f"a trip in seconds (medians of {counts}):")
+    return lines

@@ -156,7 +156,7 @@ def tune(
     from freshet.config import load_tables
     from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
     from freshet.experiments.presets import find_cell
-    from freshet.experiments.tune import Budget, Tuner, load_optuna
+    from freshet.experiments.tune import Budget, Tuner, judged, load_optuna
 
     load_optuna()
     entry = parse_entries(method)[0]
@@ -179,7 +179,7 @@ def tune(
         raise typer.Exit(130)
     record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
     values = ", ".join(f"{key} {value:.4g}" for key, value in record["values"].items())
-    typer.echo(f"validation accuracy {record['score']:.4f} with {values}", err=True)
+    typer.echo(f"validation {judged(record)} with {values}", err=True)
     typer.echo(str(folder / "best.toml"))
 
 

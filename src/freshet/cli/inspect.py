@@ -1,6 +1,5 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,12 +165,15 @@ def _ended(console: Console, run: Run) -> None:
 
 def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
+    from freshet.cli.reading import reading
     from freshet.cli.screen import number
     from freshet.report.reading import read
     from freshet.runs.facts import number as figure
 
-    found, folder = read(run.directory), run.directory
-    kinds = Counter(str(event.get("kind")) for event in found.events)
+    folder = run.directory
+    with reading([folder]) as seen:
+        found = read(folder, seen)
+    kinds = found.events.kinds
     until, rounds = (figure(config.get("run", {}).get(key)) for key in ("until", "rounds"))
     end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds:g} rounds"] * bool(rounds)) or "an unknown end"
     last = found.metrics[-1] if found.metrics else {}
@@ -222,11 +224,13 @@ def audit(
     ] = None,
 ) -> None:
     """Replay each run's log against the formulas; name the first line that does not add up (exit code 1)."""
+    from freshet.cli.reading import reading
     from freshet.runs.audit import audit as audit_run
 
     failed = False
     for directory in directories:
-        found = audit_run(Run(directory), method)
+        with reading([directory]) as seen:
+            found = audit_run(Run(directory), method, seen)
         failed |= not found.passed
         typer.echo(printable(f"{directory}: {found.problem or _verdict(found)}"))
     if failed:

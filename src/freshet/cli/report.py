@@ -29,12 +29,15 @@ def report(
 
     Example: freshet report runs/demo -o report.html --open
     """
+    from freshet.cli.reading import reading
     from freshet.cli.screen import size
     from freshet.report.finding import find
+    from freshet.report.page import PASSES
     from freshet.report.page import report as write
 
     found = find(runs)
-    path = write(found.runs, out, target, found.results)
+    with reading(found.runs, PASSES) as seen:
+        path = write(found.runs, out, target, found.results, seen)
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
         webbrowser.open(path.resolve().as_uri())
@@ -70,6 +73,7 @@ def export(
 
     Example: freshet export runs/demo --csv metrics.csv --latex table.tex
     """
+    from freshet.cli.reading import reading
     from freshet.cli.screen import size
     from freshet.report import export as to
     from freshet.report.finding import find
@@ -83,7 +87,9 @@ def export(
     ]
     if not any(path for _, path, _ in wanted):
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
-    data = read_all(find(runs).runs)
+    found = find(runs).runs
+    with reading(found) as seen:
+        data = read_all(found, seen)
     if not data:
         raise RunError("there is no run to export")
     for option, path, write in wanted:

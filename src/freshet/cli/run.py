@@ -50,6 +50,10 @@ def run(
         list[str] | None,
         typer.Option("--track", help="Also report to tensorboard:DIR, mlflow:URI or wandb:PROJECT. Repeatable."),
     ] = None,
+    fleet_from: Annotated[
+        Path | None,
+        typer.Option("--fleet-from", help="Run directory of a deployment: its devices, and its settings if none else."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Run one method in virtual time and write a run directory.
@@ -65,9 +69,11 @@ def run(
     from freshet.federation import Federation
     from freshet.trackers import tracker
 
-    if method is None and config is None:
+    if method is None and config is None and fleet_from is None:
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
     tables: dict[str, Any] = load_tables(config) if config else {}
+    if fleet_from is not None:
+        tables = _measured(fleet_from, tables, method)
     if method is not None:
         with_method(tables, method)
     if cell is not None:
@@ -88,6 +94,14 @@ def run(
             progress.begin(resolved.method_name, resolved.run.until, resolved.run.rounds)
             result = federation.run(out=out, observers=[progress, *watching])
     _finish(result, quiet)
+
+
+def _measured(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
+    """Settings with the fleet of a deployment: these, or the deployment's own where there are none."""
+    own = Run(directory).trusted(method)
+    found = tables or own
+    fleet = found.get("fleet", {}) | {"devices": own["fleet"]["devices"], "measured": str(directory)}
+    return found | {"fleet": fleet}
 
 
 def resume(

@@ -14,7 +14,8 @@ def first_problem(section: str, error: ValidationError, model: type[BaseModel]) 
     key = f"{section}.{field}" if field else section
     if problem["type"] == "extra_forbidden":
         close = get_close_matches(field, model.model_fields, n=1)
-        hint = f"did you mean {section}.{close[0]}?" if close else f"known keys: {', '.join(model.model_fields)}"
+        known = ", ".join(model.model_fields) or "none, there is nothing to choose here"
+        hint = f"did you mean {section}.{close[0]}?" if close else f"known keys: {known}"
         return ConfigError(key, f"is not a known key; {hint}")
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

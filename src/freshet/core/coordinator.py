@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from freshet.core import saving
+from freshet.core.deadline import Deadline, Pulse
 from freshet.core.ending import Rounds, Watch
 from freshet.core.events import (
     Aggregated,
@@ -55,19 +56,25 @@ class Counts:
 
 
 class Effects(NamedTuple):
-    """What a driver has to do: log, send, tell devices to hurry, call ``tick`` at some time."""
+    """What a driver has to do: log, send, tell devices to hurry, call ``tick`` at some times (``look_at``: when trips
+    may be overdue), forget about trips that were given up."""
 
     events: Iterable[Event] = ()
     assignments: Iterable[Assignment] = ()
     fresh: Fresh | None = None
     hurry: Iterable[int] = ()
     wake_at: float | None = None
+    look_at: float | None = None
+    given_up: Iterable[int] = ()
 
 
 class Coordinator:
-    """Server and trigger, seen by a driver. ``rounds`` ends the run after so many (0: it does not)."""
+    """Server and trigger, seen by a driver. ``rounds`` ends the run after so many (0: it does not), ``deadline`` a trip
+    after so many seconds (0: none)."""
 
-    def __init__(self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False) -> None:
+    def __init__(
+        self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False, deadline: float = 0.0
+    ) -> None:
         self.server, self.trigger = server, trigger
         self.counts, self.watch, self.rounds = Counts(), Watch(), Rounds(rounds)
         #: Whether only the rounds end the run.
@@ -75,6 +82,7 @@ class Coordinator:
         #: True when the last round is over.
         self.over = False
         self._wakes: set[float] = set()
+        self.deadline, self.pulse = Deadline(deadline), Pulse()
 
     # ---- starting trips
 
@@ -86,32 +94,55 @@ class Coordinator:
         return at
 
     def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
-        """Start trips of idle devices that are there, as many as the trigger wants."""
-        server, events = self.server, list[Event]()
+        """Start trips of idle devices that are there, as many as the trigger wants; give up those that are overdue."""
+        if self.deadline.seconds:
+            return self._tick_with_deadline(now, available)
         self._wakes.discard(now)
+        return self._start(now, available)
+
+    def _tick_with_deadline(self, now: float, available: Callable[[int], bool]) -> Effects:
+        """The periodic trigger listens to its own clock alone, not to that of the deadline."""
+        server, looks = self.server, now == self.deadline.look and now not in self._wakes
+        self._wakes.discard(now)
+        late, events = self.deadline.overdue(now, server.flights), list[Event]()
+        for device, trip in late:
+            events += self._counted(server.give_up(device, trip))
+        hurry = self._hurried(events)
+        self.over |= bool(late) and self.rounds.ended(server, self.endless)
+        starts = not self.over and (self.trigger.on_arrival or not looks)
+        started = self._start(now, available) if starts else Effects()
+        events += started.events
+        return started._replace(
+            events=events, hurry=hurry, look_at=self.deadline.next_look(), given_up=[device for device, _ in late]
+        )
+
+    def _start(self, now: float, available: Callable[[int], bool]) -> Effects:
+        server = self.server
+        events: list[Event] = []
         wanted = self.trigger.wanted(server)
         chosen = server.select(wanted, available) if wanted else []
         assignments = server.trigger(chosen) if chosen else []
+        round_ = server.round if server.synchronous else None
+        self.counts.trips += len(assignments)
         for assignment in assignments:
-            self.counts.trips += 1
             self.counts.bytes_down += assignment.nbytes
-            events.append(self._triggered(assignment))
+            device, trip, version, _, _, epochs, lr, *_ = assignment
+            self.deadline.began(now, device, trip)
+            events.append(Triggered(device, trip, version, epochs, lr, round_))
         if wanted and not chosen and server.synchronous:
             events += self._counted(server.empty_round())
             self.over |= self.rounds.over(server)
         nobody_there = len(chosen) < wanted and not self._wakes
         again = not self.trigger.on_arrival or nobody_there
         wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
-        return Effects(events, assignments, wake_at=wake_at)
-
-    def _triggered(self, assignment: Assignment) -> Triggered:
-        device, trip, version, _, _, epochs, lr, *_ = assignment
-        return Triggered(device, trip, version, epochs, lr, self.server.round if self.server.synchronous else None)
+        return Effects(events, assignments, None, (), wake_at)
 
     # ---- a trip under way
 
     def request(self, request: Request) -> Effects:
         """Answer with the model of this moment."""
+        if not isinstance(request, Request):
+            return self.refused("is not a request")
         self.counts.bytes_up += request.nbytes
         try:
             fresh = self.server.request(request)
@@ -147,21 +178,17 @@ class Coordinator:
         """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
         flight, version = self.server.flight(device, trip), self.server.version
         if flight is None:
-            return Effects(self._counted(self.server.arrival(device, trip, look)))
-        seen: list[Upload] = []
-
-        def look_once() -> Upload:
-            seen.append(look())
-            return seen[0]
-
-        decided = self._counted(self.server.arrival(device, trip, look_once))
-        size = seen[0].nbytes if seen and _is_message(seen[0]) else self.server.upload_bytes
+            return Effects(self._counted([self.server.unknown(device, trip)]))
+        decided, upload = self.server.arrival(device, flight, look)
+        size = self.server.upload_bytes if upload is None else _size(upload, self.server.upload_bytes)
         self.counts.uploads += 1
         self.counts.bytes_up += size
         events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
-        if seen and flight.fresh is not None and not flight.merged and _was_accepted(seen[0], decided):
-            events.insert(0, self._merge(device, flight)._replace(numbers=dict(seen[0].merged)))
-        return self._after(now, events + decided)
+        if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
+            events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
+        if decided:
+            events += self._counted(decided)
+        return self._after(now, events)
 
     def lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
         """A device will not upload; ``sent`` bytes were on their way when they were lost."""
@@ -170,22 +197,29 @@ class Coordinator:
 
     def _after(self, now: float, events: list[Event]) -> Effects:
         """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
-        server, wake_at = self.server, None
-        hurry = server.take_urgent() if server.urgent else []
-        for device in hurry:
-            self.counts.bytes_down += CONTROL_BYTES
-            events.append(Hurried(device, server.flights[device].trip))
+        server, wake_at, hurry = self.server, None, self._hurried(events)
+        self.pulse.beat(now, server.consumed)
         if self.trigger.on_arrival and self.trigger.wanted(server):
             wake_at = self.wake(now)
-        self.over |= self.rounds.ended(server, self.endless)
-        return Effects(events, hurry=hurry, wake_at=wake_at)
+        if self.rounds.limit:
+            self.over |= self.rounds.ended(server, self.endless)
+        return Effects(events, (), None, hurry, wake_at)
+
+    def _hurried(self, events: list[Event]) -> list[int]:
+        """Who should hurry; the log says so."""
+        hurry = self.server.take_urgent() if self.server.urgent else []
+        for device in hurry:
+            self.counts.bytes_down += CONTROL_BYTES
+            events.append(Hurried(device, self.server.flights[device].trip))
+        return hurry
 
     def _counted(self, events: list[Event]) -> list[Event]:
         counts = self.counts
         for event in events:
             if isinstance(event, Aggregated):
                 counts.aggregations += 1
-                counts.staleness_sum += sum(part.staleness for part in event.contributions)
+                for part in event.contributions:
+                    counts.staleness_sum += part.staleness
                 counts.staleness_count += len(event.contributions)
             elif isinstance(event, Discarded):
                 counts.discards += 1
@@ -209,6 +243,7 @@ class Coordinator:
             "virtual_time": now,
             "rounds": self.server.rounds,
             "diverged": self.watch.diverged,
+            "stalled": self.pulse.stalled(now, len(self.server.flights)),
             "versions": self.server.version,
             "trips": counts.trips,
             "requests": counts.requests,
@@ -231,6 +266,8 @@ class Coordinator:
             "watch": self.watch.state(),
             "rounds": self.rounds.state(),
             "wakes": sorted(self._wakes),
+            "deadline": self.deadline.state(),
+            "pulse": saving.dump(self.pulse),
         }
 
     def restore(self, tree: saving.Tree) -> None:
@@ -241,14 +278,17 @@ class Coordinator:
         self.rounds.restore(tree["rounds"])
         self.over = self.rounds.over(self.server)
         self._wakes = set(tree["wakes"])
+        self.deadline.restore(tree["deadline"])
+        saving.restore(self.pulse, tree["pulse"])
 
 
-def _is_message(upload: object) -> bool:
-    """Whether the size of an upload can be asked for: what comes from outside may be anything."""
+def _size(upload: object, otherwise: int) -> int:
+    """The bytes of an upload, if they can be told: what comes from outside may be anything."""
     try:
-        return isinstance(upload, Upload) and upload.nbytes >= 0
+        size = upload.nbytes if isinstance(upload, Upload) else otherwise
+        return size if size >= 0 else otherwise
     except (AttributeError, TypeError):
-        return False
+        return otherwise
 
 
 def _was_accepted(upload: Upload, decided: list[Event]) -> bool:

@@ -104,11 +104,13 @@ class Discarded(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Something did not pass the gates, or would have ruined the model."""
+    """Something did not pass the gates, or would have ruined the model; ``numbers`` are the figures, where it has
+    some."""
 
     reason: str
     device: int | None = None
     trip: int | None = None
+    numbers: Numbers = NO_NUMBERS
 
 
 class Lost(NamedTuple):
@@ -171,6 +173,11 @@ KINDS: dict[str, type[Event]] = {
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
 
 
+#: How an event is logged: its kind, its fields, those left out where they are None, whether it has ``numbers``.
+_SHAPES: dict[type[Event], tuple[str, tuple[str, ...], tuple[str, ...], bool]] = {
+    event: (kind, event._fields, tuple(set(event._field_defaults) - {"numbers"}), "numbers" in event._fields)
+    for kind, event in KINDS.items()
+}
 #: What the log adds to every event.
 _STAMP = ("seq", "time", "kind")
 #: Keys that an event has of its own, which no ``numbers`` may take.
@@ -181,16 +188,16 @@ OWN_KEYS: dict[type[Event], frozenset[str]] = {
 
 def record(event: Event) -> Record:
     """An event as it is logged."""
-    out: Record = {"kind": KIND_OF[type(event)]}
-    optional = event._field_defaults
-    value: Any
-    for name, value in zip(event._fields, event, strict=True):
-        if name == "numbers":
-            out.update(value)
-        elif name == "contributions":
-            out[name] = [part._asdict() for part in value]
-        elif value is not None or name not in optional:
-            out[name] = value
+    kind, fields, optional, numbered = _SHAPES[type(event)]
+    out: Record = {"kind": kind}
+    out.update(zip(fields, event, strict=True))
+    for name in optional:
+        if out[name] is None:
+            del out[name]
+    if numbered:
+        out.update(out.pop("numbers"))
+    if kind == "aggregate":
+        out["contributions"] = [part._asdict() for part in out["contributions"]]
     return out
 
 

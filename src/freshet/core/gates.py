@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,28 +14,56 @@ from freshet.core.method import Aggregate
 from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
+_ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
+#: A report is a handful of numbers with short names: they go into the log.
+MOST_NUMBERS, LONGEST_NAME = 100, 100
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether it is a mapping; a dict, which it nearly always is, is known at a glance."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
+def is_empty(value: object) -> bool:
+    """Whether it is a mapping known to hold nothing, as most messages have it beside their model."""
+    return type(value) in _KNOWN and not value
+
+
+def stranger(upload: object, device: int, trip: int) -> str | None:
+    """Why something is not the upload of the trip that it came for, or None: it may be anything."""
+    if not isinstance(upload, Upload):
+        return "is not an upload"
+    same = type(upload.device) is type(upload.trip) is int and (upload.device, upload.trip) == (device, trip)
+    return None if same else "names another trip than the one that it came for"
 
 
 def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends: tuple[str, ...]) -> str | None:
     """Why an upload may not touch the model, or None: the versions it was given are known, its vectors must be whole,
     and its numbers numbers."""
-    if upload.base != base:
+    if type(upload.base) is not int or upload.base != base:
         return f"trained from version {upload.base!r:.40}, but was given {base}"
     found = vector_problem("model", upload.weights, layout.size)
-    if found is None and not (isinstance(upload.vectors, Mapping) and set(upload.vectors) == set(sends)):
-        found = f"must send the vectors {sorted(sends)} with its model, and no others"
-    for name in sends:
-        found = found or vector_problem(name, upload.vectors[name], layout.learnable)
+    if found is None and (sends or not is_empty(upload.vectors)):
+        found = _vectors_problem(upload.vectors, layout, sends)
     if found is not None:
         return found
-    if type(upload.steps) is not int or upload.steps < 1:
-        return "no training step was taken"
+    if type(upload.steps) is not int or not 1 <= upload.steps < 2**53:
+        return "no training step was taken, or more than anybody can"
     if not (are_numbers(upload.report) and are_numbers(upload.merged)):
         return "report has something that is not a finite number"
+    if is_empty(upload.merged):
+        return None
     taken = OWN_KEYS[Merged].intersection(upload.merged)
     if taken:
         return f"reports a merge with {sorted(taken)}, which the event has of its own"
     return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
+
+
+def _vectors_problem(vectors: object, layout: Layout, sends: tuple[str, ...]) -> str | None:
+    """Why what came beside the model is not what the device's rule sends, or None."""
+    if not is_mapping(vectors) or vectors.keys() != set(sends):
+        return f"must send the vectors {sorted(sends)} with its model, and no others"
+    return next(filter(None, (vector_problem(name, vectors[name], layout.learnable) for name in sends)), None)
 
 
 def vector_problem(name: str, vector: object, size: int, finite: bool = True) -> str | None:
@@ -54,22 +84,27 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
     problem = vector_problem("weights", weights, size, finite=False)
     if problem is not None:
         return problem
-    if not (isinstance(contributions, list | tuple) and all(type(part) is Contribution for part in contributions)):
+    if not (isinstance(contributions, _ROW) and {Contribution}.issuperset(map(type, contributions))):
         return "contributions are not all of freshet.core.events.Contribution"
-    if not isinstance(numbers, Mapping) or not all(type(note) is Noted for note in notes):
+    if not is_mapping(numbers) or not {Noted}.issuperset(map(type, notes)):
         return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
     taken = OWN_KEYS[Aggregated].intersection(numbers)
     if taken:
         return f"numbers are named {sorted(taken)} like keys that the event has of its own"
-    return None if length is None or isinstance(length, int | float) else f"length is {length!r:.40}, not a number"
+    return None if length is None or isinstance(length, _NUMBER) else f"length is {length!r:.40}, not a number"
 
 
 def are_numbers(report: object) -> bool:
-    """Whether something from outside is a mapping of finite numbers."""
-    if not isinstance(report, Mapping):
+    """Whether something from outside is a mapping of a few names to finite numbers."""
+    if is_empty(report):
+        return True
+    if not is_mapping(report):
         return False
     try:
-        return all(isinstance(value, int | float) and math.isfinite(value) for value in report.values())
+        return len(report) <= MOST_NUMBERS and all(
+            type(name) is str and len(name) <= LONGEST_NAME and isinstance(value, _NUMBER) and math.isfinite(value)
+            for name, value in report.items()
+        )
     except OverflowError:  # a whole number beyond any float
         return False
 

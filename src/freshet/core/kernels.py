@@ -73,6 +73,28 @@ def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     return float(sums.sum())
 
 
+@inlined
+def _line_entry(i: int, lane: int, sums: Sums, u: Vector, a: Vector, b: Vector) -> None:
+    off, along = np.float64(u[i]) - np.float64(a[i]), np.float64(b[i]) - np.float64(a[i])
+    sums[lane] += off * off
+    sums[LANES + lane] += off * along
+    sums[2 * LANES + lane] += along * along
+
+
+@compiled(types.UniTuple(REAL, 3)(IN, IN, IN))  # type: ignore[no-untyped-call]
+def line_products(u: Vector, a: Vector, b: Vector) -> tuple[float, float, float]:
+    """``|u - a|^2``, ``<u - a, b - a>`` and ``|b - a|^2``."""
+    if not u.size == a.size == b.size:
+        raise ValueError(OF_ONE_LENGTH)
+    sums, whole = np.zeros(3 * LANES), u.size - u.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _line_entry(i + lane, lane, sums, u, a, b)
+    for i in range(whole, u.size):
+        _line_entry(i, i - whole, sums, u, a, b)
+    return float(sums[:LANES].sum()), float(sums[LANES : 2 * LANES].sum()), float(sums[2 * LANES :].sum())
+
+
 @compiled(types.boolean(IN))
 def is_finite(a: Vector) -> bool:
     """No entry is NaN or infinite: 0 times each of them is 0."""

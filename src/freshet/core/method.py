@@ -29,7 +29,7 @@ Memory = dict[str, Any]
 class Options(BaseModel):
     """Base of a method's hyper-parameters: typed, checked, frozen; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.core import gates, saving
+from freshet.core.deadline import GIVEN_UP
 from freshet.core.defence import Defence
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected
+from freshet.core.entrance import Entrance
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
 from freshet.core.links import Links
-from freshet.core.messages import Assignment, Fresh, Request, Upload
+from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
+from freshet.core.proportion import FACTOR
 from freshet.core.schedules import Schedule
 from freshet.core.selection import Selection, View, selector
 from freshet.core.vectors import Vector, distance
@@ -55,6 +58,7 @@ class Server:
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
+        gate: float | None = FACTOR,
         links: Links | None = None,
         defence: Defence | None = None,
     ) -> None:
@@ -65,6 +69,8 @@ class Server:
         self.schedule = schedule
         self.flights: dict[int, Flight] = {}
         self.waiting: set[int] = set()
+        #: Devices whose trips were given up and that were not heard of since.
+        self.away: dict[int, int] = {}
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
@@ -73,11 +79,13 @@ class Server:
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = gates.FLOAT32.itemsize * numbers
-        #: How models travel, where it is not as they are; what poisoned uploads have to pass, if anything.
-        self.links, self.defence = links, defence
+        self.entrance = Entrance(method, self.rule.sends, gate, defence)
+        #: How models travel, where it is not as they are.
+        self.links = links
         if links is not None:
             self.upload_bytes += links.sizes()[1] - gates.FLOAT32.itemsize * world.layout.size
         self._prejudges = overrides(type(method), Method, "prejudge")
+        self._buffers = method.about.replaces == "aggregation"
         self.urgent: list[int] = []
 
     # ---- what is true now
@@ -117,10 +125,10 @@ class Server:
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
         """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
-        flights, waiting = self.flights, self.waiting
+        flights, waiting, away = self.flights, self.waiting, self.away
 
         def free(device: int) -> bool:
-            return device not in flights and device not in waiting and available(device)
+            return device not in flights and device not in waiting and device not in away and available(device)
 
         return self.selector.select(count, free, self._look)
 
@@ -169,8 +177,11 @@ class Server:
         flight = self.flight(request.device, request.trip)
         if flight is None:
             raise Refused(NO_TRIP)
-        if type(request.slot.epoch) is not int or not 1 <= request.slot.epoch <= flight.epochs:
-            raise Refused(f"asks at epoch {request.slot.epoch!r:.40} of {flight.epochs}")
+        slot = request.slot
+        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= gates.LONGEST_NAME):
+            raise Refused("asks without a slot")
+        if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
+            raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
         flight.slot = request.slot.epoch
         if flight.fresh is None and self.version > flight.base:
             flight.fresh, flight.fresh_age = self.version, self.age
@@ -183,44 +194,51 @@ class Server:
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
-        return self.arrival(upload.device, upload.trip, lambda: upload)
-
-    def arrival(self, device: int, trip: int, look: Callable[[], Upload]) -> list[Event]:
-        """An upload is there: what needs no look inside, then the gates, then the method's rule."""
-        flight = self.flight(device, trip)
+        flight = self.flight(upload.device, upload.trip)
         if flight is None:
-            known = type(device) is int and type(trip) is int
-            return [Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)]
+            return [self.unknown(upload.device, upload.trip)]
+        return self.arrival(upload.device, flight, lambda: upload)[0]
+
+    def unknown(self, device: int, trip: int) -> Rejected:
+        """An upload of a trip that is not in flight; who sends such may send anything."""
+        self.heard(device, trip)
+        known = type(device) is int and type(trip) is int
+        return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
+
+    def arrival(self, device: int, flight: Flight, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+        """An upload is there: what needs no look inside, then the gates, then the method's rule.
+
+        Gives what became of it, and the upload if it was looked at.
+        """
         unseen = self.method.prejudge(self, flight) if self._prejudges else None
         if unseen is not None:
             events = self._apply(unseen, device, flight)
             self._land(device)
-            return events + self._after_landing()
-        upload, notes = look(), tuple[Noted, ...]()
-        problem = gates.problem(upload, flight.base, flight.fresh, self.world.layout, self.rule.sends)
-        if problem is None:
-            problem = self.method.objection(upload, flight)
-        held = False
-        if problem is None and self.defence is not None:
-            left, problem, notes = self.defence.judge(upload, flight, self.store.get(flight.base))
-            upload, held = left or upload, left is None
-        if problem is None:
-            events = [] if held else self._receive(upload, flight)
+            return events + self._after_landing(), None
+        upload = look()
+        base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
+        let_in, refusal, notes = self.entrance.judge(upload, device, flight, base, fresh)
+        if refusal is None:
+            events = [] if let_in is None else self._receive(let_in, flight)
             self._land(device)
         else:
-            events = [Rejected(problem, device, trip)]
+            events = [refusal]
             self._land(device)
             events += self._forget(device)
         events += notes
-        return events + self._after_landing() if self.synchronous else events
+        if self.synchronous and not self.flights:
+            events += self._after_landing()
+        return events, upload
 
     def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
         """The method's rule on an upload that is let in."""
         verdict = self.method.receive(self, upload, flight)
-        self.consumed += not isinstance(verdict, Discard | Reject)
-        if isinstance(verdict, Wait) and self.method.about.replaces == "aggregation":
+        if self._buffers and isinstance(verdict, Wait):
             self.waiting.add(upload.device)
-        return self._apply(verdict, upload.device, flight)
+        events = self._apply(verdict, upload.device, flight)
+        if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
+            self.consumed += 1
+        return events
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -230,12 +248,23 @@ class Server:
     def lost(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
         if self.flight(device, trip) is None:
+            self.heard(device, trip)
             return []
         self._land(device)
         if self.links is not None:
             self.links.lost(device)
         events: list[Event] = [Lost(device, trip, reason)]
         return events + self._forget(device) + self._after_landing()
+
+    def give_up(self, device: int, trip: int) -> list[Event]:
+        """Nobody waits for this trip any longer; its device is not triggered before it is heard of."""
+        self.away[device] = trip
+        return self.lost(device, trip, GIVEN_UP)
+
+    def heard(self, device: int, trip: int) -> None:
+        """A trip has come to its end; if it had been given up, its device may be triggered again."""
+        if type(device) is int and self.away.get(device) == trip:
+            del self.away[device]
 
     # ---- checkpoint
 
@@ -246,13 +275,14 @@ class Server:
             "current": self.store.current,
             "flights": {str(device): saving.dump(flight) for device, flight in self.flights.items()},
             "waiting": sorted(self.waiting),
+            "away": {str(device): trip for device, trip in self.away.items()},
             "trips": {str(device): count for device, count in self.trips.items()},
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
+            "entrance": self.entrance.state(),
             "method": saving.dump(self.method.state),
             "links": {} if self.links is None else self.links.state(),
-            "defence": {} if self.defence is None else self.defence.state(),
         }
 
     def restore(self, tree: saving.Tree) -> None:
@@ -263,40 +293,45 @@ class Server:
         self.store = VersionStore.restore(held, tree["current"])
         self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
         self.waiting = set(tree["waiting"])
+        self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
+        self.entrance.restore(tree["entrance"])
         saving.restore(self.method.state, tree["method"])
         if self.links is not None:
             self.links.restore(tree["links"])
-        if self.defence is not None:
-            self.defence.restore(tree["defence"])
 
     # ---- inside
 
     def _apply(self, verdict: Verdict, device: int | None, flight: Flight | None) -> list[Event]:
         """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
         trip = None if flight is None else flight.trip
-        if isinstance(verdict, Wait):
-            self.urgent += verdict.urgent
-            return []
-        if isinstance(verdict, Discard) and device is not None and flight is not None:
-            staleness = self.staleness(flight)
-            return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
-        if isinstance(verdict, Reject):
-            return [Rejected(verdict.reason, device, trip)]
+        if not isinstance(verdict, Aggregate):
+            if isinstance(verdict, Wait):
+                self.urgent += verdict.urgent
+                return []
+            if isinstance(verdict, Discard) and device is not None and flight is not None:
+                staleness = self.staleness(flight)
+                return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
+            if isinstance(verdict, Reject):
+                self.waiting.clear()  # what they waited for will not be
+                return [Rejected(verdict.reason, device, trip)]
         verdict = self._kept_contract(verdict)
         n, length = self.world.layout.learnable, verdict.length
         if length is None:
-            length = distance(verdict.weights[:n], self.weights[:n])
+            new, old = verdict.weights, self.store.weights
+            length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
         if gates.overflows(verdict.weights, length):
+            self.waiting.clear()
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)
         event = Aggregated(self.version, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
-        self.waiting.clear()
+        if self.waiting:
+            self.waiting.clear()
         return [event, *verdict.notes]
 
     @property
@@ -326,11 +361,10 @@ class Server:
     def _after_landing(self) -> list[Event]:
         if not self.synchronous or self.flights:
             return []
-        events = list[Event]()
-        if self.defence is not None:
-            kept, notes = self.defence.release()
-            for upload, flight in kept:
-                events += self._receive(upload, flight)
-            events += notes
+        events: list[Event] = []
+        kept, notes = self.entrance.release()
+        for upload, flight in kept:
+            events += self._receive(upload, flight)
+        events += notes
         verdict = self.method.finish_round(self)
         return events if verdict is None else events + self._apply(verdict, None, None)

@@ -6,6 +6,7 @@
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from freshet.core.server import Server
@@ -30,10 +31,12 @@ class Trigger:
         """How many devices should start now (if so many are idle)."""
         if self.kind == "rounds":
             return 0 if server.flights else self.per_round
-        free = max(0, self.in_flight - server.busy)
-        return free if self.kind == "concurrency" else self.per_round * (free > 0)
+        free = self.in_flight - server.busy
+        if free <= 0:
+            return 0
+        return free if self.kind == "concurrency" else self.per_round
 
-    @property
+    @cached_property
     def on_arrival(self) -> bool:
         """Whether an arrival may start new trips (the periodic trigger only listens to its clock)."""
         return self.kind != "periodic"

@@ -84,6 +84,13 @@ def distance(a: Vector, b: Vector) -> float:
     return math.sqrt(dot_differences(a, b, a, b))
 
 
+def distance_from_line(u: Vector, a: Vector, b: Vector) -> float:
+    """``min |u - a - x (b - a)|`` over 0 <= x <= 1: how far u lies from the line between a and b."""
+    square, product, length = _kernels().line_products(u, a, b)
+    x = min(1.0, max(0.0, product / length)) if length > 0.0 else 0.0
+    return math.sqrt(max(0.0, square - x * (2.0 * product - x * length)))
+
+
 def is_finite(a: Vector) -> bool:
     """True when no entry is NaN or infinite."""
     result: bool = _kernels().is_finite(a)

@@ -58,8 +58,9 @@ class Comparison:
     @property
     def best(self) -> str | None:
         """The method with the best median at the end; the first of those that tie."""
+        sign = -1.0 if self.document["worlds"][0]["direction"] == "min" else 1.0
         ended = [line for line in self.lines if line["accuracy"]["median"] is not None]
-        return max(ended, key=lambda line: line["accuracy"]["median"])["name"] if ended else None
+        return max(ended, key=lambda line: sign * line["accuracy"]["median"])["name"] if ended else None
 
     @property
     def failures(self) -> dict[str, str]:
@@ -92,7 +93,7 @@ class Tuning:
 
     @property
     def score(self) -> float:
-        """How good they were on the samples held out."""
+        """How good they were on the samples held out: the metric, with the sign turned where less is better."""
         return float(self.record["score"])
 
     @property

@@ -15,6 +15,7 @@ from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.curves import curve
 from freshet.report.groups import Group, headline, target_of, times_to
+from freshet.report.log import Log
 from freshet.report.palette import styles
 from freshet.report.reading import RunData
 from freshet.report.references import references
@@ -43,7 +44,7 @@ def outcome(job: Job, store: Store) -> JobOutcome:
     run = Run(store.directory(job.key))
     try:
         summary = run.summary()
-        data = RunData(job.key, str(summary["status"]), run.config(), summary, run.metrics(), [])
+        data = RunData(job.key, str(summary["status"]), run.config(), summary, run.metrics(), Log())
     except RunError as problem:
         return JobOutcome(job, State.FAILED, str(problem), None)
     return JobOutcome(job, state, None, data)

@@ -24,7 +24,7 @@ from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_ke
 from freshet.experiments.store import State, Store
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
-from freshet.runs.facts import ACCURACY, metric_of
+from freshet.runs.facts import ACCURACY, Metric, metric_of
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
 
@@ -270,6 +270,7 @@ class Tuner:
             watch.on_done(job, State.UNFINISHED, None)
             raise
         summary = run.summary()
+        trial.set_user_attr("metric", list(metric_of(summary)))
         if summary.get("diverged") is not None:
             return 0.0 if metric_of(summary) == ACCURACY else WORST
         return score(rows)
@@ -285,13 +286,15 @@ class Tuner:
             raise RunError(f"no trial of {self.method} came to its end{f' ({errors[0]})' if errors else ''}")
         best = max(complete, key=lambda trial: (trial.value, -trial.number))
         config = best_config(self.tables, best.params)
-        trials = self._counted(optuna, study)
+        trials, metric = self._counted(optuna, study), Metric(*best.user_attrs.get("metric", ACCURACY))
         ended = [trial.state.name.lower() for trial in trials]
         record = {
             "method": self.method,
             "budget": asdict(self.budget) | {"until": config.run.until},
             "validation": VALIDATION,
             "seeds": self.seeds,
+            "metric": metric.name,
+            "direction": metric.direction,
             "score": best.value,
             "values": best.params,
             "space": {name: asdict(each) for name, each in self.space.items()},
@@ -303,10 +306,16 @@ class Tuner:
         }
         header = (
             f"# {self.method}, tuned by freshet: {len(trials)} trials x {self.budget.seeds} seeds, "
-            f"accuracy {best.value:.4f} on a held-out {VALIDATION:g} of the training set; the test set was not used\n"
+            f"{judged(record)} on a held-out {VALIDATION:g} of the training set; the test set was not used\n"
         )
         write_atomically(self.folder / "tuning.json", (json.dumps(record, indent=2) + "\n").encode())
         write_atomically(self.folder / "best.toml", header.encode() + tomli_w.dumps(config.tables()).encode())
+
+
+def judged(record: Mapping[str, Any]) -> str:
+    """The best score in words: the metric's name and value (a score is higher when it is better)."""
+    value = -record["score"] if record["direction"] == "min" else record["score"]
+    return f"{record['metric']} {value:.4f}"
 
 
 def suggest(trial: Any, name: str, each: Range) -> float | int:

@@ -2,3 +2,8 @@
 
 Built on ``core.coordinator`` (server) and ``training.trip`` (device). Nothing here knows a simulation.
 """
+
+import time
+
+#: When this package was loaded: in the process of a trip, what comes before is Flower's and what follows is ours.
+LOADED = time.time()

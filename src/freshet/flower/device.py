@@ -21,8 +21,9 @@ from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
+from freshet.data.dataset import DataSet, check, own_data
 from freshet.errors import ConfigError, DataError
-from freshet.flower import wire
+from freshet.flower import LOADED, wire
 from freshet.flower.store import DeviceFolder, Kept
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.checkpoint import Tree
@@ -38,7 +39,12 @@ NodeConfig = Mapping[str, Any]
 #: Gives a device its training samples: ``(x, y)``, a torch Dataset or a Hugging Face Dataset.
 Load = Callable[[NodeConfig], Any]
 #: Seconds between two looks whether the server is in a hurry.
-_LOOK = 1.0
+LOOK = 1.0
+
+
+def _nobody(*_: Any) -> list[int]:
+    """Devices are selected on the server."""
+    return []
 
 
 class Device:
@@ -87,9 +93,14 @@ class Device:
 
     def parts(self, config: Config, node: NodeConfig, device: int) -> Parts:
         """What the configuration names, with this device's own samples if it brings any, and no shard but its own."""
-        load = self._load or _loader(str(node.get("data", "")))
+        load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
-        parts = assemble(config, Given(factory=self._model))
+        given = Given(factory=model, selection=_nobody if config.run.selection == CUSTOM else None)
+        if own is not None and config.data.name == CUSTOM:  # the server's samples stayed there, too
+            whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
+            config = replace(config, data=whole)
+            given = replace(given, dataset=only_own(own, config), shards=[[0]] * config.fleet.devices)
+        parts = assemble(config, given)
         shards: list[Any] = [np.empty(0, np.int64)] * len(parts.shards)
         if own is None:
             place = node.get("partition-id", device)
@@ -97,7 +108,7 @@ class Device:
                 raise ConfigError("partition-id", f"must be a number from 0 to {len(parts.shards) - 1}, not {place!r}")
             shards[device] = parts.shards[place]
             return replace(parts, shards=shards)
-        dataset = with_samples(parts.dataset, own, config)
+        dataset = parts.dataset if given.dataset is not None else with_samples(parts.dataset, own, config)
         shards[device] = np.arange(len(dataset.y_train))
         return replace(parts, dataset=dataset, shards=shards)
 
@@ -119,7 +130,9 @@ class _Worker:
         self._ticket, self._folder, self._memory = ticket, folder, memory
         self._rule = config.method_class.rule(config.method)
         self._unreached, self._samples = "", 0
-        self._timing = {"start": began - process_start()}
+        born = process_start()
+        #: Seconds by phase, and when the process began, by this machine's clock.
+        self._timing = {"began": born, "start": LOADED - born, "import": began - LOADED}
 
     def _trainer(self, number: int) -> Trainer:
         at = time.time()
@@ -222,7 +235,7 @@ class _Listener:
 
     def _listen(self) -> None:
         client = _client(self._way, self._trip.assignment)
-        while not self._ended.wait(_LOOK):
+        while not self._ended.wait(LOOK):
             if client.is_urgent():
                 self._trip.hurry()
                 break
@@ -263,7 +276,7 @@ def process_start() -> float:
         return time.time()
 
 
-# ---- a device's own data
+# ---- a device's own data and network
 
 
 def _loader(text: str) -> Load | None:
@@ -272,15 +285,24 @@ def _loader(text: str) -> Load | None:
         return None
     if text.endswith(".npz"):
         return lambda node: _read_npz(Path(text))
+    load: Load = _named("--data", text, "a file .npz with x and y, or module:function")
+    return load
+
+
+def _factory(text: object) -> Factory | None:
+    """What ``--model`` names: nothing (the configuration's network), or ``module:Class``."""
+    factory: Factory | None = _named("--model", str(text), "module:Class") if text else None
+    return factory
+
+
+def _named(option: str, text: str, wanted: str) -> Any:
     module, colon, name = text.partition(":")
     if not (colon and module and name):
-        raise ConfigError("--data", f"must be a file .npz with x and y, or module:function, but {text!r} was given")
+        raise ConfigError(option, f"must be {wanted}, but {text!r} was given")
     try:
-        found = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError("--data", f"{text} cannot be loaded ({error})") from None
-    load: Load = found
-    return load
+        raise ConfigError(option, f"{text} cannot be loaded ({error})") from None
 
 
 def _read_npz(path: Path) -> tuple[Any, Any]:
@@ -291,11 +313,19 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
         raise DataError(f"{path} cannot be read as arrays x and y ({error})") from None
 
 
-def with_samples(dataset: Any, own: Any, config: Config) -> Any:
+def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:
     """The data set of the configuration with a device's own training samples in the place of its own."""
-    from freshet.data.dataset import check, own_data
-
     test = (dataset.x_test, dataset.y_test)
     found = own_data(CUSTOM, own, test, None, config.data)
     assert found is not None
     return check(replace(dataset, x_train=found.x_train, y_train=found.y_train, groups=None))
+
+
+def only_own(own: Any, config: Config) -> DataSet:
+    """A device's own samples where the configuration names no data set; nobody tests on them."""
+    dataset = own_data(CUSTOM, own, own, None, config.data)
+    assert dataset is not None
+    if dataset.mean is not None:
+        problem = "gives uint8 images, which would be scaled by the figures of this device alone; give float32"
+        raise ConfigError("--data", problem)
+    return dataset

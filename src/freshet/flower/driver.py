@@ -75,6 +75,8 @@ class Live:
         self._tested: tuple[int, Score] | None = None
         self._started = False
         self.done: dict[int, Done] = defaultdict(Done)
+        #: Messages that were sent: one per trip, two where the fresh model comes by message.
+        self.messages = 0
         #: Seconds by device and phase, one for each trip.
         self.seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
@@ -118,7 +120,8 @@ class Live:
             for phase, values in by_phase.items():
                 phases[phase] += values
         medians = {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
-        return self.coordinator.facts(self.now) | {"real_time": True, "trip_seconds": medians}
+        facts = {"real_time": True, "trip_seconds": medians, "messages": self.messages}
+        return self.coordinator.facts(self.now) | facts
 
     # ---- starting trips
 
@@ -167,6 +170,7 @@ class Live:
         for device in effects.hurry:
             self.journeys[device].urgent = True
         self._wake(effects.wake_at)
+        self._wake(effects.look_at)
         self.over |= self.coordinator.over
 
     def _send(self) -> None:
@@ -177,6 +181,7 @@ class Live:
                 content = self._content(node, journey)
                 try:
                     journey.message, journey.sent = self.post.send(node, content, self.network.ttl), self.now
+                    self.messages += 1
                 except ConnectionError as problem:
                     self.writer.say(f"device {device} cannot be sent its model now ({problem}); trying again")
             elif self.now - max(journey.started, journey.sent) > self.network.patience:
@@ -217,6 +222,7 @@ class Live:
         """An answer to a trip's message is there."""
         journey = self.journeys[device]
         if reply.error:
+            self._online = self._online - {self._node(device)}  # until the next roll call says otherwise
             self._lose(device, reply.error)
             return
         try:
@@ -231,7 +237,7 @@ class Live:
         if answer.upload is not None:
             self._upload(device, journey, answer)
         elif answer.slot is not None and not journey.onward and self.network.fresh == "messages":
-            self._onward(device, journey, answer.slot)
+            self._onward(device, journey, answer.slot, answer.timing)
         else:
             self._lose(device, answer.lost or "asks a second time")
 
@@ -250,12 +256,13 @@ class Live:
                 note = {"device": device, "trip": trip, "reason": answer.unreached}
                 self.writer.event(self.now, Noted("trained on without the fresh model", note))
 
-    def _onward(self, device: int, journey: Journey, slot: Slot) -> None:
+    def _onward(self, device: int, journey: Journey, slot: Slot, timing: Mapping[str, float]) -> None:
         """The device asks by message: the second message of its trip brings the model of this moment."""
         with self._lock:
             effects = self.coordinator.request(Request(device, journey.assignment.trip, slot))
             self._carry_out(effects)
             journey.slot, journey.fresh, journey.onward, journey.message = slot, effects.fresh, True, ""
+            journey.spent = dict(timing)
 
     def _lose(self, device: int, reason: str) -> None:
         with self._lock:
@@ -263,13 +270,11 @@ class Live:
             self._carry_out(self.coordinator.lost(self.now, device, journey.assignment.trip, reason))
 
     def _time(self, device: int, journey: Journey, answer: wire.Answer) -> None:
-        """What a trip's time went to; the rest of it were messages and waiting for them to be fetched."""
-        timing = {phase: value for phase, value in answer.timing.items() if 0 <= value < 1e6}
-        total = self.now - journey.started
-        known = {phase: timing[phase] for phase in ("start", "load", "train", "fresh") if phase in timing}
-        parts = known | {"messages": max(0.0, total - sum(known.values())), "whole": total}
-        for phase, value in (parts | ({"cpu": timing["cpu"]} if "cpu" in timing else {})).items():
-            self.seconds[device][phase].append(value)
+        """Write down what a trip's time went to; an answer that is given again has none."""
+        if answer.timing and journey.begun is not None:
+            parts = journey.durations(self.now - journey.started, answer.timing)
+            for phase, value in parts.items():
+                self.seconds[device][phase].append(value)
 
     # ---- the fresh-model service asks (from its threads)
 
@@ -332,7 +337,8 @@ class Live:
                 "wakes": list(self._wakes),
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
-                "journeys": {str(device): saved(journey) for device, journey in self.journeys.items()},
+                "journeys": {str(device): saved(journey) for device, journey in self._in_flight()},
+                "messages": self.messages,
                 "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
@@ -341,6 +347,7 @@ class Live:
     def restore(self, tree: Tree, until: float) -> None:
         """Go on from a saved state; every trip that was under way is asked for again, with its ticket."""
         self.coordinator.restore(tree["coordinator"])
+        self.server.away.clear()  # their messages are not waited for any more
         self.server.world.samples[:] = tree["samples"]
         self._before, self._start = tree["now"], time.monotonic()
         self._wakes, self.session, self._started = list(tree["wakes"]), tree["session"], True
@@ -349,17 +356,24 @@ class Live:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
         for device, journey in tree["journeys"].items():
             self.journeys[int(device)] = self._restored(int(device), journey)
+        self.messages = tree["messages"]
         for device, (trips, seconds) in tree["done"].items():
             self.done[int(device)] = Done(trips, seconds)
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase] = list(values)
 
+    def _in_flight(self) -> list[tuple[int, Journey]]:
+        """Trips that were not given up (an answer to one that was is still waited for, to know that its device is
+        free)."""
+        return [(device, j) for device, j in self.journeys.items() if self.server.flight(device, j.assignment.trip)]
+
     def _restored(self, device: int, tree: Tree) -> Journey:
         flight, store = self.server.flights[device], self.server.store
         where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
         assignment = Assignment(*where, tree["instruction"], owned(tree["vectors"]))
         journey = Journey(assignment, tree["ticket"], tree["started"], sent=self.now, onward=tree["onward"])
+        journey.begun = None
         if flight.fresh is not None:
             fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
             journey.fresh = Fresh(*fresh, owned(tree["fresh_vectors"]))

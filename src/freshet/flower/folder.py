@@ -42,6 +42,7 @@ class DeviceFile(Options):
 
     superlink: str = Field(description="host:port of the SuperLink")
     data: str = Field("", description="module:function, a file .npz, or empty: the configuration's data set")
+    model: str = Field("", description="module:Class, or empty: the configuration's network")
     folder: str = Field("", description="where the device remembers (default: memory/ in the deployment's folder)")
     port: int = Field(0, ge=0, le=65535, description="local port of the SuperNode (0: 19100 + the node's number)")
 
@@ -67,6 +68,16 @@ class Folder:
     @property
     def nodes(self) -> Path:
         return self.state / "nodes.json"
+
+    @property
+    def control_token(self) -> Path:
+        """What ``flwr`` must show to the SuperLink: whoever has it may start apps on the devices."""
+        return self.state / "control.token"
+
+    @property
+    def executor_secret(self) -> Path:
+        """What the process must show that starts the server app."""
+        return self.state / "executor.secret"
 
     def key(self, node: int) -> Path:
         return self.root / "keys" / f"node_{node}"

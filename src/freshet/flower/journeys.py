@@ -1,10 +1,17 @@
 """What the real-time driver works with: messages and who carries them, how they travel, trips under way."""
 
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.saving import Tree
+
+#: What a device spends its time on: process and Flower's part of it, loading our code and torch, data and model,
+#: training, waiting for the fresh model.
+PHASES = ("start", "import", "load", "train", "fresh")
 
 
 class Reply(NamedTuple):
@@ -58,6 +65,23 @@ class Journey:
     #: Whether the second message of the trip is due (or sent).
     onward: bool = False
     urgent: bool = False
+    #: When it was begun by this machine's clock; None after a restart of the server, when its time tells nothing.
+    begun: float | None = field(default_factory=time.time)
+    #: Seconds by phase of its first message, where it takes two.
+    spent: Mapping[str, float] = field(default_factory=dict)
+
+    def durations(self, whole: float, timing: Mapping[str, float]) -> dict[str, float]:
+        """Where a trip's time went, ``timing`` being what the device says of its last message.
+
+        What the device does not account for are messages: down until its process began (as far as the two clocks
+        agree), up for the rest.
+        """
+        both = {phase: self.spent.get(phase, 0.0) + timing.get(phase, math.nan) for phase in (*PHASES, "cpu")}
+        found = {phase: value for phase, value in both.items() if 0 <= value < 1e6}
+        messages = max(0.0, whole - sum(found[phase] for phase in PHASES if phase in found))
+        began = self.spent.get("began", timing.get("began", 0.0))
+        down = min(max(0.0, began - (self.begun or began)), messages)
+        return found | {"down": down, "up": messages - down, "messages": messages, "whole": whole}
 
 
 @dataclass(slots=True)

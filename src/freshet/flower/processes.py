@@ -1,12 +1,15 @@
 """The Flower processes of a deployment: their commands, and keeping them alive."""
 
+import base64
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -15,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import tomli_w
 
 from freshet.errors import RunError
 from freshet.flower.folder import Folder, renew_app, run_config
+from freshet.flower.keys import write_secret
 from freshet.runs.writer import write_atomically
 
 CONNECTION = "freshet"
@@ -114,10 +119,13 @@ def environment(folder: Folder) -> dict[str, str]:
 
 
 def superlink(folder: Folder) -> list[Command]:
-    """The SuperLink, and who starts the server app: a process of its own, which a dead SuperLink leaves alone."""
+    """The SuperLink behind its gate, and who starts the server app: a process of its own, which a dead SuperLink leaves
+    alone."""
     server, pems, where = folder.server(), folder.certificates, environment(folder)
+    secret = ("--superexec-auth-secret-file", str(folder.executor_secret))
     link = [
-        *(program("flower-superlink"), "--host", server.bind, "--port", str(server.port)),
+        *(sys.executable, "-m", "freshet.flower.gate", str(folder.control_token)),
+        *("--host", server.bind, "--port", str(server.port), *secret),
         *("--ssl-ca-certfile", str(pems / "ca.crt")),
         *("--ssl-certfile", str(pems / "server.crt"), "--ssl-keyfile", str(pems / "server.key")),
         *("--enable-supernode-auth", "--database", str(folder.state / "superlink.db")),
@@ -125,7 +133,7 @@ def superlink(folder: Folder) -> list[Command]:
     ]
     executor = [
         *(program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{server.port}"),
-        *("--root-certificates", str(pems / "ca.crt")),
+        *("--root-certificates", str(pems / "ca.crt"), *secret),
     ]
     logs = folder.state / "logs"
     return [
@@ -168,19 +176,21 @@ def listing(folder: Folder) -> Command:
     return Command("list", [program("flwr"), "supernode", "list", CONNECTION], environment(folder))
 
 
-def supernode(folder: Folder, node: int, data: str = "", memory: Path | None = None) -> Command:
-    """The SuperNode of a device; where it finds its data and its memory goes into its node config."""
+def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Command:
+    """The SuperNode of a device; where it finds its data, network and memory goes into its node config."""
     device = folder.device()
-    home = memory or Path(device.folder or folder.root / "memory" / f"node_{node}").absolute()
-    node_config: dict[str, Any] = {"partition-id": node, "folder": str(home), "data": data or device.data}
+    home = Path(device.folder or folder.root / "memory" / f"node_{node}").absolute()
+    node_config: dict[str, Any] = {"partition-id": node, "folder": str(home)}
+    node_config |= {"data": data or device.data, "model": model or device.model}
     words = [
-        *(program("flower-supernode"), "--superlink", device.superlink),
+        *(sys.executable, "-m", "freshet.flower.node", "--superlink", device.superlink),
         *("--root-certificates", str(folder.certificates / "ca.crt")),
         *("--auth-supernode-private-key", str(folder.key(node))),
         *("--host", "127.0.0.1", "--port", str(device.port or 19100 + node)),
         *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())),
     ]
-    where = QUIET | {"FLWR_HOME": str(home / "flwr")}
+    modules = [str(Path.cwd()), str(folder.root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    where = QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": os.pathsep.join(modules)}
     return Command(f"device {node}", words, where)
 
 
@@ -216,15 +226,36 @@ def _documents(text: str) -> list[dict[str, Any]]:
 
 
 def connect(folder: Folder) -> None:
-    """Tell the command ``flwr`` where the SuperLink is."""
-    home = folder.state / "flwr"
+    """Tell the command ``flwr`` where the SuperLink is and how it is let in (as if somebody had logged in)."""
+    home, address = folder.state / "flwr", f"127.0.0.1:{folder.server().port}"
     home.mkdir(parents=True, exist_ok=True)
-    connection = {
-        "address": f"127.0.0.1:{folder.server().port}",
-        "root-certificates": str(folder.certificates / "ca.crt"),
-    }
+    connection = {"address": address, "root-certificates": str(folder.certificates / "ca.crt")}
     tables = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     write_atomically(home / "config.toml", tomli_w.dumps(tables).encode())
+    for path in (folder.control_token, folder.executor_secret):
+        if not path.exists():
+            write_secret(path, secrets.token_hex(32).encode())
+    token = folder.control_token.read_text(encoding="ascii")
+    shown = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": token}
+    stored = {f"flower.account-auth.{address}.{key}": _base64(value) for key, value in shown.items()}
+    (home / "credentials.yaml").unlink(missing_ok=True)
+    write_secret(home / "credentials.yaml", json.dumps(stored).encode())
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def check_gate(folder: Folder) -> None:
+    """Raise unless the SuperLink turns away who calls its control interface without the token."""
+    trust = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
+    address = f"https://127.0.0.1:{folder.server().port}/v1/control/list-runs"
+    try:
+        answer = httpx.post(address, verify=trust, timeout=30.0, trust_env=False)
+    except httpx.HTTPError as problem:
+        raise RunError(f"the SuperLink does not answer ({problem}); see state/logs/superlink.log") from None
+    if answer.status_code != httpx.codes.UNAUTHORIZED:
+        raise RunError("the SuperLink lets strangers start apps: this version of Flower cannot be used, only 1.41.0")
 
 
 def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
@@ -250,15 +281,17 @@ def write_nodes(folder: Folder, known: Mapping[int, int]) -> None:
     write_atomically(folder.nodes, json.dumps({str(node): device for device, node in known.items()}).encode())
 
 
-def start_server(folder: Folder) -> list[Child]:
-    """SuperLink and executor up, keys registered."""
+def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
+    """SuperLink up, keys registered, and the executor up unless the server app runs elsewhere."""
     tables = renew_app(folder)
     connect(folder)
-    link, executor = superlink(folder)
+    link, starter = superlink(folder)
     children = [Child(link)]
     try:
         wait_for_port(folder.server().port, 60.0, lambda: children[0].ended is None)
-        children.append(Child(executor))
+        check_gate(folder)
+        if executor:
+            children.append(Child(starter))
         register_all(folder, int(tables["fleet"]["devices"]))
     except BaseException:
         stop(children)
@@ -295,14 +328,15 @@ def _process(path: Path, word: bytes) -> int | None:
     return pid
 
 
-def end(pid: int, seconds: float = 6 * GRACE) -> None:
-    """Ask a process to end, and wait until it has."""
+def end(folder: Folder, seconds: float = 6 * GRACE) -> None:
+    """Ask the process of ``deploy server`` to end, and wait until it has."""
+    pid = deploy_process(folder)
+    if pid is None:
+        return
     os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if deploy_process(folder) != pid:
             return
         time.sleep(0.2)
     raise RunError(f"process {pid} has not ended within {seconds:g} s")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import httpx
 from flwr.app import Message
 
 from freshet.config import Config, load_tables, resolve
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 ERRORS = {
     1: "the device could not load its app",
     2: "the device's app failed",
-    3: "the message expired before the device answered",
+    3: "the message expired before the device answered, or was lost",
     4: "the device's answer expired",
     5: "the device is gone",
     7: "the device could not unpack its app",
@@ -115,9 +114,10 @@ class FlowerPost:
 
     @staticmethod
     def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Whatever fails: a SuperLink that is away, and messages of devices that Flower itself cannot unpack."""
         try:
             return function(*arguments)
-        except (httpx.HTTPError, OSError) as error:
+        except Exception as error:
             raise ConnectionError(f"{type(error).__name__}: {error}"[:150]) from None
 
 
@@ -165,16 +165,15 @@ def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Giv
     def open_log() -> RunWriter:
         if tree is not None:
             return RunWriter(directory, resume=tree["log"])
-        writer = RunWriter.create(directory, config.tables(), note=parts.dataset.part())
-        write_world(directory, surroundings(parts, config, world, {}))
-        return writer
+        return RunWriter.create(directory, config.tables(), note=parts.dataset.part())
 
     with _ready(parts, config, world, settings, post, open_log) as ready:
-        ended = drive(parts.plan(config), _opened(ready), tree)
         live = ready.driver
         assert isinstance(live, Live)
-        write_world(directory, surroundings(parts, config, world, live.seconds))
-    return ended
+        try:
+            return drive(parts.plan(config), _opened(ready), tree)
+        finally:  # who the devices are and how fast is known now, and not before
+            write_world(directory, surroundings(parts, config, world, live.seconds))
 
 
 @contextmanager
@@ -195,7 +194,9 @@ def _ready(
     server = parts.server(config, world)
     trainer = parts.setup(config).trainer()
     load_kernels(_log.info)
-    coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=config.run.end == math.inf)
+    coordinator = Coordinator(
+        server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
+    )
     tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
@@ -254,19 +255,30 @@ def read_nodes(path: Path, devices: int) -> dict[int, int]:
 def surroundings(
     parts: Parts, config: Config, world: World, seconds: Mapping[int, Mapping[str, list[float]]]
 ) -> RunWorld:
-    """world.json: what was measured takes the place of what a simulation would assume (0 and no limit until then)."""
+    """world.json: of each device the medians of its trips, in the terms of a simulated fleet (0 where none was made).
+
+    Before it trains pass ``down + start + import + load``; a fresh model takes the latency of the downlink; the rest of
+    a trip is its upload, ``model_bytes / up_rate``.
+    """
     assumed, devices = parts.surroundings(config, parts.fingerprint(config)), config.fleet.devices
-    trained = [_median(seconds.get(device, {}).get("train", [])) for device in range(devices)]
+
+    def of(device: int, *phases: str) -> float:
+        return sum(_median(seconds.get(device, {}).get(phase, [])) for phase in phases)
+
+    latency = _median([s for by in seconds.values() for s in by.get("fresh", [])])
+    before = [of(device, "down", "start", "import", "load") for device in range(devices)]
+    up = [of(device, "up") for device in range(devices)]
     samples = [int(count) for count in world.samples]
     if samples != assumed.samples:  # devices brought their own, and their labels stay with them
         assumed = replace(assumed, classes=["samples"], label_counts=[[count] for count in samples])
     return replace(
         assumed,
-        train_seconds=trained,
-        up_rate=[math.inf] * devices,
+        train_seconds=[of(device, "train") for device in range(devices)],
+        start_seconds=[max(0.0, each - latency) for each in before],
+        up_rate=[assumed.model_bytes / each if each > 0 else math.inf for each in up],
         down_rate=[math.inf] * devices,
         up_latency=0.0,
-        down_latency=_median([s for by in seconds.values() for s in by.get("messages", [])]),
+        down_latency=latency,
         on_seconds=0.0,
         off_seconds=0.0,
         loss=0.0,

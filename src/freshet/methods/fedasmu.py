@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from freshet.methods.parts.meta import MetaSelector
 
 
+#: A reward whose square is still a number: it is averaged.
+LARGEST_REWARD = 1e100
+
+
 @dataclass
 class DeviceControl:
     """What the server keeps per device: the controls and the numbers of its last accepted upload."""
@@ -145,12 +149,19 @@ class FedASMU(Method):
             return f"reports a merge after {upload.merged.get('n1')} of {upload.steps} steps, which is impossible"
         if "reward" in report and (flight.slot is None or report.get("slot") != flight.slot):
             return f"reports slot {report.get('slot')}, but asked in {flight.slot}"
+        if abs(report.get("reward", 0.0)) > LARGEST_REWARD:
+            return f"reports a reward of {report['reward']:g}, which is impossible"
         return None
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        s, news = server.staleness(flight), self._learn_slot(upload)
-        w, o, n, state = server.weights, self.options, self.world.layout.learnable, self.state
-        known = state.devices.setdefault(upload.device, DeviceControl(Control(o.lambda0, o.sigma0, o.iota0)))
+        s, w, o, n, state = (
+            server.staleness(flight),
+            server.weights,
+            self.options,
+            self.world.layout.learnable,
+            self.state,
+        )
+        known = state.devices.get(upload.device) or DeviceControl(Control(o.lambda0, o.sigma0, o.iota0))
         # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
         base, beta = server.store.get(flight.base), float(upload.merged.get("beta", 0.0))
         fresh = base if flight.fresh is None or beta == 0.0 else server.store.get(flight.fresh)
@@ -159,39 +170,41 @@ class FedASMU(Method):
         if o.dynamic_server:
             measured = beta if o.equations == "corrected" else 0.0
             trained = Trained(upload.weights, base, fresh)
-            product, step, length = state.steps.exchange(upload.device, trained, start, along, measured)
+            product, step, length = state.steps.measure(upload.device, trained, start, along, measured)
         else:
             step = new[:n]
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
         numbers: dict[str, Any] = {"adapted": False, "lr": flight.lr, "steps": upload.steps, "beta": beta}
         numbers["n1"] = int(upload.merged.get("n1", 0))
-        before = known.control
+        c, adapts = known.control, product is not None and known.past is not None
         if product is not None and known.past is not None:
-            state.adaptations += 1
-            numbers |= self._adapt(known, product, upload, flight)
+            c, adaptation = self._adapt(c, known.past, product, upload, flight)
+            numbers |= adaptation
         elif known.past is not None:
-            state.skipped += 1
             numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
-        c = known.control
         xi = staleness_weight(c, server.age, s, o.xi_min)
         alpha = saturate(o.mu_alpha, xi)
         move_along(w[:n], step, alpha, new[:n])
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
         self.world.layout.max_counters(new, w, upload.weights)
         if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
-            state.steps.forget(upload.device)  # the device starts over
-            known.control, known.past = before, None
             return Reject(NOT_FINITE)
+        # Only what is accepted leaves a trace.
+        state.adaptations, state.skipped = state.adaptations + adapts, state.skipped + ("forgotten" in numbers)
         if o.dynamic_server:
-            known.past = Past(server.version, server.age, s, xi, c)
+            state.steps.remember(upload.device, step)
+        past = Past(server.version, server.age, s, xi, c) if o.dynamic_server else None
+        state.devices[upload.device] = DeviceControl(c, past)
+        news = self._learn_slot(upload)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
         part = Contribution(upload.device, flight.base, s, alpha)
         return Aggregate(new, (part,), numbers, alpha * length, news)
 
-    def _adapt(self, known: DeviceControl, product: float, upload: Upload, flight: Flight) -> dict[str, Any]:
-        """Move the device's controls down the loss of the model that its last upload produced."""
-        o, past = self.options, known.past
-        assert past is not None
+    def _adapt(
+        self, control: Control, past: Past, product: float, upload: Upload, flight: Flight
+    ) -> tuple[Control, dict[str, Any]]:
+        """The device's controls, moved down the loss of the model that its last upload produced, and the numbers."""
+        o = self.options
         scale, numbers = flight.lr * flight.epochs, dict[str, Any]()  # as printed
         if o.equations == "corrected":
             # E1: training moves against the gradient. E5: it sums steps, not epochs. E6: what the merge left of them.
@@ -202,9 +215,9 @@ class FedASMU(Method):
             numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
         q = product / scale
         gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations)
-        known.control = descend(known.control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
+        moved = descend(control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
         names = ("grad_lambda", "grad_sigma", "grad_iota")
-        return {
+        return moved, {
             "adapted": True,
             "gap": flight.base - past.version - 1,  # E10
             "product": product,

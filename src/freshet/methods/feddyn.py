@@ -34,7 +34,7 @@ from freshet.core.expecting import expect
 from freshet.core.messages import Number
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
-from freshet.core.vectors import Vector, combine
+from freshet.core.vectors import Vector, combine, is_finite
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
 from freshet.methods.parts.terms import drift
 
@@ -98,6 +98,9 @@ class FedDyn(RoundMethod):
         self.state.G = self.state.G + moved / self.world.devices
         theta_next[:n] = mean + self.state.G
         return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}
+
+    def is_sane(self) -> bool:
+        return self.state.a_bar is None or is_finite(self.state.a_bar)
 
     def evaluated(self, server: Server) -> Vector:
         return server.weights if self.state.a_bar is None else self.state.a_bar

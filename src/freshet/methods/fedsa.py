@@ -33,7 +33,7 @@ from freshet.core.about import About, Range
 from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.expecting import expect
 from freshet.core.messages import Upload
-from freshet.core.method import LocalRule, Method, Options, Verdict, World
+from freshet.core.method import Aggregate, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
 from freshet.methods.parts.arrivals import mixed, polynomial
 from freshet.methods.parts.terms import proximal
@@ -106,10 +106,12 @@ class FedSA(Method):
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
         tau = server.staleness(flight) - 1
         estimate = 0.5 * self.state.tau.get(upload.device, 0.0) + 0.5 * tau
-        self.state.tau[upload.device] = estimate
         alpha = self.options.alpha * polynomial(tau, self.options.a)
         numbers = {"epochs": flight.epochs, "common_epochs": self.world.epochs, "estimate": estimate}
-        return mixed(server, upload, flight, alpha, **numbers)
+        verdict = mixed(server, upload, flight, alpha, **numbers)
+        if isinstance(verdict, Aggregate):
+            self.state.tau[upload.device] = estimate
+        return verdict
 
     @classmethod
     def audit(cls, options: FedSAOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

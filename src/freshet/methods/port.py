@@ -26,9 +26,10 @@ from pydantic import Field
 from freshet.core.about import About, Range, Uploads
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.expecting import Mismatch, expect
+from freshet.core.gates import overflows
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Facts, Method, Options, Verdict, Wait, World
-from freshet.core.server import Flight, Server
+from freshet.core.method import Aggregate, Facts, Method, Options, Reject, Verdict, Wait, World
+from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import Vector, combine, distance, dot_differences
 from freshet.errors import ConfigError
 
@@ -139,7 +140,9 @@ class PORT(Method):
         self.state.asked = {d: flying[d].trip for d in overdue} if o.urgent else {}
         return Wait(urgent=tuple(hurry))
 
-    def _aggregate(self, server: Server) -> Aggregate:
+    def _aggregate(self, server: Server) -> Aggregate | Reject:
+        """The reported models become the next one; where that would not be finite, they are dropped, and that is
+        all."""
         o, n, w, R = self.options, self.world.layout.learnable, server.weights, self.state.reported
         stalenesses = [server.version - r.base + 1 for r in R]
         cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
@@ -150,8 +153,11 @@ class PORT(Method):
         new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
         self.world.layout.max_counters(new, *(r.weights for r in R))
         parts = [Contribution(r.device, r.base, s, p_k) for r, s, p_k in zip(R, stalenesses, p, strict=True)]
-        self.state.reported, self.state.previous = [], w
-        return Aggregate(new, parts, {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines})
+        self.state.reported, length = [], distance(new[:n], w[:n])
+        if overflows(new, length):
+            return Reject(NOT_FINITE)
+        self.state.previous = w
+        return Aggregate(new, parts, {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines}, length)
 
     def _cosine(self, reported: Reported, tau: int, w: Vector) -> float:
         previous = self.state.previous

@@ -33,7 +33,7 @@ from freshet.core.expecting import expect
 from freshet.core.messages import Number, Vectors
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
-from freshet.core.vectors import Vector, combine, norm
+from freshet.core.vectors import Vector, combine, is_finite, norm
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
 
 
@@ -91,6 +91,9 @@ class SCAFFOLD(RoundMethod):
         state.heard = state.heard | {member.device: member.trip for member in members}
         numbers = {"alpha": self.options.eta_g, "N": N, "c_share": 1.0 / N, "c_norm": norm(state.c)}
         return new, numbers
+
+    def is_sane(self) -> bool:
+        return is_finite(self.state.c)
 
     @classmethod
     def audit(cls, options: SCAFFOLDOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

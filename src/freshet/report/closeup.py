@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from freshet.report.devices import devices_figures
 from freshet.report.extract import (
     Shares,
+    Track,
     bands,
     chooser_shares,
     controls,
@@ -12,8 +13,9 @@ from freshet.report.extract import (
     typical,
     weighted,
 )
+from freshet.report.log import Record
 from freshet.report.plots import Figure, log_axis, rounded, text
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.report.trips import Trip, timeline, trips_of
 
 #: A scatter plot with more points is thinned evenly.
@@ -79,7 +81,7 @@ def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
     ]
 
 
-def _control(run: RunData, trips: Sequence[Trip], tracks: dict[int, list[tuple[float, float]]]) -> Figure:
+def _control(run: RunData, trips: Sequence[Trip], tracks: dict[int, Track]) -> Figure:
     fleet = bands(tracks, run.end)
     xs = rounded(fleet.times, 2)
     edge = {"type": "scatter", "mode": "lines", "x": xs, "line": {"width": 0, "color": "@c0"}, "hoverinfo": "skip"}
@@ -88,7 +90,7 @@ def _control(run: RunData, trips: Sequence[Trip], tracks: dict[int, list[tuple[f
         edge | {"y": rounded(fleet.high, 7), "fill": "tonexty", "fillcolor": "@c0/14"},
     ]
     for device in typical(tracks, trips):
-        track = tracks[device][:: max(1, -(-len(tracks[device]) // _TRACK))]
+        track = list(tracks[device])[:: max(1, -(-len(tracks[device]) // _TRACK))]
         data.append({
             "type": "scatter", "mode": "lines", "name": f"device {device}",
             "x": rounded([time for time, _ in track], 2), "y": rounded([value for _, value in track], 7),

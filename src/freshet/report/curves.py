@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from freshet.report.reading import Record, RunData
+from freshet.report.log import Record
+from freshet.report.reading import RunData
 from freshet.report.statistics import band, on_grid, regular
 from freshet.runs.facts import Maybe
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from freshet.report.log import Record
 from freshet.report.plots import Figure, rounded
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.runs.facts import Maybe, number
 
 #: Events with lists longer than this are not looked at.
@@ -24,7 +25,7 @@ class Sounding(NamedTuple):
 
 def soundings(run: RunData) -> list[Sounding]:
     """The tests on the devices that are in the log, as long as their lists are; a value of another type is none."""
-    events = (event for event in run.events if event.get("kind") == "devices")
+    events = run.events.of("devices")
     found = [Sounding(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events]
     return [test for test in found if any(value is not None for value in test.plain)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from freshet.report.columns import COLUMNS, DEVICES, Column, overhead
+from freshet.report.log import Record
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.report.reading import Record
 from freshet.runs.facts import number
 
 #: A file of results is not larger than this.
@@ -66,7 +66,8 @@ def tuning(results: Record) -> Record:
     ranked = sorted(trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"])
     split, seeds = number(results["validation"]) or 0.0, len(results["seeds"])
     over = "1 seed" if seeds == 1 else f"{seeds} seeds"
-    said = f"Scores: mean accuracy over {over} on a held-out {100 * split:g} % of the training set."
+    metric = ("-" if results.get("direction") == "min" else "") + str(results.get("metric", "accuracy"))[:40]
+    said = f"Scores: mean {metric} over {over} on a held-out {100 * split:g} % of the training set."
     return {
         "title": f"tuning of {results['method']}",
         "look": "tuning",

@@ -9,7 +9,8 @@ from freshet.errors import ConfigError
 from freshet.files import printable
 from freshet.report.columns import DEVICES, Column, best, chosen
 from freshet.report.groups import Group, common_step, grouped, headline, target_of
-from freshet.report.reading import Record, RunData
+from freshet.report.log import Record
+from freshet.report.reading import RunData
 from freshet.report.worlds import worlds
 from freshet.runs.facts import ACCURACY, number
 

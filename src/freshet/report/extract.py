@@ -1,6 +1,7 @@
 """What one run's log says about staleness, weights, controls, slots and data: pure functions from run to numbers."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,12 +15,11 @@ _MOST_SLOTS = 50
 
 def stalenesses(run: RunData) -> list[int]:
     """Staleness of every upload that entered an aggregation."""
-    aggregations = (event for event in run.events if event.get("kind") == "aggregate")
-    found = (each.staleness for event in aggregations for each in contributors(event))
+    found = (each.staleness for event in run.events.of("aggregate") for each in contributors(event))
     return [staleness for staleness in found if staleness is not None and staleness >= 1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weighted:
     """An aggregated upload."""
 
@@ -33,25 +33,40 @@ def weighted(run: RunData) -> list[Weighted]:
     """Every aggregated upload with its staleness and its weight."""
     return [
         Weighted(each.device, float(event["time"]), each.staleness, each.weight)
-        for event in run.events
-        if event.get("kind") == "aggregate"
+        for event in run.events.of("aggregate")
         for each in contributors(event)
         if each.device is not None and each.staleness is not None and each.weight is not None
     ]
 
 
-Track = list[tuple[float, float]]
+class Track:
+    """A value over time, of one device: many of them fit into little memory."""
+
+    __slots__ = ("times", "values")
+
+    def __init__(self) -> None:
+        self.times, self.values = array("d"), array("d")
+
+    def add(self, time: float, value: float) -> None:
+        self.times.append(time)
+        self.values.append(value)
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return zip(self.times, self.values, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.times)
 
 
 def controls(run: RunData) -> dict[str, dict[int, Track]]:
     """For each of the run's curves that the log has numbers of: by device, its value over time."""
     found: dict[str, dict[int, Track]] = {}
-    for event in run.events if run.curves else ():
+    for event in run.events.of(*{curve.event for curve in run.curves}) if run.curves else ():
         device, kind = whole(event.get("device")), event.get("kind")
         for curve in run.curves:
             value = number(event.get(curve.key)) if kind == curve.event else None
             if device is not None and value is not None:
-                found.setdefault(curve.name, {}).setdefault(device, []).append((float(event["time"]), value))
+                found.setdefault(curve.name, {}).setdefault(device, Track()).add(float(event["time"]), value)
     return found
 
 

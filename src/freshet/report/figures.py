@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from freshet.errors import RunError
 from freshet.report import plots
 from freshet.report.groups import Group, common_step, headline
+from freshet.report.log import Record
 from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
-from freshet.report.reading import Record
 from freshet.runs.reader import Run
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshet.report.columns import COUNTED
+from freshet.report.log import Record
 from freshet.report.palette import styles
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.report.references import time_ratio
 from freshet.report.statistics import (
     Spread,

@@ -16,13 +16,17 @@ from urllib.parse import parse_qs, urlsplit
 
 from freshet.errors import ConfigError, FreshetError
 from freshet.report.page import document, render
-from freshet.report.reading import Reader
+from freshet.report.reading import Reader, RunData
 
 HOST = "127.0.0.1"
 #: The log is looked at no more often than this, however many pages are open.
 EVERY_SECONDS = 0.8
 #: A client that sends or takes nothing for so many seconds is left.
 PATIENCE = 10.0
+#: What is read while a page waits for it: so many new bytes, of a log of so many events.
+AT_ONCE, MANY_EVENTS = 5_000_000, 20_000
+#: Seconds of rest for each second that a look took.
+SELDOM = 3.0
 
 
 class Source:
@@ -33,18 +37,39 @@ class Source:
         self._lock = threading.Lock()
         self._version = 0
         self._body = b""
-        self._looked = float("-inf")
+        self._next = float("-inf")
+        self._behind: threading.Thread | None = None
 
     def answer(self, have: str) -> bytes | None:
-        """The data as JSON, or None when the caller has the newest."""
+        """The data as JSON, or None when the caller has the newest. A long log is read behind the scenes: until it is
+        known, the page has what can be said without it."""
         with self._lock:
-            if time.monotonic() - self._looked >= EVERY_SECONDS:
-                if self._reader.refresh() or not self._version:
-                    self._version += 1
-                    answer = {"version": str(self._version), "document": document([self._reader.data()])}
-                    self._body = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
-                self._looked = time.monotonic()
+            busy = self._behind is not None and self._behind.is_alive()
+            if not busy and time.monotonic() >= self._next:
+                if len(self._reader.events) < MANY_EVENTS and self._reader.events.unread < AT_ONCE:
+                    self._look()
+                else:
+                    if not self._version:
+                        self._put(self._reader.glance("the log is being read; trips, weights and controls will follow"))
+                    self._behind = threading.Thread(target=self._look, daemon=True)
+                    self._behind.start()
             return None if have == str(self._version) else self._body
+
+    def _look(self) -> None:
+        """Read what is new and make the page of it; a page that takes long is made the more seldom."""
+        started = time.monotonic()
+        try:
+            if self._reader.refresh() or not self._version:
+                self._put(self._reader.data())
+        finally:
+            taken = time.monotonic() - started
+            self._next = time.monotonic() + (EVERY_SECONDS if taken < 1.0 else SELDOM * taken)
+
+    def _put(self, run: RunData) -> None:
+        version = self._version + 1
+        answer = {"version": str(version), "document": document([run])}
+        body = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
+        self._version, self._body = version, body
 
 
 class _Handler(BaseHTTPRequestHandler):

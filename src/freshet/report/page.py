@@ -23,8 +23,9 @@ from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import Group, common_step, final_value, grouped, headline, settings, target_of
+from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
-from freshet.report.reading import Record, RunData, read_all
+from freshet.report.reading import RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
 from freshet.report.worlds import ReportWorld, worlds
@@ -32,6 +33,8 @@ from freshet.runs.facts import ACCURACY, Metric, number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
+#: How often a log is gone through: once as it is read, then for staleness, trips, weights, controls and devices.
+PASSES = 6
 SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
     "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
@@ -40,11 +43,15 @@ _COLUMNS = (
 
 
 def report(
-    directories: Sequence[str | Path], out: str | Path, target: float | None = None, results: Sequence[Path] = ()
+    directories: Sequence[str | Path],
+    out: str | Path,
+    target: float | None = None,
+    results: Sequence[Path] = (),
+    seen: Seen = lambda count: None,
 ) -> Path:
-    """Write the report of these runs, and of the results of grids, as one HTML file."""
+    """Write the report of these runs, and of the results of grids, as one HTML file; ``seen`` hears of bytes read."""
     experiments, notes = read_experiments(results)
-    content = document(read_all(directories), target, experiments)
+    content = document(read_all(directories, seen), target, experiments)
     page = render(content | {"notes": content["notes"] + notes})
     path = Path(out)
     try:
@@ -160,7 +167,7 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
         "until": run.setting("run", "until"),
         "accuracy": final_value(run),
         "metric": run.metric.name,
-        "uploads": number(run.summary.get("uploads")) or sum(event.get("kind") == "upload" for event in run.events),
+        "uploads": number(run.summary.get("uploads")) or run.events.kinds["upload"],
         "notes": run.notes,
     }
 

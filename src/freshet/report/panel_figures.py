@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freshet.report.log import Record
 from freshet.report.palette import GRID, INK, MUTED, paint
 from freshet.report.panels import Bars, Curves, Panel, panels
-from freshet.report.reading import Record
 from freshet.runs.facts import Maybe
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The figure of an experiment for the page: each panel as a Plotly figure (colours as in ``plots``)."""
 
+from freshet.report.log import Record
 from freshet.report.panels import Bar, Bars, Curves, Panel
 from freshet.report.plots import Figure, colour, rounded, text
-from freshet.report.reading import Record
 
 
 def panel_figure(panel: Panel) -> Figure:

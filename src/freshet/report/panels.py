@@ -7,7 +7,7 @@ accuracy and time to target over the settings; ``methods`` a column of bars for 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from freshet.report.reading import Record
+from freshet.report.log import Record
 from freshet.runs.facts import Maybe, number
 
 KINDS = {"async": "asynchronous", "sync": "synchronous"}

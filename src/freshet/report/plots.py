@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from freshet.report.extract import stalenesses
 from freshet.report.groups import Group, common_step
+from freshet.report.log import Record
 from freshet.report.palette import COLOURS, dash
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import RunData
 from freshet.report.statistics import band, histogram, on_grid, regular
 from freshet.runs.facts import Maybe, number
 

@@ -4,20 +4,18 @@ Nothing in it is trusted: a line that is damaged ends the reading of that file w
 counts as missing. Nothing here raises for a bad value inside a run.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import known
+from freshet.report.log import Log, Record, Seen, parsed
 from freshet.runs.facts import Metric, metric_of, number, whole
 from freshet.runs.reader import ENDED, Run
 from freshet.runs.world import RunWorld, read_world
 
-Record = dict[str, Any]
 NO_WORLD = "there is no world.json; the devices' speeds, the legs of their trips and their data are not shown"
 
 
@@ -30,7 +28,7 @@ class RunData:
     config: dict[str, Record]
     summary: Record
     metrics: list[Record]
-    events: list[Record]
+    events: Log
     notes: list[str] = field(default_factory=list)
     #: Fleet and data, where the run directory has them.
     world: RunWorld | None = None
@@ -71,13 +69,13 @@ class RunData:
         count = whole(self.config.get("fleet", {}).get("devices"))
         if count is not None and 0 < count <= 1_000_000:
             return count
-        return 1 + max((d for event in self.events if (d := whole(event.get("device"))) is not None), default=-1)
+        return self.events.devices
 
     @property
     def end(self) -> float:
         """Seconds to which the log reaches."""
-        times = [number(rows[-1].get("time")) for rows in (self.events, self.metrics) if rows]
-        return max((time for time in times if time is not None), default=0.0)
+        tested = number(self.metrics[-1].get("time")) if self.metrics else None
+        return max(self.events.end, tested or 0.0)
 
     def setting(self, section: str, key: str) -> float | None:
         """A number of the config, or None."""
@@ -114,7 +112,7 @@ class Tail:
         complete = content.rfind(b"\n") + 1
         for line in content[:complete].splitlines():
             self._line += 1
-            row = _parsed(line)
+            row = parsed(line)
             if row is None:
                 self.note = f"{self.path.name} is damaged at line {self._line}; what follows is not shown"
                 break
@@ -123,29 +121,21 @@ class Tail:
         return complete > 0
 
 
-def _parsed(line: bytes) -> Record | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 class Reader:
     """Reads one run directory, once or again and again while the run goes."""
 
     def __init__(self, directory: str | Path) -> None:
         self.run = Run(directory)
         self.config = {key: value for key, value in self.run.config().items() if isinstance(value, dict)}
-        self._events = Tail(self.run.directory / "events.jsonl")
+        self.events = Log(self.run.directory / "events.jsonl")
         self._metrics = Tail(self.run.directory / "metrics.jsonl")
         self._summary: Record = {}
         self._world: RunWorld | None = None
         self._missing: str | None = NO_WORLD
 
-    def refresh(self) -> bool:
+    def refresh(self, seen: Seen = lambda count: None) -> bool:
         """Read what is new; True when something was."""
-        grown = [self._events.read(), self._metrics.read(), self._read_world()]
+        grown = [self.events.read(seen), self._metrics.read(), self._read_world()]
         summary = self._read_summary()
         changed = any(grown) or summary != self._summary
         self._summary = summary
@@ -168,21 +158,28 @@ class Reader:
         except (RunError, OSError):
             return {}
 
-    def data(self) -> RunData:
+    def glance(self, note: str) -> RunData:
+        """What is known without the events."""
+        self._metrics.read()
+        self._read_world()
+        self._summary = self._read_summary()
+        return self.data(Log(), note)
+
+    def data(self, events: Log | None = None, note: str | None = None) -> RunData:
         """What is known now."""
+        events = self.events if events is None else events
         status = self._summary.get("status")
         status = status if isinstance(status, str) else "unfinished"
-        notes = [note for note in (self._events.note, self._metrics.note, self._missing) if note]
+        notes = [note for note in (note, events.note, self._metrics.note, self._missing) if note]
         name = self.run.directory.name or str(self.run.directory.resolve().name)
-        events = _ordered(self._events.rows)
         rows = _with_tests(_ordered(self._metrics.rows), events)
         return RunData(name, status, self.config, self._summary, rows, events, notes, self._world)
 
 
-def _with_tests(rows: list[Record], events: list[Record]) -> list[Record]:
+def _with_tests(rows: list[Record], events: Log) -> list[Record]:
     """Metrics, and the tests that the events know already: of a run that goes on, the two files lag differently."""
     last = float(rows[-1]["time"]) if rows else -1.0
-    later = (event for event in events if event.get("kind") == "evaluate" and float(event["time"]) > last)
+    later = (event for event in _ordered(events.tests) if float(event["time"]) > last)
     return rows + [{key: value for key, value in event.items() if key not in ("seq", "kind")} for event in later]
 
 
@@ -192,17 +189,17 @@ def _ordered(rows: Iterable[Record]) -> list[Record]:
     return sorted(timed, key=lambda row: float(row["time"]))
 
 
-def read(directory: str | Path) -> RunData:
+def read(directory: str | Path, seen: Seen = lambda count: None) -> RunData:
     """Everything in a run directory."""
     reader = Reader(directory)
-    reader.refresh()
+    reader.refresh(seen)
     return reader.data()
 
 
-def read_all(directories: Iterable[str | Path]) -> list[RunData]:
+def read_all(directories: Iterable[str | Path], seen: Seen = lambda count: None) -> list[RunData]:
     """Several runs, each once however often it is named; equal folder names are told apart by their parents."""
     paths = list({Path(directory).resolve(): Path(directory) for directory in directories}.values())
-    runs = [read(path) for path in paths]
+    runs = [read(path, seen) for path in paths]
     names = [run.name for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:

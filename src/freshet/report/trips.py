@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core.messages import CONTROL_BYTES
-from freshet.report.reading import Record, RunData
+from freshet.report.log import Record
+from freshet.report.reading import RunData
 from freshet.runs.facts import contributors, number, whole
 from freshet.runs.world import RunWorld
 
@@ -25,7 +26,7 @@ _CHECKED = 50
 _MOST_DEVICES = 10_000
 
 
-@dataclass
+@dataclass(slots=True)
 class Trip:
     """One local training of one device. A time that is not known is None."""
 
@@ -62,12 +63,12 @@ class _Log:
 def trips_of(run: RunData) -> list[Trip]:
     """All trips in the order in which they began."""
     log = _Log()
-    for event in run.events:
+    for event in run.events.of(*_HANDLERS):
         handler = _HANDLERS.get(str(event.get("kind")))
         if handler is not None:
             handler(log, event)
     if run.world is not None and _explains(run.world, log.trips, run):
-        for trip in log.trips:
+        for trip in log.trips[-MOST_TRIPS:]:
             _add_legs(trip, run.world)
     return log.trips
 

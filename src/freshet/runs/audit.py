@@ -73,11 +73,12 @@ class _Replay:
     arrived: tuple[Uploaded, float] | None = None
 
 
-def audit(run: Run, method: str | None = None) -> Audit:
-    """Check every line of a run's log; a method that is not built in is imported only if the user names it here."""
+def audit(run: Run, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
+    """Check every line of a run's log; a method that is not built in is imported only if the user names it here.
+    ``seen`` is told the bytes of each line."""
     replay, memory = _Replay(), dict[Any, Any]()
     found, formulas = _formulas(run, method)
-    for number, line in enumerate(run.events(), 1):
+    for number, line in enumerate(run.events(seen), 1):
         try:
             event = _next(replay, line)
             if event is None:
@@ -236,6 +237,8 @@ def _rejected(replay: _Replay, event: Rejected) -> None:
     if event.device is None or (event.reason == NO_TRIP and not _flies(replay, event)):
         return
     _decided(replay, event)
+    length, limit = event.numbers.get("length"), event.numbers.get("limit")
+    _require(length is None or limit is None or length > limit, f"its length {length} is within the limit {limit}")
 
 
 def _flies(replay: _Replay, event: Rejected) -> bool:

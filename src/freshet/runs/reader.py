@@ -108,15 +108,15 @@ class Run:
         if summary["status"] == "finished" and not longer:
             raise RunError(f"{self.directory} is already finished; give it a later end with --until, as in --until 20m")
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The lines of events.jsonl, in order."""
-        return self._lines("events.jsonl")
+    def events(self, seen: Callable[[int], None] = lambda count: None) -> Iterator[dict[str, Any]]:
+        """The lines of events.jsonl, in order; ``seen`` is told the bytes of each."""
+        return self._lines("events.jsonl", seen)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
         return list(self._lines("metrics.jsonl"))
 
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+    def _lines(self, name: str, seen: Callable[[int], None] = lambda count: None) -> Iterator[dict[str, Any]]:
         path = self.directory / name
         if not path.is_file():
             raise RunError(f"{self.directory} has no {name}")
@@ -132,4 +132,5 @@ class Run:
                     raise RunError(f"{path}, line {number}: is not a JSON object") from None
                 if not isinstance(value, dict):
                     raise RunError(f"{path}, line {number}: is not a JSON object")
+                seen(len(line))
                 yield value

@@ -11,6 +11,8 @@ from freshet.runs.facts import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]
+#: One rejected upload in so many is worth a word.
+MANY = 20
 
 
 def time_to_target(rows: Rows, target: float | None, metric: Metric = ACCURACY) -> float | None:
@@ -66,7 +68,11 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     if skipped:
         whole = skipped + summary["adaptations"]
         said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped, since steps were forgotten")
-    if rejected and 2 * rejected > uploads:
+    stalled = summary.get("stalled")
+    if stalled is not None:
+        waits = f"has waited since {stalled:g} s of {summary['virtual_time']:g} for devices that do not return"
+        said.append(f"{summary['method']} {waits}; run.round_deadline = seconds gives them up")
+    if rejected and MANY * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
     if summary.get("privacy"):

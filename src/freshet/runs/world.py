@@ -1,6 +1,7 @@
 """``world.json``: what a run's fleet and data were, for those who read the run later and rebuild nothing.
 
-Written whole at the start of a run and never changed. Nothing in it is trusted: every value is checked when it is read.
+Written whole and never changed: at the start of a run, and of one on real devices when it ends, since it measures them.
+Nothing in it is trusted: every value is checked when it is read.
 """
 
 import json
@@ -60,6 +61,8 @@ class RunWorld:
     outputs: int | None = None
     vocabulary: int | None = None
     pad_id: int | None = None
+    #: Seconds between a model's arrival and the first step: a process starts, data are loaded (empty: none).
+    start_seconds: list[float] = field(default_factory=list)
     #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
     fingerprint: dict[str, str] = field(default_factory=dict)
 
@@ -139,6 +142,7 @@ def _checked(found: dict[str, Any]) -> RunWorld:
         outputs=_optional(found, "outputs"),
         vocabulary=_optional(found, "vocabulary"),
         pad_id=_optional(found, "pad_id"),
+        start_seconds=_list(found, "start_seconds", _amount, devices) if found.get("start_seconds") else [],
         fingerprint=_hashes(found.get("fingerprint", {}), "fingerprint"),
     )
 

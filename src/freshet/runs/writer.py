@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
+import orjson
 import tomli_w
 from numpy.typing import NDArray
 from safetensors.numpy import save
@@ -137,8 +138,23 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _line(record: Record) -> bytes:
-    return (json.dumps(record, allow_nan=False) + "\n").encode()
+def line(record: Record) -> bytes:
+    """One line of a log; floats read back to the same bits, and one that is not finite becomes null."""
+    try:
+        return orjson.dumps(record, _simple, orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # whole numbers beyond 64 bits, texts that are no Unicode
+        return (json.dumps(plain(record), allow_nan=False) + "\n").encode()
+
+
+def _simple(value: Any) -> Any:
+    """What the library does not know by itself."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError
 
 
 class _Line(NamedTuple):
@@ -282,8 +298,12 @@ class RunWriter:
         ``row`` is the rest of the row of metrics that a test of the model adds.
         """
         self.seq += 1
-        self._queue.append(_Line({"seq": self.seq, "time": time, **events.record(event)}, pending, fill, row))
-        self.drain()
+        record = {"seq": self.seq, "time": time, **events.record(event)}
+        if pending is None and row is None and not self._queue:
+            self._write(record, None)
+        else:
+            self._queue.append(_Line(record, pending, fill, row))
+            self.drain()
 
     def drain(self, wait: bool = False) -> None:
         """Write what is complete, in order; with ``wait``, everything."""
@@ -302,13 +322,15 @@ class RunWriter:
             self.drain(wait=True)
 
     def _write(self, record: Record, row: Record | None) -> None:
-        record = plain(record)
+        written = line(record)
         try:
-            self._events.write(_line(record))
+            self._events.write(written)
         except OSError as error:  # entering a context for each line would cost a third of it
             with self._logging():
                 raise error
-        self._tell(lambda observer: observer.on_event(record))
+        if self.observers:
+            logged = json.loads(written)
+            self._tell(lambda observer: observer.on_event(logged))
         if row is not None:
             row = {"wall_seconds": round(self.elapsed(), 3)} | row
             scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
@@ -316,7 +338,7 @@ class RunWriter:
             self.metrics.append(row)
             self.lock.check()
             with self._logging():
-                self._metrics.write(_line(row))
+                self._metrics.write(line(row))
                 self._metrics.flush()
             self._tell(lambda observer: observer.on_metrics(row))
 

@@ -16,9 +16,9 @@ MOST = 100_000_000
 
 
 def trip_seconds(fleet: Fleet, size: int) -> Floats:
-    """Seconds from trigger to upload of each device: model down, whole training, model up."""
+    """Seconds from trigger to upload of each device: model down, start, whole training, model up."""
     links = size / fleet.down_rate + size / fleet.up_rate + fleet.down_latency + fleet.up_latency
-    seconds: Floats = fleet.train_seconds + links
+    seconds: Floats = fleet.start_seconds + fleet.train_seconds + links
     return seconds
 
 

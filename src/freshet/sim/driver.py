@@ -13,7 +13,6 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,31 +20,17 @@ import numpy as np
 from freshet.compute.base import Executor, Future, OnDemand
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Examined
-from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import CONTROL_BYTES, Assignment, Request, Upload
 from freshet.core.saving import Tree
 from freshet.core.streams import stream
-from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import EventHeap, Happening, Rank
+from freshet.sim.journeys import Journey, restored, state_of
 from freshet.training.outcome import Outcome, Score
 from freshet.training.trainer import Work
-
-
-@dataclass(slots=True)
-class Journey:
-    """A trip in virtual time: what the device was given, and the training that belongs to it."""
-
-    assignment: Assignment
-    slot: Slot | None = None
-    fresh: Fresh | None = None
-    future: Future[Outcome] | None = None
-    merge: Future[Outcome] | None = None
-    merged: bool = False
-    started: float = 0.0
-    due: float | None = None
 
 
 class Simulation:
@@ -102,13 +87,15 @@ class Simulation:
             self._wake(self.coordinator.wake(0.0))
             self.heap.push(Happening(0.0, Rank.EVALUATE))
         heap, handlers, progress = self.heap, self._handlers, self.writer.progress
+        watched = bool(self.writer.observers)
         with patient_collector():
             while not self.over and heap.peek() <= until:
                 if between():
                     return False
                 entry = heap.pop()
                 handlers[entry.rank](entry)
-                progress(entry.time)
+                if watched:
+                    progress(entry.time)
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
                 journey.merge.start()
@@ -125,14 +112,19 @@ class Simulation:
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
-        for event in effects.events:
+        events, assignments, _, hurry, wake_at, look_at, given_up = effects
+        for event in events:
             self.writer.event(now, event)
-        for assignment in effects.assignments:
+        for assignment in assignments:
             self._start(now, assignment)
-        for device in effects.hurry:
+        for device in given_up:
+            self._set_aside(self.journeys.pop(device), finished=False)
+        for device in hurry:
             self._hurry(now, device)
-        self._wake(effects.wake_at)
-        self.over |= self.coordinator.over
+        self._wake(wake_at)
+        self._wake(look_at)
+        if self.coordinator.over:
+            self.over = True
 
     def _wake(self, at: float | None) -> None:
         if at is not None:
@@ -147,7 +139,7 @@ class Simulation:
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number = assignment.device, assignment.trip
         journey = self.journeys[device] = Journey(assignment)
-        start = journey.started = now + self.fleet.down(device, assignment.nbytes, now)
+        start = journey.started = now + self._before(device, assignment, now)
         if self.rule.asks:
             rng = stream(self.server.world.seed, "slot", device, number)
             journey.slot = self.rule.plan(self.devices.get(device), assignment, rng)
@@ -160,6 +152,10 @@ class Simulation:
         leaves = self.fleet.leaves(device, now)
         if leaves < math.inf:
             self.heap.push(Happening(leaves, Rank.LOST, device, number))
+
+    def _before(self, device: int, assignment: Assignment, time: float) -> float:
+        """Seconds between a trigger and the first step of training."""
+        return self.fleet.down(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
 
     def _epoch(self, device: int, time: float) -> float:
         return self.fleet.epoch(device, self.server.world.epochs, time)
@@ -190,9 +186,12 @@ class Simulation:
     # ---- a trip under way
 
     def _journey(self, entry: Happening) -> Journey | None:
-        """The trip an event belongs to, unless it has ended in the meantime."""
+        """The trip an event belongs to, unless it has ended in the meantime: then its device is told so."""
         journey = self.journeys.get(entry.device)
-        return journey if journey is not None and journey.assignment.trip == entry.trip else None
+        if journey is not None and journey.assignment.trip == entry.trip:
+            return journey
+        self.server.heard(entry.device, entry.trip)
+        return None
 
     def _on_request(self, entry: Happening) -> None:
         journey = self._journey(entry)
@@ -233,15 +232,16 @@ class Simulation:
             return
         del self.journeys[entry.device]
         if self.rule.timed:
-            download = self.fleet.down(entry.device, journey.assignment.nbytes, journey.started)
-            self.devices.completed(entry.device, download + (entry.time - journey.started))
+            before = self._before(entry.device, journey.assignment, journey.started)
+            self.devices.completed(entry.device, before + (entry.time - journey.started))
         looked = False
 
         def look() -> Upload:
             nonlocal looked
             assert journey.future is not None
             looked, outcome = True, journey.future.result()
-            self.devices.put(entry.device, outcome.memory)
+            if outcome.memory:
+                self.devices.put(entry.device, outcome.memory)
             upload = outcome.upload(journey.assignment)
             return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
 
@@ -310,7 +310,7 @@ class Simulation:
             "heap": [list(entry) for entry in self.heap.entries()],
             "now": self.heap.now,
             "last_test": self.last_test,
-            "journeys": {str(device): _journey_state(journey) for device, journey in self.journeys.items()},
+            "journeys": {str(device): state_of(journey) for device, journey in self.journeys.items()},
             "log": self.writer.position(),
         }
 
@@ -322,24 +322,9 @@ class Simulation:
         self.last_test, self.until, self.started = tree["last_test"], until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
-            journey = self.journeys[int(device)] = self._restored(int(device), saved)
+            journey = self.journeys[int(device)] = restored(self.server, int(device), saved)
             if saved["due"] is not None:
                 self._hand_out(journey, saved["due"])
-
-    def _restored(self, device: int, saved: Tree) -> Journey:
-        """A journey as it was: versions come from the server, which holds those that are needed."""
-        flight, store = self.server.flights[device], self.server.store
-        given, got = saved["packed"]  # a model that came in fewer bytes is not quite a version of the server's
-        weights = np.array(given[1]) if given else store.get(flight.base)
-        where = (device, flight.trip, flight.base, flight.age, weights, saved["epochs"], flight.lr)
-        assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]), given[0] if given else 0)
-        fresh = None
-        if flight.fresh is not None:
-            weights = np.array(got[1]) if got else store.get(flight.fresh)
-            vectors = owned(saved["fresh_vectors"])
-            fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
-        slot = None if saved["slot"] is None else Slot(*saved["slot"])
-        return Journey(assignment, slot, fresh, merged=saved["merged"], started=saved["started"])
 
 
 def check(tree: Tree, size: int) -> None:
@@ -356,25 +341,6 @@ def check(tree: Tree, size: int) -> None:
     models = [weights for _, weights, _ in tree["coordinator"]["server"]["store"]]
     if not all(isinstance(w, np.ndarray) and w.shape == (size,) and w.dtype == np.float32 for w in models):
         raise ValueError(f"its models are not of {size} numbers")
-
-
-def _journey_state(journey: Journey) -> Tree:
-    return {
-        "epochs": journey.assignment.epochs,
-        "instruction": dict(journey.assignment.instruction),
-        "vectors": dict(journey.assignment.vectors),
-        "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
-        "packed": [_packed(journey.assignment), _packed(journey.fresh)],
-        "slot": None if journey.slot is None else list(journey.slot),
-        "merged": journey.merged,
-        "started": journey.started,
-        "due": journey.due,
-    }
-
-
-def _packed(message: Assignment | Fresh | None) -> list[Any]:
-    """Bytes and content of a model that came in fewer bytes; nothing of one that the server has, too."""
-    return [message.packed, message.weights] if message is not None and message.packed else []
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from freshet.core.streams import stream
 from freshet.errors import ConfigError
 from freshet.options import FleetOptions
+from freshet.runs.world import read_world
 from freshet.traces import Trace, read_trace
 
 Floats = NDArray[np.float64]
@@ -35,6 +37,8 @@ class Fleet:
     trace: Trace | None = None
     #: What ``train_seconds`` were derived from, if they were.
     seconds_per_sample: Floats | None = None
+    #: Seconds between a model's arrival at a device and its first step.
+    start_seconds: Floats = 0.0  # type: ignore[assignment]
     _switches: dict[int, tuple[bool, list[float], np.random.Generator]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,7 @@ class Fleet:
         self.down_rate = _figures("down_rate", self.down_rate, devices)
         if self.seconds_per_sample is not None:
             self.seconds_per_sample = _figures("seconds_per_sample", self.seconds_per_sample, devices)
+        self.start_seconds = _figures("start_seconds", self.start_seconds, devices)
         for name in ("up_latency", "down_latency", "on_seconds", "off_seconds", "loss"):
             setattr(self, name, _amount(name, getattr(self, name)))
         if self.loss > 1:
@@ -61,6 +66,8 @@ class Fleet:
 
         With a trace: as it says; ``work`` is the number of samples that each device goes through in one local training.
         """
+        if options.measured:
+            return Fleet.measured(options)
         rng = stream(seed, "fleet")
         seconds = options.fastest * (1.0 + (options.ratio - 1.0) * rng.random(options.devices))
         if options.devices > 1:
@@ -79,6 +86,27 @@ class Fleet:
             seed=seed,
         )
         return fleet.following(read_trace(options.trace).part(options.devices, seed), work) if options.trace else fleet
+
+    @staticmethod
+    def measured(options: FleetOptions) -> "Fleet":
+        """The devices of a deployment, with the medians of what their trips took."""
+        world = read_world(Path(options.measured).expanduser())
+        key, path = "fleet.measured", options.measured
+        if world is None:
+            raise ConfigError(key, f"{path} has no world.json; give the directory of a run that has ended")
+        if len(world) != options.devices:
+            raise ConfigError("fleet.devices", f"is {options.devices}, but {path} has {len(world)} devices")
+        still = next((device for device, seconds in enumerate(world.train_seconds) if seconds <= 0), None)
+        if still is not None:
+            raise ConfigError(key, f"in {path} device {still} has not completed a trip; let it run for longer")
+        return Fleet(
+            train_seconds=np.array(world.train_seconds),
+            up_rate=np.array(world.up_rate),
+            down_rate=np.array(world.down_rate),
+            up_latency=world.up_latency,
+            down_latency=world.down_latency,
+            start_seconds=np.array(world.start_seconds or 0.0),
+        )
 
     def __len__(self) -> int:
         return len(self.train_seconds)
@@ -135,7 +163,8 @@ class Fleet:
 
     def epoch(self, device: int, epochs: int, time: float = 0.0) -> float:
         """Seconds per epoch from ``time`` on, when a whole local training has ``epochs`` of them."""
-        return self.train_seconds.item(device) * self.pace(device, time) / epochs
+        seconds = self.train_seconds.item(device)
+        return (seconds if self.trace is None else seconds * self.pace(device, time)) / epochs
 
     def is_lost(self, device: int, trip: int) -> bool:
         """Whether this trip's upload gets lost on the way."""
@@ -189,7 +218,8 @@ def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
         raise ConfigError(
             f"fleet.{name}", f"has {len(values)} numbers, but train_seconds has {devices}; one per device"
         )
-    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & (values > 0)))
+    least = values >= 0 if name == "start_seconds" else values > 0
+    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & least))
     if len(bad):
         wanted = "positive" if name.endswith("_rate") else "positive and finite"
         raise ConfigError(f"fleet.{name}", f"must be {wanted}, but device {bad[0]} has {values[bad[0]]:g}")

@@ -40,18 +40,18 @@ class EventHeap:
 
     def push(self, entry: Happening) -> None:
         """Schedule an event, now or later."""
-        if not entry.time >= self.now:
+        if not entry[0] >= self.now:
             raise ValueError(f"event at {entry.time} lies before the clock, {self.now}")
         heapq.heappush(self._heap, entry)
 
     def peek(self) -> float:
         """The time of the next event; infinity when there is none."""
-        return self._heap[0].time if self._heap else math.inf
+        return self._heap[0][0] if self._heap else math.inf
 
     def pop(self) -> Happening:
         """The next event; the clock moves to it."""
         entry = heapq.heappop(self._heap)
-        self.now = entry.time
+        self.now = entry[0]
         return entry
 
     def entries(self) -> list[Happening]:

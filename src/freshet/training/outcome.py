@@ -23,8 +23,8 @@ class Outcome(NamedTuple):
 
     def upload(self, assignment: Assignment) -> Upload:
         """What goes up; the memory stays with the device."""
-        place = (assignment.device, assignment.trip, assignment.version)
-        return Upload(*place, self.weights, self.steps, self.report, self.merged, self.vectors, self.packed)
+        device, trip, base, *_ = assignment
+        return Upload(device, trip, base, self.weights, self.steps, self.report, self.merged, self.vectors, self.packed)
 
 
 class Score(NamedTuple):

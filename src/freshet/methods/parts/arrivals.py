@@ -6,10 +6,11 @@ Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with ou
 from typing import Any
 
 from freshet.core.events import Contribution
+from freshet.core.gates import overflows
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate
-from freshet.core.server import Flight, Server
-from freshet.core.vectors import mix
+from freshet.core.method import Aggregate, Reject
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import distance, mix
 
 
 def polynomial(tau: int, a: float) -> float:
@@ -22,10 +23,13 @@ def hinge(tau: int, a: float, b: float) -> float:
     return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
 
 
-def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate:
+def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate | Reject:
     """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
-    w = server.weights
+    w, layout = server.weights, server.world.layout
     new = mix(w, upload.weights, alpha)
-    server.world.layout.max_counters(new, w, upload.weights)
+    layout.max_counters(new, w, upload.weights)
+    length = distance(new[: layout.learnable], w[: layout.learnable])
+    if overflows(new, length):
+        return Reject(NOT_FINITE)
     part = Contribution(upload.device, flight.base, server.staleness(flight), alpha)
-    return Aggregate(new, (part,), {"alpha": alpha, **numbers})
+    return Aggregate(new, (part,), {"alpha": alpha, **numbers}, length)

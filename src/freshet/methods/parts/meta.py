@@ -128,8 +128,11 @@ class MetaSelector:
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_probability(slot), parameters)
         with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.add_(gradient, alpha=step)
+            pairs = zip(parameters, gradients, strict=True)
+            moved = [torch.add(parameter, gradient, alpha=step) for parameter, gradient in pairs]
+            if all(bool(torch.isfinite(after).all()) for after in moved):  # a step beyond all numbers is not taken
+                for parameter, after in zip(parameters, moved, strict=True):
+                    parameter.copy_(after)
         self.learned += 1
         self._best = None
 

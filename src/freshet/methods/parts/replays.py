@@ -5,7 +5,6 @@ from typing import Any
 from freshet.core.about import Kind
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Merged, Numbers, Rejected, Requested, Triggered
 from freshet.core.expecting import Mismatch, expect
-from freshet.core.server import NOT_FINITE
 from freshet.methods.parts.staleness import (
     Control,
     Past,
@@ -31,9 +30,6 @@ def asmu(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) -> None
         _aggregate(options, event, memory, kind)
     elif isinstance(event, Merged) and not event.numbers.get("diverged"):
         _merge(options, event, memory, kind)
-    elif isinstance(event, Rejected) and event.reason == NOT_FINITE and event.device is not None:
-        control, _ = memory.get(("server", event.device), _start(options))
-        memory["server", event.device] = (control, None)
     elif isinstance(event, Discarded) and event.staleness <= options.tau_max:
         raise Mismatch(f"discarded at staleness {event.staleness}, within tau_max {options.tau_max}")
     if isinstance(event, Discarded | Lost | Rejected):

@@ -54,9 +54,15 @@ class RoundMethod(Method):
         self.state = Round()
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        samples = int(self.world.samples[upload.device])
+        samples = self.world.samples.item(upload.device)
         self.state.members[upload.device] = Member(
-            upload.device, upload.weights, samples, flight.trip, flight.lr, upload.steps, dict(upload.vectors)
+            upload.device,
+            upload.weights,
+            samples,
+            flight.trip,
+            flight.lr,
+            upload.steps,
+            dict(upload.vectors) if upload.vectors else {},
         )
         return WAIT
 
@@ -71,11 +77,15 @@ class RoundMethod(Method):
         self.world.layout.max_counters(new, *(m.weights for m in members))
         n = self.world.layout.learnable
         length = distance(new[:n], server.weights[:n])
-        if overflows(new, length):
+        if overflows(new, length) or not self.is_sane():
             self.state = before
             return Reject(NOT_FINITE)
         parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
         return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
+
+    def is_sane(self) -> bool:
+        """Whether what ``aggregate`` has put into the state may stay; the model itself is looked at in any case."""
+        return True
 
     def shares(self, members: list[Member]) -> list[float]:
         """The weight of each member in the new model, as it is logged."""

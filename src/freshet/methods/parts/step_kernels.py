@@ -35,26 +35,26 @@ def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vect
 
 @inlined
 def _measure_entry(
-    i: int, lane: int, sums: Sums, step: Vector, u: Vector, fresh: Vector, base: Vector, beta: Single
+    i: int, lane: int, sums: Sums, old: Vector, u: Vector, fresh: Vector, base: Vector, beta: Single
 ) -> None:
-    sums[lane] += np.float64((u[i] - base[i]) - beta * (fresh[i] - base[i])) * np.float64(step[i])
+    sums[lane] += np.float64((u[i] - base[i]) - beta * (fresh[i] - base[i])) * np.float64(old[i])
 
 
-@compiled(_pair(OUT, IN, IN, IN, IN, REAL, REAL))
-def replace_step(
-    step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
+@compiled(_pair(OUT, IN, IN, IN, IN, IN, REAL, REAL))
+def next_step(
+    step: Vector, old: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
 ) -> tuple[float, float]:
-    """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``."""
-    if not step.size == u.size == start.size == fresh.size == base.size:
+    """``<(u - base) - beta_measured (fresh - base), old>``, and ``write_step``."""
+    if not step.size == old.size == u.size == start.size == fresh.size == base.size:
         raise ValueError(OF_ONE_LENGTH)
     sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
     part, measured = np.float32(beta), np.float32(beta_measured)
     for i in range(0, whole, LANES):
         for lane in range(LANES):
-            _measure_entry(i + lane, lane, sums, step, u, fresh, base, measured)
+            _measure_entry(i + lane, lane, sums, old, u, fresh, base, measured)
             _step_entry(i + lane, lane, squares, step, u, start, fresh, base, part)
     for i in range(whole, u.size):
-        _measure_entry(i, i - whole, sums, step, u, fresh, base, measured)
+        _measure_entry(i, i - whole, sums, old, u, fresh, base, measured)
         _step_entry(i, i - whole, squares, step, u, start, fresh, base, part)
     return float(sums.sum()), float(squares.sum())
 

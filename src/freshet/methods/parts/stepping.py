@@ -19,11 +19,11 @@ def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vect
     return math.sqrt(_kernels().write_step(step, u, start, fresh, base, beta))
 
 
-def replace_step(
-    step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
+def next_step(
+    step: Vector, old: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
 ) -> tuple[float, float]:
-    """``<(u - base) - beta_measured (fresh - base), step>`` with the old step, then ``write_step``, in one pass."""
-    product, square = _kernels().replace_step(step, u, start, fresh, base, beta, beta_measured)
+    """``<(u - base) - beta_measured (fresh - base), old>``, and ``write_step``, in one pass."""
+    product, square = _kernels().next_step(step, old, u, start, fresh, base, beta, beta_measured)
     return product, math.sqrt(square)
 
 

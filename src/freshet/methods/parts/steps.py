@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, dot
-from freshet.methods.parts.stepping import replace_step, write_step
+from freshet.methods.parts.stepping import next_step, write_step
 
 ControlMemory = Literal["exact", "sketch", "budget"]
 #: Buckets of a sketch: 4 KiB per device.
@@ -56,14 +56,13 @@ class StepFile:
         self._file.write(step.view(np.uint8).data)
         self._file.flush()
 
-    def take(self, device: int) -> Vector:
-        """Take a step out again."""
+    def read(self, device: int) -> Vector:
+        """A step that lies here."""
         assert self._file is not None
         step = np.empty(self._length, np.float32)
         self._file.seek(4 * self._length * self._places[device])
         if self._file.readinto(step.view(np.uint8).data) != step.nbytes:  # type: ignore[attr-defined]
             raise OSError("the temporary file of steps was cut off")
-        self.drop(device)
         return step
 
     def drop(self, device: int) -> None:
@@ -90,6 +89,7 @@ class StepMemory:
         self._steps: OrderedDict[int, Vector] = OrderedDict()  # the longest unused first
         self._spilled = StepFile(learnable)
         self._sketch = CountSketch(learnable, seed) if kind == "sketch" else None
+        self._spare: Vector | None = None
 
     def __contains__(self, device: int) -> bool:
         return device in self._steps or device in self._spilled
@@ -104,37 +104,36 @@ class StepMemory:
         """Steps that lie in the file."""
         return len(self._spilled)
 
-    def exchange(
+    def measure(
         self, device: int, trained: Trained, start: Vector, beta: float, beta_measured: float
     ) -> tuple[float | None, Vector, float]:
-        """Measure an upload's progress along the device's last step, then keep ``(u - start) - beta (fresh - base)``.
+        """Measure an upload's progress along the device's last step; nothing is kept of it before ``remember``.
 
         Returns ``<(u - base) - beta_measured (fresh - base), last step>`` or its estimate (None when there is no last
-        step), the new step and its length. The step belongs to the memory and is only valid until the device's next.
+        step), the new step ``(u - start) - beta (fresh - base)`` and its length. The step belongs to the memory and is
+        only valid until the next is measured.
         """
         old, n = self._recall(device), self._learnable
         u, base, fresh, start = trained.u[:n], trained.base[:n], trained.fresh[:n], start[:n]
         product = None
+        step = self._spare = np.empty(n, np.float32) if self._spare is None else self._spare
         if old is not None and self._sketch is None:
-            step = old
-            product, length = replace_step(step, u, start, fresh, base, beta, beta_measured)
+            product, length = next_step(step, old, u, start, fresh, base, beta, beta_measured)
         else:
-            step = np.empty(n, np.float32)
             if old is not None and self._sketch is not None:
                 write_step(step, u, base, fresh, base, beta_measured)
                 product = dot(self._sketch(step), old)
             length = write_step(step, u, start, fresh, base, beta)
-        self.remember(device, step)
         return product, step, length
 
-    def forget(self, device: int) -> None:
-        """Drop the device's step."""
-        self._steps.pop(device, None)
-        self._spilled.drop(device)
-
     def remember(self, device: int, step: Vector) -> None:
-        """Keep this as the device's step."""
-        self._keep(device, step if self._sketch is None else self._sketch(step))
+        """Keep this as the device's step; the one that it replaces makes room for the next."""
+        if self._sketch is not None:
+            self._keep(device, self._sketch(step))
+            return
+        if step is self._spare:
+            self._spare = self._steps.get(device)
+        self._keep(device, step)
 
     def _keep(self, device: int, kept: Vector) -> None:
         self._spilled.drop(device)
@@ -146,7 +145,7 @@ class StepMemory:
                 self._spilled.put(oldest, unused)
 
     def _recall(self, device: int) -> Vector | None:
-        return self._spilled.take(device) if device in self._spilled else self._steps.get(device)
+        return self._spilled.read(device) if device in self._spilled else self._steps.get(device)
 
     def state(self) -> list[Any]:
         """Device and step, the longest unused first; steps in the file stay there until they are looked at."""

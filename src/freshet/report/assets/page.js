@@ -92,6 +92,8 @@
     $$("legend").hidden = here.groups.length < 2;
     $$("legend").replaceChildren(...chips());
     const bands = here.lines.some((line) => line.runs > 1);
+    const name = here.metric.name;
+    $$("accuracy-title").textContent = `${name[0].toUpperCase()}${name.slice(1)} and loss of the global model`;
     $$("accuracy-note").textContent = sentences(
       bands ? "Line: median over seeds; band: least to greatest." : "On the test set.",
       here.broken && "Thin dashes: runs that have not finished.",

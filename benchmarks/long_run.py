@@ -1,0 +1,165 @@
+"""A long run: 200,000 uploads of a trainer that does nothing. Memory over its second half; what reading its log takes.
+
+python benchmarks/long_run.py [--method fedasmu-fa] [--uploads 200000] [--out RUN]
+
+The run is a whole one: log, metrics, checkpoints, summary. With --out it is kept, and every command that reads a log is
+run on it in a process of its own, with the peak of its memory.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freshet import Federation
+from freshet.core.coordinator import Coordinator
+from freshet.core.vectors import Vector
+from freshet.runs.lifecycle import Ready, drive
+from freshet.runs.world import write_world
+from freshet.runs.writer import Observer, RunWriter
+from freshet.sim.driver import Simulation
+from freshet.training.outcome import Outcome, Score
+from freshet.training.trainer import Work
+
+IN_FLIGHT, POINTS = 100, 40
+COMMANDS = (
+    ("show", ["show", "{run}"]),
+    ("audit", ["audit", "{run}"]),
+    ("report", ["report", "{run}", "--out", "{out}.html"]),
+    ("export --csv", ["export", "{run}", "--csv", "{out}.csv"]),
+    ("export --pdf", ["export", "{run}", "--pdf", "{out}.pdf"]),
+)
+
+
+class Done:
+    """A result that is there."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        pass
+
+
+class NoTraining:
+    """An executor whose trips move every weight by as much."""
+
+    def train(self, work: Work, due: float) -> Done:
+        return Done(Outcome(work.assignment.weights + np.float32(1e-3), 5, {}, {}, {}, {}))
+
+    def evaluate(self, weights: Vector) -> Done:
+        return Done(Score({"accuracy": 0.5}, 1.0))
+
+    def close(self) -> None:
+        pass
+
+
+def resident() -> int:
+    """Bytes of this process in main memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Growth(Observer):
+    """Memory at regular shares of a run, by the uploads in its log."""
+
+    uploads: int
+    seen: int = 0
+    points: list[int] = field(default_factory=list)
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        self.seen += event["kind"] == "upload"
+        if self.seen * POINTS >= self.uploads * (len(self.points) + 1):
+            self.points.append(resident())
+
+    @property
+    def last_half(self) -> float:
+        """By how much memory grew from the middle to the end, as a share."""
+        middle = self.points[len(self.points) // 2]
+        return self.points[-1] / middle - 1.0
+
+
+def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, Any]]:
+    """A run of so many uploads, with all its files."""
+    growth = Growth(uploads)
+    federation = Federation(
+        method=method,
+        fleet={"devices": 2 * IN_FLIGHT, "time": "trip"},
+        data={"min_samples": 2},
+        run={"rounds": uploads // IN_FLIGHT, "per_round": IN_FLIGHT, "in_flight": IN_FLIGHT, "eval_every": 1000.0}
+        | ({} if method in ("fedavg", "feddyn") else {"trigger": "concurrency"}),
+    )
+    config, parts = federation.parts.settled(federation.config), federation.parts
+
+    @contextmanager
+    def opened() -> Iterator[Ready]:
+        server = parts.server(config)
+        writer = RunWriter.create(out, config.tables(), [growth])
+        write_world(out, parts.surroundings(config, federation.fingerprint))
+        coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=True)
+        yield Ready(
+            Simulation(coordinator, federation.fleet, NoTraining(), writer, eval_every=config.run.eval_every),
+            server,
+            writer,
+        )
+
+    return growth, drive(parts.plan(config), opened()).summary
+
+
+def peak_of(arguments: list[str]) -> tuple[float, float, int]:
+    """Seconds, peak memory in MB and exit code of a command of ours."""
+    code = (
+        "import sys\n"
+        "from freshet.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    failed = bool(end.code)\n"
+        "else:\n    failed = False\n"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(peak.split()[1], int(failed), file=sys.stderr)\n"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    kilobytes, failed = done.stderr.split()[-2:]
+    return time.perf_counter() - started, int(kilobytes) / 1000, int(failed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", default="fedasmu-fa")
+    parser.add_argument("--uploads", type=int, default=200_000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = arguments.out or Path(folder) / "run"
+        started = time.perf_counter()
+        growth, summary = long_run(arguments.method, arguments.uploads, run)
+        log = (run / "events.jsonl").stat().st_size
+        print(
+            f"{arguments.method}: {summary['uploads']:,} uploads in {time.perf_counter() - started:.0f} s, log "
+            f"{log / 1e6:.0f} MB; memory {growth.points[-1] / 1e6:.0f} MB, {100 * growth.last_half:+.1f} % over the "
+            "last half",
+            flush=True,
+        )
+        for name, command in COMMANDS if arguments.out else ():
+            given = [part.format(run=run, out=Path(folder) / "out") for part in command]
+            seconds, megabytes, failed = peak_of(given)
+            print(f"{name:14} {seconds:6.1f} s {megabytes:7.0f} MB{' FAILED' if failed else ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Write the pages of docs/ that are made from the code: ``python scripts/pages.py``.
+
+docs/configuration.md from the settings, docs/cli.md from the commands, docs/events.md from the kinds of events,
+docs/equations.md from the methods' own words.
+"""
+
+import inspect
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from typer.main import get_command
+
+from freshet.cli.app import app
+from freshet.core.events import KINDS, Contribution
+from freshet.methods import registry
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+
+# ---- the command line
+
+CLI_HEAD = """# Command line
+
+`freshet --help` says the same. `--debug`, anywhere on the line, shows where an error came from. Exit codes: 0 it
+worked, 1 something in a grid failed or an audit found a problem, 2 one sentence says what is wrong, 130 interrupted.
+This page is made by `scripts/pages.py` from the code.
+"""
+
+
+def cli() -> str:
+    root: Any = get_command(app)
+    parts = [CLI_HEAD, index(root)]
+    parts += [command(words, found) for words, found in commands(root)]
+    return "\n".join(parts)
+
+
+def commands(root: Any, before: tuple[str, ...] = ("freshet",)) -> list[tuple[tuple[str, ...], Any]]:
+    """All commands with the words that call them, those of groups included."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for name, each in root.commands.items():
+        words = (*before, name)
+        found += commands(each, words) if hasattr(each, "commands") else [(words, each)]
+    return found
+
+
+def index(root: Any) -> str:
+    rows = ["| command | |", "|---|---|"]
+    for words, each in commands(root):
+        call = " ".join(words)
+        rows.append(f"| [`{call}`](#{'-'.join(words)}) | {sentence(each.help or '')} |")
+    return "\n".join(rows) + "\n"
+
+
+def command(words: tuple[str, ...], found: Any) -> str:
+    arguments = [each for each in found.params if each.param_type_name == "argument"]
+    options = [each for each in found.params if each.param_type_name == "option"]
+    call = " ".join([*words, *(shape(each) for each in arguments)])
+    lines = [f"## {' '.join(words)}", "", f"`{call}{' [OPTIONS]' if options else ''}`", "", prose(found.help or ""), ""]
+    if arguments or options:
+        lines += ["| | | default |", "|---|---|---|"]
+        said = annotations(found)
+        lines += [f"| `{shape(each)}` | {prose(said[each.name].__metadata__[0].help or '')} | |" for each in arguments]
+        lines += [f"| {names(each)} | {prose(each.help or '')} | {default(each)} |" for each in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def annotations(found: Any) -> dict[str, Any]:
+    """What a command's function says of its parameters; versions of typer keep the help of arguments elsewhere."""
+    return get_type_hints(inspect.unwrap(found.callback), include_extras=True)
+
+
+def shape(argument: Any) -> str:
+    name = (argument.metavar or argument.name.upper()).strip("[]")
+    many = "..." if argument.nargs == -1 and not name.endswith("...") else ""
+    return f"{name}{many}" if argument.required else f"[{name}{many}]"
+
+
+def names(option: Any) -> str:
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
+def default(option: Any) -> str:
+    value = option.default
+    if value is None or value is False or value in ((), []) or callable(value) or "UNSET" in repr(value).upper():
+        return ""
+    return f"`{value}`"
+
+
+def prose(text: str) -> str:
+    """Help as markdown: no marks of the screen, and nothing that a table would take for its own."""
+    plain = re.sub(r"\[/?(b|i|dim)\]", "`", inspect.cleandoc(text))
+    plain = re.sub(r"^Example: (.*)$", r"Example: `\1`", plain, flags=re.MULTILINE)
+    return plain.replace("|", r"\|")
+
+
+def sentence(text: str) -> str:
+    return prose(text).split("\n\n")[0].replace("\n", " ")
+
+
+# ---- events
+
+EVENTS_HEAD = """# Events
+
+The lines of `events.jsonl`. Every one has `seq` (1, 2, 3, ...), `time` (seconds) and `kind`, and the keys of its
+kind. A key that may be left out is left out where it says nothing. *and more* stands for numbers of the method or the
+test: which, and what the keys mean, is in [Run directory](run-directory.md#events). This page is made by
+`scripts/pages.py` from `core/events.py`.
+"""
+TYPES = {int: "whole number", float: "number", str: "text"}
+
+
+def events() -> str:
+    parts = [EVENTS_HEAD]
+    for kind, found in KINDS.items():
+        parts.append(f"## {kind}\n\n{prose(found.__doc__ or '').replace('``', '`')}\n\n{keys(found)}\n")
+    parts.append(f"## A contribution\n\n{Contribution.__doc__}\n\n{keys(Contribution)}\n")
+    return "\n".join(parts)
+
+
+def keys(found: Any) -> str:
+    rows = ["| key | type | |", "|---|---|---|"]
+    for name, hint in found.__annotations__.items():
+        if name == "numbers":
+            rows.append("| *and more* | | |")
+            continue
+        may = "may be left out" if name in found._field_defaults else ""
+        rows.append(f"| `{name}` | {typed(hint)} | {may} |")
+    return "\n".join(rows)
+
+
+def typed(hint: Any) -> str:
+    if isinstance(hint, UnionType):
+        return " or ".join("null" if part is type(None) else TYPES[part] for part in get_args(hint))
+    return TYPES.get(hint, "list of [contributions](#a-contribution)")
+
+
+# ---- methods
+
+EQUATIONS_HEAD = """# Methods, one by one
+
+What each method computes, where our reading decides ([D]), and which independent implementation it agrees with. The
+text is the head of the method's file (`src/freshet/methods/`); this page is made from it by `scripts/pages.py`.
+Options with their defaults: [Configuration](configuration.md#method).
+
+**How the agreement was measured** (version 0.1.0): digits, a tanh MLP 64-32-16-10, six label-skewed shards of 39 to
+401 samples. The other implementation starts from Freshet's initial weights and follows its event log and its order of
+batches. The figure is the largest difference over all global versions, `max |dw| / max |w - w0|`; synchronous methods
+9 to 16 rounds, asynchronous ones 34 to 103 versions with a staleness of up to 14. Numbers around 1e-6 are rounding.
+Beside that, every method is held against an independent twin in the test suite (`tests/twins/`). Of 31 deliberate
+faults in the source the twins caught 27, other tests three, and one (the order of weight decay in ASO-Fed) none.
+"""
+#: What other people's code says, by method: implementation, difference, remark.
+AGREES = {
+    "fedavg": (
+        "the official repositories of FedDyn, MOON and FedProx (TensorFlow); flgo 0.4.4, fluke 0.8.1: at most 1.4e-6. "
+        "flwr 1.41.0 (with BatchNorm): 3.2e-6."
+    ),
+    "fedprox": (
+        "the official code in TensorFlow, `drop` included; the repositories of FedDyn and MOON; flgo, fluke: 3e-7 to "
+        "1.6e-6 (FedAvg in its place: 0.18)."
+    ),
+    "moon": (
+        "the official code; flgo, fluke: 7e-7 to 1.3e-6 (FedAvg in its place: 0.56). The official code contrasts "
+        "newcomers with an untrained network; ours, flgo and fluke do not."
+    ),
+    "feddyn": (
+        "the official code; flgo (equal shards): 3e-7 to 1e-6 (FedAvg in its place: 0.84). The authors clip gradients "
+        "at norm 10, we do not (3 of 2,280 steps, 3.4e-3). fluke's has the dual's sign and scale wrong (0.86 to 1.7). "
+        "With its own shuffling, 3 seeds and 20 rounds, the official code's accuracy differs by 0.008 to 0.012 on "
+        "average, where seeds differ by 0.03 to 0.045 (standard deviation)."
+    ),
+    "fedasync": (
+        "FLSim 0.1.0, APPFL 1.12, flgo, plato (its alpha set back): 4e-7 to 1.7e-6, for constant, polynomial, hinge, "
+        "and with the proximal term. flgo's hinge lacks the +1; plato multiplies its stored alpha at every arrival."
+    ),
+    "fedbuff": (
+        "FLSim, flgo, APPFL (deltas): 4e-7 to 7e-7. plato and APPFL's default subtract the current model where the "
+        "device's base belongs."
+    ),
+    "port": "plato (the authors'): 4e-7 to 5e-7. Their code has a gate tau > 1 that the paper has not: option `gate`.",
+    "asofed": "AFL-Lib, variant R, lambda 0, r 1: 1.3e-6. The default S has no peer.",
+    "fedlws": (
+        "the official code: 1.0e-6 to 1.3e-6 (FedAvg in its place: 0.014 and 0.11). With BatchNorm the authors' code "
+        "pulls running statistics into the groups (0.031)."
+    ),
+    "fedasmu": (
+        "two third-party adaptations, formulas transcribed: alpha to 4e-16 (afl_vlm), beta exactly (DirBridge). Each "
+        "of the two has one slip where it differs from the paper. Derivatives against finite differences in float64: "
+        "at most 2.2e-7."
+    ),
+    "fedssmu": "shares FedASMU's code, and was held against nothing else.",
+    "fedsa": "none was found.",
+}
+NO_PEER = "not yet held against other people's code; our own independent twin in `tests/twins/` agrees."
+ORDER = ("fedasmu", "fedssmu")
+
+
+def equations() -> str:
+    found = registry()
+    ordered = [*ORDER, *(name for name in found if name not in ORDER)]
+    return "\n".join([EQUATIONS_HEAD, *(card(found[name]) for name in ordered)])
+
+
+def card(method: Any) -> str:
+    about, text = method.about, inspect.cleandoc(inspect.getmodule(method).__doc__ or "")
+    kind = "asynchronous" if about.kind == "async" else "synchronous"
+    variants = f" Variants: {', '.join(f'`{name}`' for name in about.variants)}." if about.variants else ""
+    agrees = AGREES.get(about.name, NO_PEER)
+    own = (
+        f"**Options**: [{about.name}](configuration.md#{about.name})." if method.Options.model_fields else "No options."
+    )
+    parts = (
+        f"## {about.title}",
+        f"`{about.name}`, {kind}.{variants}",
+        rest(text),
+        own,
+        f"**Other implementations**: {agrees}",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def rest(text: str) -> str:
+    """A docstring as markdown; what follows `::` is indented there already."""
+    return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "configuration.md": lambda: runpy.run_path(str(HERE / "configuration.py"))["page"](),
+    DOCS / "cli.md": cli,
+    DOCS / "events.md": events,
+    DOCS / "equations.md": equations,
+}
+
+if __name__ == "__main__":
+    for path, page in PAGES.items():
+        path.write_text(page(), encoding="utf-8")

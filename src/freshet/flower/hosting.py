@@ -1,0 +1,117 @@
+"""A federation that is served from Python: the server app runs in this process, so that nothing of it has to be stored.
+
+The SuperLink is a process of its own, as ever. It hands its one task to this process, which a device cannot tell.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomli_w
+
+from freshet.config import Config
+from freshet.errors import ConfigError, RunError
+from freshet.flower import processes
+from freshet.flower.folder import Folder, init, run_config
+from freshet.flower.processes import Child
+from freshet.flower.server import FlowerPost, ServerSettings, serve
+from freshet.parts import Given
+from freshet.runs.lifecycle import Ended
+
+#: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
+START, LOOK = 60.0, 1.0
+
+
+def host(config: Config, given: Given, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> Ended:
+    """Serve a federation until its run has ended, or go on with one that was stopped."""
+    if config.fleet.custom:
+        raise ConfigError("fleet", "is given, but real devices are as fast as they are; leave it out")
+    folder = init(root, config.tables(), hosts, server)
+    # what Python says now holds, whatever an earlier call has left there
+    (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
+    with _superlink(folder), _task(folder) as grid:
+        return serve(config, ServerSettings.read(run_config(folder)), FlowerPost(grid), given)
+
+
+@contextmanager
+def _superlink(folder: Folder) -> Iterator[None]:
+    """A SuperLink with one run to hand out, started again whenever it ends."""
+    children, ended = processes.start_server(folder, executor=False), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK):
+            if children[0].ended is not None:
+                children[0] = Child(children[0].command)
+
+    keeper = threading.Thread(target=look, daemon=True)
+    try:
+        processes.call(processes.run(folder))
+        keeper.start()
+        yield
+    finally:
+        ended.set()
+        if keeper.is_alive():
+            keeper.join()
+        processes.stop(children)
+
+
+@contextmanager
+def _task(folder: Folder) -> Iterator[Any]:
+    """The grid of the run that waits at the SuperLink; it is told that we live, and in the end that we are done."""
+    from flwr.common.constant import SubStatus
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid import HttpGrid
+
+    authority, address = (folder.certificates / "ca.crt").read_bytes(), f"127.0.0.1:{folder.server().port}"
+    token = acquired(folder.executor_secret.read_bytes(), authority, address)
+    grid = HttpGrid(address, False, authority, token=token)
+    client = grid._runtime_client
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heart.start()
+    status, details = SubStatus.FAILED, "ended early"
+    try:
+        given = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        grid.set_run(run_from_proto(given.run))
+        yield grid
+        status, details = SubStatus.COMPLETED, ""
+    finally:
+        heart.stop()
+        grid._retry_invoker.max_tries = 1
+        with contextlib.suppress(httpx.HTTPError):  # a SuperLink that is gone needs not be told
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        grid.close()
+
+
+def acquired(secret: bytes, authority: bytes, address: str) -> str:
+    """The token of the server app's task, as Flower's executor would get it."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+    interceptors = [
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods),
+    ]
+    client = RuntimeHttpClient.from_server_address(address, False, authority, interceptors)
+    end = time.monotonic() + START
+    try:
+        while time.monotonic() < end:
+            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if found.token:
+                return str(found.token)
+            time.sleep(0.2)
+    finally:
+        client.close()
+    raise RunError(f"the SuperLink did not hand over the run within {START:g} s; see its log in state/logs")

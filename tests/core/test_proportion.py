@@ -1,0 +1,208 @@
+"""The gate of proportion: what is far out of all that was accepted lately is refused, and the honest never notice."""
+
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.core.events import Aggregated, Rejected
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.proportion import FACTOR, START, STATISTICS, STEP, STEPS, WINDOW, Lengths, Proportion
+from freshet.core.server import Server
+from freshet.core.vectors import Vector, distance_from_line
+from freshet.methods import registry
+from tests.methods.lab import LAYOUT, LEARNABLE, REPORTS, SIZE, server_of, upload_of, vector
+
+LARGEST = float(np.finfo(np.float32).max)
+PLAIN = Layout.build([("w", (4,), "learnable")])
+
+
+def sent(weights: Any, **vectors: Vector) -> Upload:
+    return Upload(0, 1, 1, np.asarray(weights, np.float32), 1, vectors=vectors)
+
+
+# ---- lengths
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), max_size=3 * WINDOW))
+def test_the_median_is_that_of_the_last_ones(lengths: list[float]) -> None:
+    known = Lengths()
+    for length in lengths:
+        known.add(length)
+    assert known.in_order() == lengths[-WINDOW:]
+    assert known.median == (median_low(lengths[-WINDOW:]) if len(lengths) >= START else None)
+    assert Lengths(known.in_order()).median == known.median
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40))
+def test_the_distance_from_a_line_is_the_least_one(seed: int, size: int) -> None:
+    u, a, b = np.random.default_rng(seed).normal(size=(3, size)).astype(np.float32)
+    tried = [float(np.linalg.norm((u - a).astype(float) - x * (b - a).astype(float))) for x in np.linspace(0, 1, 201)]
+    found = distance_from_line(u, a, b)
+    assert found <= min(tried) + 1e-6
+    assert found >= min(tried) - float(np.linalg.norm(b - a)) / 200 - 1e-6
+
+
+def test_where_the_line_is_a_point_it_is_the_distance_from_that() -> None:
+    a = np.array([3.0, 4.0], np.float32)
+    assert distance_from_line(np.zeros(2, np.float32), a, a) == 5.0
+
+
+# ---- the rule
+
+
+def filled(factor: float = 10.0, steps: int = START, length: float = 1.0) -> Proportion:
+    gate = Proportion(factor, PLAIN)
+    for _ in range(steps):
+        gate.seen([length, 5.0])
+    return gate
+
+
+def test_a_step_is_refused_beyond_the_factor_times_the_median_with_its_figures() -> None:
+    gate, base = filled(), np.zeros(4, np.float32)
+    assert gate.excess([10.0, 5.0], base, 50) is None
+    found = gate.excess([10.5, 5.0], base, 50)
+    assert found is not None and "run.gate" in found.reason and STEP in found.reason
+    assert found.numbers == {"length": 10.5, "limit": 10.0, "usual": 1.0}
+
+
+def test_a_step_no_longer_than_the_model_is_always_let_in() -> None:
+    gate, base = filled(length=1e-6), np.array([3.0, 4.0, 0.0, 0.0], np.float32)
+    assert gate.excess([5.0, 5.0], base, 50) is None
+    assert gate.excess([5.1, 5.0], base, 50) is not None
+
+
+def test_at_the_start_the_model_stands_in_for_the_median() -> None:
+    gate = Proportion(10.0, PLAIN)
+    for base, limit in ((np.zeros(4, np.float32), 20.0), (np.full(4, 50.0, np.float32), 1000.0)):
+        assert gate.excess([limit, 5.0], base, 50) is None
+        found = gate.excess([limit * 1.01, 5.0], base, 50)
+        assert found is not None and found.numbers == {"length": limit * 1.01, "limit": limit}
+
+
+def test_steps_of_no_length_are_not_counted() -> None:
+    gate = filled(steps=START - 1)
+    for _ in range(WINDOW):
+        gate.seen([0.0, 5.0])
+    assert gate.state()[STEP] == [1.0] * (START - 1)
+
+
+def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() -> None:
+    gate, base = Proportion(10.0, PLAIN), np.zeros(4, np.float32)
+    fresh = np.array([1000.0, 0.0, 0.0, 0.0], np.float32)
+    for weight in (0.0, 0.3, 1.0):
+        upload = sent(weight * fresh + np.array([0.0, 2.0, 0.0, 0.0]))
+        assert gate.measure(upload, base, fresh) == [pytest.approx(2.0), 1.0]
+    assert gate.measure(sent(fresh), base, None) == [1000.0, 1.0]
+
+
+def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_name() -> None:
+    gate, base = Proportion(10.0, LAYOUT, ("c",)), vector(1)
+    n = LEARNABLE
+    for seed in range(START):
+        lengths = gate.measure(sent(base + 0.1 * vector(seed), c=vector(seed)[:n]), base, None)
+        assert gate.excess(lengths, base, 50) is None
+        gate.seen(lengths)
+    assert list(gate.state()) == [STEP, STATISTICS, "c", STEPS]
+    wild = base.copy()
+    wild[n] = 1e30
+    for upload, name in (
+        (sent(wild, c=vector(1)[:n]), STATISTICS),
+        (sent(base, c=np.full(n, 1e30, np.float32)), "c"),
+    ):
+        found = gate.excess(gate.measure(upload, base, None), base, 50)
+        assert found is not None and found.reason.startswith(f"its {name} ")
+
+
+@pytest.mark.parametrize(("usual", "work", "most"), [(None, 50, 500), (5, 50, 50), (8, 50, 80)])
+def test_steps_are_held_against_those_of_others_and_the_work_of_the_device(usual: Any, work: int, most: int) -> None:
+    gate, base = Proportion(10.0, PLAIN), np.zeros(4, np.float32)
+    for _ in range(START if usual else 0):
+        gate.seen([1.0, usual])
+    assert gate.excess([1.0, most], base, work) is None
+    found = gate.excess([1.0, most + 1], base, work)
+    assert found is not None and found.reason == f"its {STEPS} is out of all proportion (run.gate)"
+
+
+def test_it_goes_on_from_its_state() -> None:
+    gate, other = filled(steps=2 * WINDOW, length=3.0), Proportion(10.0, PLAIN)
+    other.restore(gate.state())
+    for g in (gate, other):
+        g.seen([5.0, 5.0])
+    assert other.state() == gate.state()
+
+
+# ---- the server, for every method
+
+
+def honest(server: Server, rng: np.random.Generator) -> list[Any]:
+    """One round, or two trips, of devices that move by about as much as each other."""
+    idle = [d for d in range(server.world.devices) if d not in server.flights and d not in server.waiting]
+    chosen = [int(d) for d in rng.choice(idle, 2, replace=False)]
+    server.trigger(chosen)
+    return [event for device in chosen for event in server.upload(training(server, device, rng))]
+
+
+def training(server: Server, device: int, rng: np.random.Generator) -> Upload:
+    step, n = 0.01 * rng.standard_normal(SIZE), server.world.layout.learnable
+    weights = (server.store.get(server.flights[device].base) + step).astype(np.float32)
+    vectors = {name: (0.1 * rng.standard_normal(n)).astype(np.float32) for name in server.rule.sends}
+    report = REPORTS.get(server.method.about.name, {})
+    return upload_of(server, device, weights, report=report, vectors=vectors)
+
+
+@pytest.mark.parametrize("place", ["model", "one entry", "buffers", "vector"])
+@pytest.mark.parametrize("rounds", [0, 1, 198])
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_the_largest_number_there_is_is_refused_by_every_method(name: str, rounds: int, place: str) -> None:
+    server, rng = server_of(name), np.random.default_rng(0)
+    if place == "vector" and not server.rule.sends:
+        pytest.skip("sends its model alone")
+    happened = [event for _ in range(rounds) for event in honest(server, rng)]
+    assert not any(isinstance(event, Rejected) for event in happened)
+    before, version = server.weights.tobytes(), server.version
+    idle = next(d for d in range(8) if d not in server.flights and d not in server.waiting)
+    server.trigger([idle])
+    upload = training(server, idle, rng)
+    target = upload.weights if place != "vector" else upload.vectors[server.rule.sends[0]]
+    part = {"one entry": slice(0, 1), "buffers": slice(LEARNABLE, None)}.get(place, slice(None))
+    target[part] = LARGEST
+    events = server.upload(upload)
+    assert isinstance(events[0], Rejected) and "out of all proportion" in events[0].reason
+    assert events[0].numbers["length"] > events[0].numbers["limit"]
+    assert (events[0].device, server.weights.tobytes()) == (idle, before)
+    assert server.version - version == sum(isinstance(event, Aggregated) for event in events)
+    after = [event for _ in range(20) for event in honest(server, rng)]
+    assert not any(isinstance(event, Rejected) for event in after)
+    assert np.abs(server.weights).max() < 100
+
+
+@pytest.mark.parametrize("name", ["fedasync", "fedavg"])
+def test_without_the_gate_one_such_upload_ruins_the_model(name: str) -> None:
+    server, rng = server_of(name), np.random.default_rng(0)
+    server.entrance.gate = None
+    server.trigger([0])
+    upload = training(server, 0, rng)
+    upload.weights[:] = LARGEST / 2
+    server.upload(upload)
+    assert np.abs(server.weights).max() > 1e37
+
+
+def test_fewer_than_half_cannot_move_what_is_usual_and_more_than_half_are_usual() -> None:
+    gate, base = Proportion(FACTOR, PLAIN), np.zeros(4, np.float32)
+    for length in [1.0, 1e30] * START:
+        gate.seen([length, 5.0])
+    assert gate.excess([101.0, 5.0], base, 50) is not None
+    gate.seen([1e30, 5.0])
+    assert gate.excess([101.0, 5.0], base, 50) is None
+
+
+def test_a_learning_rate_that_is_too_large_still_diverges_and_says_so(federate: Any, tmp_path: Any) -> None:
+    result = federate("fedavg", training={"lr": 1e9}, run={"eval_every": 4.0}).run(200, out=tmp_path / "run")
+    assert result.summary["status"] == "diverged" and result.summary["rejected"] > 0

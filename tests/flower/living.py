@@ -1,0 +1,217 @@
+"""Federations of real processes on this machine: what the tests ask of them, and how they are disturbed."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from freshet.flower import processes
+from freshet.flower.folder import APP, Folder
+from freshet.flower.processes import Command
+from freshet.flower.running import LocalRun
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+
+#: Seconds for anything that should happen; machines may be slow, and a hang must not last for ever.
+PATIENCE = 400.0
+
+
+def tables(method: str, devices: int, rounds: int, **run: Any) -> dict[str, Any]:
+    kind = {} if method in ("fedssmu", "fedavg", "scaffold") else {"trigger": "concurrency"}
+    common: dict[str, Any] = {"rounds": rounds, "period": 1.0, "eval_every": 5.0, "checkpoint_every": 2.0}
+    return {
+        "method": {"name": method},
+        "fleet": {"devices": devices},
+        "training": {"epochs": 3},
+        "data": {"train_samples": 400, "test_samples": 200},
+        "run": common | kind | run,
+    }
+
+
+def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The events of a run that may still be going."""
+    path = directory / "events.jsonl"
+    if not path.is_file():
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    return [event for event in map(json.loads, whole) if event["kind"] in kinds]
+
+
+def events(local: LocalRun, *kinds: str, device: int | None = None) -> list[dict[str, Any]]:
+    return [e for e in events_of(local.server.out, *kinds) if device is None or e.get("device") == device]
+
+
+def await_(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
+    """Wait for something."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        found = happened()
+        if found:
+            return found
+        meanwhile()
+        time.sleep(0.5)
+    raise AssertionError(f"{what} did not happen")
+
+
+def until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
+    """Wait for something while the federation goes on."""
+
+    def goes_on() -> None:
+        assert local.look() is None, f"the run ended before {what}"
+
+    return await_(happened, what, goes_on)
+
+
+def adds_up(directory: Path) -> bool:
+    found = audit(Run(directory))
+    assert found.passed, found.problem
+    return True
+
+
+def finished(local: LocalRun) -> Run:
+    """The run at its end: whole files, and a log that adds up."""
+    assert local.wait(PATIENCE) == "finished"
+    assert adds_up(local.server.out)
+    for name in ("config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"):
+        assert (local.server.out / name).is_file()
+    return Run(local.server.out)
+
+
+def checkpoints(directory: Path) -> int:
+    """How many have been written so far."""
+    return max((int(path.name) for path in (directory / "checkpoint").glob("[0-9]*")), default=0)
+
+
+def with_words(word: str, mark: str) -> list[int]:
+    """Processes with a word in their command and a mark (a path of the test) in their command or environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+            if word.encode() in command and mark.encode() in command + path.with_name("environ").read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def client_processes(folder: Folder, node: int) -> list[int]:
+    """Client apps of a device that train now."""
+    return with_words("flwr-clientapp", str(folder.root / "memory" / f"node_{node}"))
+
+
+# ---- devices that stand still, that come late, that leave
+
+_STILL = '''
+"""A device that stands still as long as a file says so: before it asks for the fresh model, or after."""
+
+import time
+from pathlib import Path
+
+from freshet.flower.device import Device
+from freshet.training.trip import LocalTrip
+
+
+def held(name, step):
+    def slowly(trip):
+        while (Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}").exists():
+            time.sleep(0.2)
+        return step(trip)
+
+    return slowly
+
+
+LocalTrip.to_slot = held("before", LocalTrip.to_slot)
+LocalTrip.finish = held("after", LocalTrip.finish)
+app = Device().app(Path(__file__).with_name("federation.toml"))
+'''
+
+
+def standing_still(root: Path, holds: Path, *names: str) -> None:
+    """Before a federation is made in ``root``: its devices stand still while ``holds`` has a file before_K, after_K."""
+    package = root / "app" / APP
+    package.mkdir(parents=True)
+    (package / "client_app.py").write_text(_STILL.format(folder=str(holds)))
+    holds.mkdir()
+    for name in names:
+        (holds / name).touch()
+
+
+def behind_doors(doors: Path) -> Callable[[Folder, int], Command]:
+    """Devices that start as soon as a file of their number is there."""
+    wait = 'until [ -e "$0" ]; do sleep 0.2; done; exec "$@"'
+
+    def command(folder: Folder, node: int) -> Command:
+        inner = processes.supernode(folder, node)
+        return Command(inner.name, ["sh", "-c", wait, str(doors / str(node)), *inner.words], inner.environment)
+
+    return command
+
+
+# ---- a network that stalls
+
+
+class Network:
+    """Carries bytes from ports of 127.0.0.2, where devices look for the server, to those of 127.0.0.1, where it is."""
+
+    HOST = "127.0.0.2"
+
+    def __init__(self, *ports: int) -> None:
+        self._flows = threading.Event()
+        self._flows.set()
+        self._listeners = [socket.create_server((self.HOST, port)) for port in ports]
+        for listener, port in zip(self._listeners, ports, strict=True):
+            threading.Thread(target=self._listen, args=(listener, port), daemon=True).start()
+
+    def stall(self, seconds: float, meanwhile: Callable[[], Any]) -> None:
+        """Nothing gets through for a while, and no connection is closed."""
+        self._flows.clear()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            meanwhile()
+            time.sleep(0.5)
+        self._flows.set()
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def _listen(self, listener: socket.socket, port: int) -> None:
+        while True:
+            try:
+                near = listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", port))
+            except ConnectionRefusedError:
+                near.close()
+                continue
+            except OSError:
+                return
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flows.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+# ---- the command line
+
+
+def freshet(*words: str, env: dict[str, str], cwd: Path) -> str:
+    """What a command of Freshet prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "freshet", *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr

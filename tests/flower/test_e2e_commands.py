@@ -1,0 +1,235 @@
+"""The commands for several machines, a plain Flower app, a federation served from Python: all with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from freshet.data.sources import load
+from freshet.flower import processes
+from freshet.flower.folder import APP, Folder
+from freshet.flower.processes import QUIET, Child, Command
+from freshet.flower.running import free_ports
+from freshet.runs.reader import Run
+from freshet.runs.world import read_world
+from tests.flower.living import adds_up, await_, checkpoints, events_of, freshet, with_words
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+SMALL = ["training.epochs=3", "data.train_samples=400", "data.test_samples=200", "run.eval_every=5", "run.period=1"]
+
+FEDERATION = 'Path(__file__).with_name("federation.toml")'
+#: What a user has: a network, and samples of a device's own.
+MINE = """
+import torch
+from freshet.data.sources import load as built_in
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def samples(start, stop):
+    digits = built_in("digits")
+    return digits.x_train[start:stop], digits.y_train[start:stop]
+
+
+def load(node_config):
+    start = 100 * node_config["partition-id"]
+    return samples(start, start + 90 + node_config["partition-id"])
+"""
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts commands of Freshet in the background; asked to end, they end, and leave nothing behind."""
+    begun: list[subprocess.Popen] = []
+
+    def command(*words: str, cwd: Path = tmp_path) -> subprocess.Popen:
+        with (tmp_path / f"output_{len(begun)}").open("wb") as output:
+            begun.append(subprocess.Popen(words, env=ENV, cwd=cwd, stdout=output, stderr=subprocess.STDOUT))
+        return begun[-1]
+
+    yield command
+    for each in begun:
+        each.send_signal(signal.SIGTERM)
+    for each in begun:
+        each.wait(60)
+    assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words("freshet.flower.gate", str(tmp_path))
+
+
+def deploy(*words: str) -> list[str]:
+    return [sys.executable, "-m", "freshet", "deploy", *words]
+
+
+def devices_in(run: Path, kind: str) -> list[int]:
+    return [event["device"] for event in events_of(run, kind)]
+
+
+def settings(words: list[str]) -> list[str]:
+    return [word for each in words for word in ("-s", each)]
+
+
+def machine_of(tmp_path: Path, node: int, root: Path, superlink: str) -> Path:
+    """A device's machine: it has what the README says, and nothing else."""
+    machine = tmp_path / f"machine_{node}"
+    for folder in ("certificates", "keys"):
+        (machine / folder).mkdir(parents=True)
+    (machine / "certificates" / "ca.crt").write_bytes((root / "certificates" / "ca.crt").read_bytes())
+    (machine / "keys" / f"node_{node}").write_bytes((root / "keys" / f"node_{node}").read_bytes())
+    given = {"superlink": superlink, "port": free_ports(1)[0]}
+    (machine / "device.toml").write_text(tomli_w.dumps({"device": given}))
+    return machine
+
+
+def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    """Two devices bring their data; one is revoked; the server is stopped and started again; somebody watches."""
+    root, run = tmp_path / "deploy", tmp_path / "deploy" / "run"
+    length = ["run.until=100000", "run.checkpoint_every=2"]
+    freshet("deploy", "init", str(root), "--devices", "2", *settings(SMALL + length), env=ENV, cwd=tmp_path)
+    port, fresh_port = free_ports(2)
+    (root / "server.toml").write_text(tomli_w.dumps({"server": {"port": port, "fresh_port": fresh_port}}))
+    machines = [machine_of(tmp_path, node, root, f"127.0.0.1:{port}") for node in (0, 1)]
+    digits = load("digits")
+    np.savez(machines[0] / "mine.npz", x=digits.x_train[:150], y=digits.y_train[:150])
+    (machines[1] / "mydata.py").write_text(MINE)
+
+    server = begin(*deploy("server", str(root)))
+    begin(*deploy("device", ".", "--node", "0", "--data", "mine.npz"), cwd=machines[0])
+    begin(*deploy("device", ".", "--node", "1", "--data", "mydata:load"), cwd=machines[1])
+    await_(lambda: {0, 1} <= set(devices_in(run, "upload")), "an upload of each device", lambda: alive(server))
+    status = freshet("deploy", "status", str(root), env=ENV, cwd=tmp_path)
+    assert "server app: process" in status and "device 1: node" in status and "uploads" in status
+    assert watched(begin, run, free_ports(1)[0])
+
+    freshet("deploy", "revoke", str(root), "--node", "1", env=ENV, cwd=tmp_path)
+    gone, before = len(devices_in(run, "trigger")), devices_in(run, "upload").count(0)
+    await_(lambda: devices_in(run, "upload").count(0) >= before + 2, "the run going on", lambda: alive(server))
+    assert devices_in(run, "trigger")[gone:].count(1) <= 1  # before anybody knew
+
+    saved = checkpoints(run)
+    await_(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
+    freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
+    assert server.wait(60) == 130 and Run(run).summary()["status"] == "interrupted"
+    version = Run(run).summary()["versions"]
+    server = begin(*deploy("server", str(root)))
+    newer = lambda: [e for e in events_of(run, "aggregate") if e["version"] > version]  # noqa: E731
+    await_(newer, "newer versions after the stop", lambda: alive(server))
+    freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
+    world = read_world(run)
+    assert adds_up(run) and world is not None and world.samples == [150, 91]
+
+
+def alive(process: subprocess.Popen) -> None:
+    assert process.poll() is None, "the server ended"
+
+
+def watched(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> bool:
+    """Whether ``freshet watch`` shows a run that goes on: its page, and newer data after a while."""
+    begin(sys.executable, "-m", "freshet", "watch", str(run), "--port", str(port))
+
+    def data(have: str = "") -> dict[str, Any] | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data.json?have={have}", timeout=10) as answer:
+                return json.loads(answer.read() or b"null")
+        except OSError:
+            return None
+
+    first = await_(data, "the data of the page")
+    later = await_(lambda: data(first["version"]), "newer data")
+    assert len(later["document"]["runs"]) == 1
+    return later["version"] != first["version"]
+
+
+def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
+    """SCAFFOLD, whose control variates are vectors by name, with a network and data of one's own, by ``flwr run``."""
+    app, out = tmp_path / "app", tmp_path / "run"
+    words = [*settings([*SMALL, "run.rounds=2", "model.name=custom"]), "-m", "scaffold", "--devices", "2"]
+    freshet("deploy", "app", str(app), *words, env=ENV, cwd=tmp_path)
+    (app / APP / "mytask.py").write_text(MINE)
+    device, server = app / APP / "client_app.py", app / APP / "server_app.py"
+    mine = "from freshet_app.mytask import Net, load\n\napp ="
+    device.write_text(_changed(device.read_text(), f"{mine} Device(load=load, model=Net).app(PATH)"))
+    own = f"from freshet.parts import Given\n{mine} server_app(PATH, Given(factory=Net))"
+    server.write_text(_changed(server.read_text(), own))
+    port, *nodes = free_ports(3)
+    home = tmp_path / "flwr"
+    home.mkdir()
+    connection = {"address": f"127.0.0.1:{port}", "insecure": True}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "mine", "mine": connection}}))
+    where = QUIET | {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    place = ("--insecure", "--host", "127.0.0.1", "--port")
+    link = Command(
+        "superlink", [processes.program("flower-superlink"), *place, str(port)], where, tmp_path / "link.log"
+    )
+    children = [Child(link)]
+    try:
+        processes.wait_for_port(port, 60.0, lambda: children[0].ended is None)
+        for node, own_port in enumerate(nodes):
+            told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
+            command = [processes.program("flower-supernode"), *place, str(own_port), "--node-config", told]
+            command += ["--superlink", f"127.0.0.1:{port}"]
+            children.append(Child(Command("node", command, where, tmp_path / f"node_{node}.log")))
+        run = [processes.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", f'out="{out}"']
+        processes.call(Command("run", run, where))
+        await_((out / "world.json").is_file, "the end of the run")
+    finally:
+        processes.stop(children)
+    summary, world = Run(out).summary(), read_world(out)
+    assert summary["status"] == "finished" and summary["rounds"] == 2 and summary["rejected"] == summary["lost"] == 0
+    assert adds_up(out) and world is not None and sorted(world.samples) == [90, 91]
+
+
+def _changed(source: str, ending: str) -> str:
+    """A file of the app with another last line: its marked place filled in."""
+    return source.rpartition("\napp = ")[0] + "\n" + ending.replace("PATH", FEDERATION) + "\n"
+
+
+def test_a_federation_served_from_python(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    """``Federation.deploy``: the server's network and test samples are objects of its script; devices name theirs."""
+    port, fresh_port, *ports = free_ports(4)
+    (tmp_path / "mine.py").write_text(MINE)
+    script = f"""
+from freshet import Federation
+from mine import Net, samples
+
+federation = Federation(
+    Net, samples(300, 500), samples(300, 500), devices=2, training={{"epochs": 3}},
+    run={{"rounds": 2, "trigger": "concurrency", "period": 1.0, "eval_every": 5.0}},
+)
+result = federation.deploy("deploy", server={{"port": {port}, "fresh_port": {fresh_port}}})
+print(result.summary["status"], sum(p.numel() for p in result.module().parameters()))
+"""
+    (tmp_path / "serve.py").write_text(script)
+    server = begin(sys.executable, "serve.py")
+    root = tmp_path / "deploy"
+    await_((root / "state" / "nodes.json").is_file, "the registration of keys", lambda: alive(server))
+    for node, own_port in enumerate(ports):
+        text = (root / "device.toml").read_text()
+        (root / "device.toml").write_text(
+            tomli_w.dumps({"device": {"superlink": f"127.0.0.1:{port}", "port": own_port}})
+        )
+        begin(*deploy("device", str(root), "--node", str(node), "--data", "mine:load", "--model", "mine:Net"))
+        await_(lambda node=node: with_words("freshet.flower.node", f"memory/node_{node}"), "its SuperNode")
+        (root / "device.toml").write_text(text)
+    run = Folder(root).out()
+    await_(lambda: server.poll() is not None, "the end of the run")
+    assert server.returncode == 0 and "finished 2410" in (tmp_path / "output_0").read_text()
+    world = read_world(run)
+    assert adds_up(run) and Run(run).summary()["requests"] >= 1 and world is not None and world.samples == [90, 91]

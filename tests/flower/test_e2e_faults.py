@@ -1,0 +1,126 @@
+"""What machines and networks do, done to real processes: whatever dies, stalls, comes late or leaves is on record, and
+the run goes on."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from freshet.core.messages import Slot
+from freshet.flower import processes
+from freshet.flower.fresh import FreshClient, Unreached
+from freshet.flower.running import LocalRun, free_ports
+from freshet.runs.reader import Run
+from freshet.runs.world import read_world
+from tests.flower.living import (
+    Network,
+    adds_up,
+    behind_doors,
+    checkpoints,
+    client_processes,
+    events,
+    standing_still,
+    tables,
+    until,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+#: Seconds after which a trip is lost: longer than an honest one takes on a slow machine.
+TTL = 100.0
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[Network, list[int]]]:
+    ports = free_ports(2)
+    made = Network(*ports)
+    yield made, ports
+    made.close()
+
+
+def uploads(local: LocalRun, device: int, after: int = 0) -> list[dict]:
+    return [e for e in events(local, "upload", device=device) if e["trip"] > after]
+
+
+def test_a_federation_outlives_whatever_happens_to_its_devices_and_its_network(
+    tmp_path: Path, start: Callable[..., LocalRun], network: tuple[Network, list[int]]
+) -> None:
+    """Device 0 is killed before it asks for the fresh model, 1 after; 2 takes longer than a trip may; 3 comes late and
+    leaves for good; the SuperLink is killed; the network stalls. Device 4 is left alone."""
+    holds, doors = tmp_path / "holds", tmp_path / "doors"
+    doors.mkdir()
+    for node in (0, 1, 2, 4):
+        (doors / str(node)).touch()
+    standing_still(tmp_path / "deploy", holds, "before_0", "after_1", "after_2")
+    net, (port, fresh_port) = network
+    server = {"host": net.HOST, "port": port, "fresh_port": fresh_port, "ttl": TTL, "patience": 20.0}
+    local = start(tables("fedasmu", 5, 0, until=1e5), server=server, devices=behind_doors(doors))
+    until(local, lambda: client_processes(local.folder, 0), "device 0 training")
+    until(local, lambda: events(local, "request", device=1), "device 1 asking")
+    assert not events(local, "request", device=0)
+    for node in (0, 1):
+        local.devices[node].signal(signal.SIGKILL)
+        (holds / ("before_0", "after_1")[node]).unlink()
+
+    until(local, lambda: uploads(local, 4), "the first upload")
+    assert not events(local, "trigger", device=3)
+    (doors / "3").touch()
+    until(local, lambda: uploads(local, 3), "an upload of the device that came late")
+
+    for node in (0, 1):
+        lost = until(local, lambda node=node: events(local, "lost", device=node), f"the loss of the trip of {node}")[0]
+        assert lost["trip"] == 1 and "gone" in lost["reason"] and "expired" not in lost["reason"]
+        until(local, lambda node=node: uploads(local, node, after=1), f"an upload of device {node}, which is back")
+
+    late = until(local, lambda: events(local, "lost", device=2), "the loss of the slow trip")[0]
+    assert "expired" in late["reason"]
+    (holds / "after_2").unlink()
+    until(local, lambda: uploads(local, 2, after=late["trip"]), "the next upload of the slow device")
+    assert not [e for e in uploads(local, 2) if e["trip"] == late["trip"]]
+
+    link = local.server.children[0]
+    link.signal(signal.SIGKILL)
+    before = {node: len(uploads(local, node)) for node in (0, 4)}
+    until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
+    for node, count in before.items():
+        until(local, lambda node=node, count=count: len(uploads(local, node)) > count, f"an upload of device {node}")
+
+    net.stall(20.0, lambda: local.look())
+    before = {node: len(uploads(local, node)) for node in (0, 4)}
+    for node, count in before.items():
+        until(local, lambda node=node, count=count: len(uploads(local, node)) > count + 1, f"{node} after the stall")
+
+    (doors / "3").unlink()
+    local.devices[3].signal(signal.SIGTERM)
+    gone = len(events(local, "trigger", device=3))
+    count = len(uploads(local, 4))
+    until(local, lambda: len(uploads(local, 4)) >= count + 3, "the run going on without device 3")
+    assert len(events(local, "trigger", device=3)) <= gone + 1  # once more at most, before anybody knew
+    local.stop()
+    summary = Run(local.server.out).summary()
+    assert adds_up(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
+
+
+def test_a_server_that_was_killed_goes_on_from_its_checkpoint(start: Callable[..., LocalRun]) -> None:
+    """Version and run go on; a stranger's question for the fresh model is refused on the way."""
+    local = start(tables("fedasmu", 2, 0, until=1e5))
+    until(local, lambda: len(events(local, "aggregate")) >= 2, "the first aggregations")
+    trip = events(local, "trigger")[-1]
+    server, authority = local.folder.server(), (local.folder.certificates / "ca.crt").read_text()
+    with pytest.raises(Unreached):
+        client = FreshClient(f"{server.host}:{server.fresh_port}", authority, trip["device"], trip["trip"], "0" * 64)
+        client.ask(Slot(2, "q"), 0, 1)
+    assert until(local, lambda: events(local, "rejected"), "the refusal")
+    saved = checkpoints(local.server.out)
+    until(local, lambda: checkpoints(local.server.out) > saved + 1, "a checkpoint")
+    version, pid = events(local, "aggregate")[-1]["version"], processes.server_process(local.folder)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(local, lambda: processes.server_process(local.folder) not in (None, pid), "a new server app")
+    until(local, lambda: [e for e in events(local, "aggregate") if e["version"] > version + 1], "newer versions")
+    local.stop()
+    summary, world = Run(local.server.out).summary(), read_world(local.server.out)
+    assert summary["status"] == "interrupted" and adds_up(local.server.out)
+    assert summary["versions"] > version and summary["requests"] >= 1 and summary["trip_seconds"]["train"] > 0
+    assert world is not None and len(world) == 2 and max(world.train_seconds) > 0 and max(world.start_seconds) > 0

@@ -1,0 +1,41 @@
+"""Ways of methods that need more than a model down and a model up, over real processes."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from freshet.config import load_tables, resolve
+from freshet.flower.codec import from_bytes
+from freshet.flower.device import LOOK
+from freshet.flower.running import LocalRun
+from tests.flower.living import adds_up, events, finished, standing_still, tables, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
+    """The fallback needs no port but the SuperLink's, and two messages per trip."""
+    local = start(tables("fedssmu", 2, 2), server={"fresh": "messages"})
+    summary = finished(local).summary()
+    assert summary["rounds"] == 2 and summary["requests"] >= 1 and summary["messages"] == 2 * summary["trips"]
+
+
+def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """Device 1 stands still before its first epoch; told to hurry, it uploads after one epoch instead of three."""
+    standing_still(tmp_path / "deploy", tmp_path / "holds", "before_1")
+    settings = tables("port", 2, 0, until=1e5)
+    settings["method"] |= {"K": 1, "omega": 0}
+    local = start(settings)
+    until(local, lambda: events(local, "hurry", device=1), "the hurry")
+    time.sleep(5 * LOOK)  # it looks whether it should hurry every LOOK seconds
+    (tmp_path / "holds" / "before_1").unlink()
+    until(local, lambda: events(local, "upload", device=1), "its upload")
+    until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")
+    memory = from_bytes((local.folder.root / "memory" / "node_1" / "memory.safetensors").read_bytes())
+    config = resolve(load_tables(local.folder.root / "federation.toml"))
+    per_epoch = math.ceil(memory["answer"]["samples"] / config.training.batch_size)
+    assert memory["answer"]["upload"]["steps"] == per_epoch < config.training.epochs * per_epoch
+    assert events(local, "upload", device=1)[0]["trip"] == 1 and adds_up(local.server.out)

@@ -1,0 +1,157 @@
+"""Strangers at the door and devices that send nonsense, with real processes: each is refused, and the run goes on."""
+
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from freshet.errors import RunError
+from freshet.flower import keys, processes
+from freshet.flower.folder import APP, Folder
+from freshet.flower.hosting import acquired
+from freshet.flower.processes import Child, Command
+from freshet.flower.running import LocalRun, free_ports
+from tests.flower.living import adds_up, events, tables, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+HOSTILE = """
+from pathlib import Path
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from freshet.flower.device import Device
+
+device = Device()
+honest = device._on_message
+
+def on_message(federation, message, context):
+    reply = honest(federation, message, context)
+    weights, node = reply.content["model"]["weights"].numpy(), context.node_config["partition-id"]
+    if node == 1:
+        weights = np.full_like(weights, np.nan)
+    if node == 2:
+        weights = weights[:-1].copy()
+    if node == 3:
+        weights = np.zeros(8_000_000, np.float32)
+    reply.content["model"] = ArrayRecord({"weights": Array(weights)})
+    if node == 4:
+        pickled = b"\\x80\\x04cos\\nsystem\\n"
+        reply.content["model"] = ArrayRecord({"weights": Array("float32", (3,), "numpy.ndarray", pickled)})
+    if node == 5:  # its first upload over and over again
+        first = Path(context.node_config["folder"]) / "first"
+        if not first.exists():
+            first.write_text(reply.content["answer"]["ticket"])
+        reply.content["answer"] = ConfigRecord(dict(reply.content["answer"]) | {"ticket": first.read_text()})
+    return reply
+
+device._on_message = on_message
+app = device.app(Path(__file__).with_name("federation.toml"))
+"""
+REASONS = {1: "not finite", 2: "shape", 3: "shape", 4: "flat array", 5: "another trip"}
+
+
+def test_hostile_uploads_and_an_unreachable_service(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """NaN, too few and far too many numbers, a pickle and an upload sent again are refused, each with a reason; the
+    honest device trains without merging, since its fresh models are out of reach."""
+    package = tmp_path / "deploy" / "app" / APP
+    package.mkdir(parents=True)
+    (package / "client_app.py").write_text(HOSTILE)
+    local = start(tables("fedasmu", 6, 0, until=1e5), server={"host": "nowhere.invalid"}, devices=_on_loopback)
+
+    def reasons() -> dict[int, str]:
+        return {e["device"]: e["reason"] for e in events(local, "rejected", "lost") if "device" in e}
+
+    until(local, lambda: reasons().keys() >= REASONS.keys(), "five refusals")
+    until(local, lambda: any(_by(e, 0) for e in events(local, "aggregate")), "an aggregation")
+    until(local, lambda: events(local, "note"), "the honest device saying that it trained on")
+    assert {device: REASONS[device] in reasons()[device] for device in REASONS} == dict.fromkeys(REASONS, True)
+    replayed = [e for e in events(local, "aggregate") if _by(e, 5)]
+    assert len(replayed) <= 1 and not any(_by(e, k) for e in events(local, "aggregate") for k in (1, 2, 3, 4))
+    notes = [e for e in events(local, "note") if e["about"] == "trained on without the fresh model"]
+    assert notes and not events(local, "merge") and adds_up(local.server.out)
+
+
+def _by(event: dict, device: int) -> bool:
+    return any(part["device"] == device for part in event["contributions"])
+
+
+def _on_loopback(folder: Folder, node: int) -> Command:
+    """A device that reaches the SuperLink, but not the address under which the fresh models are."""
+    command = processes.supernode(folder, node)
+    words = [f"127.0.0.1:{folder.server().port}" if "nowhere" in word else word for word in command.words]
+    return Command(command.name, words, command.environment)
+
+
+STRANGERS = {
+    "unregistered key": "Failed to activate SuperNode",
+    "no key": "SuperNodes must be registered",
+    "another authority": "CERTIFICATE_VERIFY_FAILED",
+}
+
+
+def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
+    """Unregistered key, no key, another authority, plain HTTP: each is refused and none gets a node number. Nor does
+    anybody start an app without the server's token. The run goes on."""
+    local = start(tables("fedavg", 1, 0, until=1e5))
+    base = local.command(0)
+    keys.make_node(tmp_path / "stranger")
+    keys.make_authority(tmp_path)
+
+    def changed(name: str, option: str, value: str | None) -> Command:
+        words = list(base.words)
+        place = words.index(option)
+        words[place : place + 2] = [] if value is None else [option, value]
+        words[words.index("--port") + 1] = str(free_ports(1)[0])
+        return Command(name, words, base.environment, tmp_path / f"{name}.log")
+
+    key, root = "--auth-supernode-private-key", "--root-certificates"
+    attempts = [
+        changed("unregistered key", key, str(tmp_path / "stranger")),
+        changed("no key", key, None),
+        changed("another authority", root, str(tmp_path / "ca.crt")),
+    ]
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://127.0.0.1:{local.folder.server().port}/", timeout=10.0, trust_env=False)
+    children = [Child(command) for command in attempts]
+    try:
+        starts_no_app(local, tmp_path)
+        for name, sign in STRANGERS.items():
+            until(local, lambda name=name, sign=sign: sign in said(tmp_path, name), f"the refusal of {name}")
+    finally:
+        processes.stop(children)
+    assert not any("SuperNode ID" in said(tmp_path, name) for name in STRANGERS)
+    before = len(events(local, "aggregate"))
+    until(local, lambda: len(events(local, "aggregate")) > before, "the next round")
+    assert adds_up(local.server.out)
+
+
+def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
+    """Flower's control interface and the documentation of all of them are closed to who has not the server's token,
+    also to ``flwr run`` of somebody who knows address and authority; and no server app is handed to a process of this
+    machine that has not the executor's secret."""
+    address = f"https://127.0.0.1:{local.folder.server().port}"
+    trust = ssl.create_default_context(cafile=str(local.folder.certificates / "ca.crt"))
+    with httpx.Client(verify=trust, timeout=30.0, trust_env=False) as client:
+        for path in ("/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json"):
+            for token in ({}, {"authorization": "Bearer " + "0" * 64}):
+                assert client.post(address + path, headers=token).status_code == 401
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        acquired(
+            b"another secret", (local.folder.certificates / "ca.crt").read_bytes(), address.removeprefix("https://")
+        )
+    assert refused.value.response.status_code in (401, 403)
+    command = processes.run(local.folder)
+    elsewhere = tmp_path / "flwr"
+    elsewhere.mkdir()
+    shutil.copy(local.folder.state / "flwr" / "config.toml", elsewhere / "config.toml")
+    with pytest.raises(RunError):
+        processes.call(Command("run", command.words, command.environment | {"FLWR_HOME": str(elsewhere)}))
+    assert "refused: POST '/v1/control/start-run'" in said(local.folder.state / "logs", "superlink")
+
+
+def said(folder: Path, name: str) -> str:
+    path = folder / f"{name}.log"
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -1,0 +1,82 @@
+"""The door of the SuperLink: who may call which of Flower's interfaces."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from freshet.flower.gate import Gate, install, may_pass
+
+TOKEN = "t" * 64
+GOOD = [f"Bearer {TOKEN}".encode()]
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "shown", "passes"),
+    [
+        ("/v1/fleet/activate-node", "10.0.0.5", [], True),  # signed with a node's key, which Flower checks
+        ("/health", "10.0.0.5", [], True),
+        ("/v1/control/start-run", "10.0.0.5", [], False),
+        ("/v1/control/start-run", "127.0.0.1", [], False),
+        ("/v1/control/start-run", "10.0.0.5", GOOD, True),
+        ("/v1/control/start-run", "10.0.0.5", [b"Bearer " + b"x" * 64], False),
+        ("/v1/control/start-run", "10.0.0.5", [b"Bearer \xff"], False),
+        ("/v1/control/start-run", "10.0.0.5", GOOD * 2, False),
+        ("/v1/control/start-run", "10.0.0.5", [TOKEN.encode()], False),
+        ("/v1/fleet/../control/start-run", "10.0.0.5", [], False),
+        ("/v1/runtime/acquire-task", "127.0.0.1", [], True),  # asks for the executor's secret itself
+        ("/v1/runtime/acquire-task", "::1", [], True),
+        ("/v1/runtime/acquire-task", "10.0.0.5", GOOD, False),
+        ("/v1/runtime/acquire-task", "", [], False),
+        ("/docs", "127.0.0.1", [], False),
+        ("/v2/anything", "127.0.0.1", [], False),
+        ("", "127.0.0.1", [], False),
+    ],
+)
+def test_who_may_pass(path: str, client: str, shown: list[bytes], passes: bool) -> None:
+    assert may_pass(path, client, shown, TOKEN) is passes
+
+
+def called(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
+    """Whether a call has reached Flower, and what was answered if not."""
+    reached, sent = [], []
+
+    async def flower(*_: Any) -> None:
+        reached.append(True)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(Gate(flower, TOKEN)(scope, lambda: None, send))
+    return bool(reached), sent
+
+
+def test_who_may_not_is_answered_401_and_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/control/start-run",
+        "client": ("10.0.0.5", 1),
+        "headers": [],
+    }
+    reached, (head, body) = called(scope)
+    assert not reached and head["status"] == 401 and body["body"] == b""
+    assert "refused: POST '/v1/control/start-run' from 10.0.0.5" in capsys.readouterr().err
+    reached, sent = called(scope | {"headers": [(b"authorization", GOOD[0])]})
+    assert reached and not sent
+
+
+def test_only_calls_pass_and_never_a_websocket() -> None:
+    assert called({"type": "lifespan"})[0]
+    assert not called({"type": "websocket", "path": "/v1/fleet/x", "headers": []})[0]
+
+
+def test_flower_puts_it_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.superlink.extensions import get_middleware
+
+    assert get_middleware() == ()
+    monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", None)
+    install(TOKEN)
+    [found] = get_middleware()
+    assert found.cls is Gate and found.kwargs == {"token": TOKEN}

@@ -1,0 +1,296 @@
+"""Random and hostile uploads and requests against the coordinator, for every method.
+
+Whatever is sent: the model stays finite and sane, versions count right, each refusal is an event with a reason, what is
+held is freed, nothing raises, a refusal leaves no trace, and honest devices go on as if nothing had happened.
+``make fuzz`` tries 100,000 sequences.
+"""
+
+import json
+import os
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.core import events, saving
+from freshet.core.coordinator import Coordinator, Effects
+from freshet.core.events import Aggregated, Event, Rejected, Triggered
+from freshet.core.messages import Request, Slot, Upload
+from freshet.core.server import NO_TRIP
+from freshet.core.trigger import Trigger
+from freshet.methods import registry
+from freshet.runs.audit import _next, _Replay
+from tests.methods.lab import LEARNABLE, REPORTS, SIZE, server_of, vector
+from tests.methods.test_no_trace import same
+
+TRIES = int(os.environ.get("FRESHET_FUZZ", "1"))
+#: Sequences for each method: 17 methods make 102,000 of the long form.
+SEQUENCES = 20 if TRIES == 1 else 150 * TRIES
+ACTIONS, DEVICES, EPOCHS = 40, 8, 3
+#: Nothing honest moves a weight further than this, whatever the hostile do.
+SANE = 1e4
+LARGEST = float(np.finfo(np.float32).max)
+SMALL: dict[str, dict[str, Any]] = {"fedbuff": {"K": 3}, "port": {"K": 2}, "ca2fl": {"M": 3}, "fadas": {"M": 3}}
+
+
+class Fuzz:
+    """One federation under attack."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.rng, self.now = name, np.random.default_rng(seed), 0.0
+        self.deadline = float(self.rng.choice([0.0, 12.0]))
+        self.c = self.coordinator()
+        self.replay, self.seq, self.aggregations = _Replay(), 0, 0
+        self.past: list[Upload] = []
+
+    def coordinator(self) -> Coordinator:
+        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, **SMALL.get(self.name, {}))
+        kind = "rounds" if server.synchronous else "concurrency"
+        return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
+
+    # ---- honest
+
+    def tick(self) -> None:
+        there = self.rng.random(DEVICES) < 0.9
+        free = set(range(DEVICES)) - self.c.server.flights.keys() - self.c.server.away.keys()
+        effects = self.c.tick(self.now, lambda device: bool(there[device]))
+        triggered = [event.device for event in effects.events if isinstance(event, Triggered)]
+        assert len(set(triggered)) == len(triggered) and set(triggered) <= free, "nobody is triggered twice at once"
+        self.took(effects)
+
+    def honest(self, device: int) -> Upload:
+        """What a device in flight sends that does as it is told."""
+        server, flight, rng = self.c.server, self.c.server.flights[device], self.rng
+        base = server.store.get(flight.base)
+        weights = (base + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
+        merged: dict[str, float] = {"beta": 0.4, "n1": 1} if flight.fresh is not None and server.rule.asks else {}
+        report: dict[str, float] = dict(REPORTS.get(self.name, {}))
+        if server.rule.asks and flight.slot is not None:
+            report |= {"reward": float(rng.normal()), "slot": flight.slot, "first": int(rng.integers(2))}
+        vectors = {n: (0.1 * rng.standard_normal(LEARNABLE)).astype(np.float32) for n in server.rule.sends}
+        return Upload(device, flight.trip, flight.base, weights, 3, report, merged, vectors)
+
+    def upload(self) -> None:
+        flying = sorted(self.c.server.flights)
+        if flying:
+            upload = self.honest(int(self.rng.choice(flying)))
+            effects = self.arrive(upload)
+            assert not any(isinstance(e, Rejected) and e.device == upload.device for e in effects.events)
+            self.past.append(upload)
+
+    def ask(self) -> None:
+        flying = sorted(self.c.server.flights)
+        if flying:
+            device = int(self.rng.choice(flying))
+            flight = self.c.server.flights[device]
+            epoch = flight.slot or int(self.rng.integers(1, flight.epochs + 1))
+            self.took(self.c.request(Request(device, flight.trip, Slot(epoch, "meta"))))
+
+    def lose(self) -> None:
+        flying = sorted(self.c.server.flights)
+        if flying:
+            device = int(self.rng.choice(flying))
+            self.took(self.c.lost(self.now, device, self.c.server.flights[device].trip, "gone"))
+
+    def resume(self) -> None:
+        """The server is restarted from a checkpoint."""
+        other = self.coordinator()
+        other.restore(deepcopy(self.c.state()))
+        self.c = other
+
+    # ---- hostile
+
+    def attack(self) -> None:
+        flying = sorted(self.c.server.flights)
+        if not flying:
+            self.elsewhere()
+            return
+        device = int(self.rng.choice(flying))
+        flight, upload = self.c.server.flights[device], self.spoilt(self.honest(device))
+        before = deepcopy(saving.dump(self.c.server.method.state))
+        effects = self.c.arrived(self.now, device, flight.trip, lambda: upload)
+        refused = [event for event in effects.events if isinstance(event, Rejected)]
+        assert refused and refused[0].device == device and len(refused[0].reason) > 5
+        decided = any(isinstance(event, Aggregated) for event in effects.events)
+        if not decided and self.name != "port":  # whose list of devices to hurry may be shorter now
+            after = saving.dump(self.c.server.method.state)
+            assert same(after, before), "a refused upload has left a trace"
+        self.took(effects)
+
+    def spoilt(self, good: Upload) -> Any:
+        """An upload with one thing in it that must not be."""
+        rng, sends = self.rng, self.c.server.rule.sends
+        wild = [np.nan, np.inf, -np.inf, LARGEST, -LARGEST, 1e30, -1e30, 1e9]
+        weights = good.weights.copy()
+        weights[int(rng.integers(SIZE)) if rng.random() < 0.5 else slice(None)] = wild[int(rng.integers(len(wild)))]
+        number = [float("nan"), float("inf"), 10**400, "1", None, [1], {}][int(rng.integers(7))]
+        other = int(rng.integers(-1, 99))
+        spoilt: list[Any] = [
+            good._replace(weights=weights),
+            good._replace(weights=good.weights[:-1]),
+            good._replace(weights=np.append(good.weights, np.float32(0))),
+            good._replace(weights=good.weights.astype(np.float64)),
+            good._replace(weights=good.weights.astype(np.float16)),
+            good._replace(weights=np.repeat(good.weights, 2)[::2]),
+            good._replace(weights=good.weights[None]),
+            good._replace(weights=[None, 3, "w", [1.0], good.weights.tolist(), np.float32(1)][int(rng.integers(6))]),
+            good._replace(base=good.base + int(rng.choice([-1, 1, 100]))),
+            good._replace(base=[None, "1", [1], 10**30, np.ones(3)][int(rng.integers(5))]),
+            good._replace(device=other if other != good.device else 77),
+            good._replace(trip=good.trip + 1),
+            good._replace(steps=[0, -1, None, 10**30, 2**52, "5", 2.0, True][int(rng.integers(8))]),
+            good._replace(report={**good.report, "x": number}),
+            good._replace(report=[None, 3, [1.0], "x"][int(rng.integers(4))]),
+            good._replace(report={**good.report, (1, 2): 1.0}),
+            good._replace(report={str(place): 1.0 for place in range(1000)}),
+            good._replace(merged=[None, 3, [1.0], {"kind": 1.0}, {"version": 1}][int(rng.integers(5))]),
+            good._replace(merged={**good.merged, "beta": number}),
+            good._replace(vectors={**good.vectors, "unasked": good.weights}),
+            good._replace(vectors=[None, 3, [good.weights]][int(rng.integers(3))]),
+            [None, 3, "upload", good.weights, tuple(good), Request(good.device, good.trip, Slot(1, "q"))][
+                int(rng.integers(6))
+            ],
+        ]
+        if sends:
+            part = good.vectors[sends[0]].copy()
+            part[int(rng.integers(LEARNABLE))] = wild[int(rng.integers(len(wild)))]
+            spoilt += [good._replace(vectors={sends[0]: part}), good._replace(vectors={})]
+        if self.c.server.rule.asks:
+            spoilt += [
+                good._replace(merged={"beta": float(rng.choice([-1.0, 1.0, 1e30])), "n1": 1}),
+                good._replace(merged={"beta": 0.3, "n1": int(rng.choice([-1, 3, 99]))}),
+                good._replace(report={"reward": float(rng.choice([1e300, 1.0])), "slot": 99, "first": 1}),
+                good._replace(report={"reward": 1e200, "slot": self.c.server.flights[good.device].slot, "first": 1}),
+            ]
+        return spoilt[int(rng.integers(len(spoilt)))]
+
+    def elsewhere(self) -> None:
+        """Somebody says that it uploads for a trip that there is not: never triggered, over, or to come."""
+        server, rng = self.c.server, self.rng
+        idle = [device for device in range(DEVICES) if device not in server.flights]
+        claims: list[tuple[Any, Any]] = [(device, server.trips.get(device, 0)) for device in idle]
+        claims += [(device, flight.trip + 1) for device, flight in server.flights.items()]
+        claims += [(99, 1), (-1, 1), (None, None), ("0", 1), ([], 1), (10**30, 1), (0.0, 1), (True, 1)]
+        device, trip = claims[int(rng.integers(len(claims)))]
+        sent = Upload(device, trip, 1, vector(3), 1)
+        self.refused(self.c.arrived(self.now, device, trip, lambda: sent))
+        self.c.lost(self.now, device, trip, "gone")
+
+    def again(self) -> None:
+        """An upload that was heard before comes once more."""
+        if self.past:
+            old = self.past[int(self.rng.integers(len(self.past)))]
+            flight = self.c.server.flight(old.device, old.trip)
+            if flight is None:
+                self.refused(self.arrive(old, took=False))
+
+    def ask_wrongly(self) -> None:
+        rng, server = self.rng, self.c.server
+        flying = sorted(server.flights)
+        device = int(rng.choice(flying)) if flying else 3
+        trip = server.flights[device].trip if flying else 1
+        slot = Slot(1, "meta")
+        asked: list[Any] = [
+            Request(device, trip + 1, slot),
+            Request(device, 0, slot),
+            Request(77, 1, slot),
+            Request([], 1, slot),
+            Request(None, None, slot),
+            *(
+                Request(device, trip, Slot(epoch, "q"))
+                for epoch in (0, -1, 99, None, "1", 1.0, True, 10**30, np.ones(2))
+            ),
+            *(Request(device, trip, Slot(1, by)) for by in (None, 3, "x" * 1000, ["q"])),
+            *(Request(device, trip, wrong) for wrong in (None, 1, (1, "q"), "slot")),
+            *(None, 3, (device, trip, slot), "request"),
+        ]
+        before = [(flight.slot, flight.fresh) for flight in server.flights.values()]
+        self.refused(self.c.request(asked[int(rng.integers(len(asked)))]))
+        assert [(flight.slot, flight.fresh) for flight in server.flights.values()] == before
+
+    # ---- what must hold
+
+    def refused(self, effects: Effects) -> None:
+        """Nothing but one refusal with a reason, and the model as it was."""
+        (event,) = effects.events
+        assert isinstance(event, Rejected) and len(event.reason) > 5 and effects.fresh is None
+        self.took(effects)
+
+    def arrive(self, upload: Upload, took: bool = True) -> Effects:
+        effects = self.c.arrived(self.now, upload.device, upload.trip, lambda: upload)
+        if took:
+            self.took(effects)
+        return effects
+
+    def took(self, effects: Effects) -> None:
+        """The events can be logged and read back, and the log adds up."""
+        for event in effects.events:
+            self.seq += 1
+            line = json.loads(json.dumps({"seq": self.seq, "time": self.now, **events.record(event)}, allow_nan=False))
+            assert type(_next(self.replay, line)) is type(event)
+            self.aggregations += isinstance(event, Aggregated)
+        self.holds(effects.events)
+
+    def holds(self, happened: Any) -> None:
+        server = self.c.server
+        assert np.isfinite(server.weights).all() and np.abs(server.weights[:LEARNABLE]).max() < SANE
+        given = server.method.evaluated(server)
+        assert np.isfinite(given).all() and np.abs(given[:LEARNABLE]).max() < SANE
+        assert server.version == 1 + self.aggregations == 1 + self.c.counts.aggregations
+        holds: dict[int, int] = {server.version: 0}
+        for flight in server.flights.values():
+            for version in (flight.base, flight.fresh):
+                if version is not None:
+                    holds[version] = holds.get(version, 0) + 1
+        assert {version: holders for version, _, holders in server.store.items()} == holds, "held versions are freed"
+        assert not server.flights.keys() & server.away.keys()
+        assert all(isinstance(event, tuple) for event in happened)
+
+    def run(self) -> None:
+        actions = [self.tick, self.upload, self.ask, self.lose, self.resume]
+        attacks = [self.attack, self.elsewhere, self.again, self.ask_wrongly]
+        weights = np.array([4.0, 8.0, 3.0, 1.0, 0.5, 6.0, 2.0, 2.0, 3.0])
+        chosen = self.rng.choice(len(weights), ACTIONS, p=weights / weights.sum())
+        self.tick()
+        for place in chosen:
+            self.now += float(self.rng.exponential(2.0)) + 1e-3
+            [*actions, *attacks][place]()
+        self.calm()
+
+    def calm(self) -> None:
+        """The attack is over: those who stayed honest are heard, and the model goes on."""
+        server, version = self.c.server, self.c.server.version
+        for device in list(server.away):
+            self.c.lost(self.now, device, server.away[device], "gone")
+        for _ in range(6):
+            self.now += 1.0
+            self.tick()
+            while server.flights:
+                self.now += 0.5
+                self.upload()
+        assert server.version > version and not server.flights
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_whatever_is_sent_the_model_stays_sane_and_the_honest_go_on(name: str) -> None:
+    for seed in range(SEQUENCES):
+        try:
+            Fuzz(name, seed).run()
+        except BaseException as error:
+            error.add_note(f"sequence {seed} of {name}")
+            raise
+
+
+def test_a_late_upload_is_told_so() -> None:
+    fuzz = Fuzz("fedavg", 0)
+    fuzz.c.deadline.seconds = 5.0
+    fuzz.tick()
+    device, *_ = fuzz.c.server.flights
+    late = fuzz.honest(device)
+    fuzz.now = 5.0
+    fuzz.tick()
+    assert device in fuzz.c.server.away
+    effects = fuzz.c.arrived(6.0, device, late.trip, lambda: late)
+    happened: list[Event] = list(effects.events)
+    assert happened == [Rejected(NO_TRIP, device, late.trip)] and device not in fuzz.c.server.away

@@ -1,0 +1,168 @@
+"""Logs are gone through line by line: whatever their length, only a few records are held at once."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from freshet import Result
+from freshet.cli import reading as bar
+from freshet.report import live, log
+from freshet.report.export import tidy
+from freshet.report.log import Log
+from freshet.report.page import PASSES, document, report
+from freshet.report.reading import read, read_all
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from tests.report.conftest import Write
+from tests.report.helpers import lines
+
+TRIPS = 3000
+#: Records that may be held while thousands are read: the one at hand, the one before it, and some tests of the model.
+FEW = 10
+
+
+class Counted(dict[str, Any]):
+    """A record that is counted while anybody holds it."""
+
+    now = most = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        Counted.now += 1
+        Counted.most = max(Counted.most, Counted.now)
+
+    def __del__(self) -> None:
+        Counted.now -= 1
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
+    """Every line that is read is counted as long as it is held."""
+
+    def loads(text: Any) -> Any:
+        return json.loads(text, object_hook=lambda found: Counted(found) if "seq" in found else found)
+
+    shim = SimpleNamespace(loads=loads)
+    monkeypatch.setattr(log, "json", shim)
+    monkeypatch.setattr("freshet.runs.reader.json", shim)
+    Counted.now = Counted.most = 0
+    yield Counted
+
+
+def many(trips: int = TRIPS) -> Iterator[dict[str, Any]]:
+    """A log of FedAsync: trips of two devices by turns."""
+    for number in range(trips):
+        device, trip, at = number % 2, number // 2 + 1, 1.0 + number
+        base = number + 1
+        yield {"time": at, "kind": "trigger", "device": device, "trip": trip, "version": base, "epochs": 5, "lr": 0.1}
+        arrived = {"time": at + 0.5, "device": device, "trip": trip, "base": base, "version": base}
+        yield arrived | {"kind": "upload", "bytes": 8}
+        part = {"device": device, "base": base, "staleness": 1, "weight": 0.6}
+        numbers = {"update_norm": 0.1, "contributions": [part], "alpha": 0.6, "discount": 1.0}
+        yield {"time": at + 0.5, "kind": "aggregate", "version": base, "device": device, "trip": trip, **numbers}
+
+
+def test_no_more_than_a_few_records_are_held_at_once(written: Write, tmp_path: Path, counted: type[Counted]) -> None:
+    place = written("a", method="fedasync", events=many(), summary={"aggregations": TRIPS, "merges": 0})
+    (run,) = read_all([place])
+    assert run.events.kinds == {"trigger": TRIPS, "upload": TRIPS, "aggregate": TRIPS}
+    assert document([run])["closeups"][0]["timeline"]["trips"]["device"][:3] == [0, 1, 0]
+    assert tidy([run])[0]["label"] == "fedasync"
+    report([place], tmp_path / "page.html")
+    found = audit(Run(place))
+    assert (found.problem, found.events) == (None, 3 * TRIPS)
+    assert 1 <= counted.most <= FEW
+
+
+def test_events_of_a_kind_and_all_of_them_as_often_as_they_are_wanted(written: Write) -> None:
+    events = read(written("a", method="fedasync", events=many(20))).events
+    for _ in range(2):
+        assert [event["kind"] for event in events] == ["trigger", "upload", "aggregate"] * 20
+        assert [event["version"] for event in events.of("aggregate")] == list(range(1, 21))
+    assert (len(events), events.end, events.devices) == (60, 20.5, 2)
+    assert list(Log()) == [] and Log().read() is False
+
+
+def test_only_what_is_complete_is_read_and_what_is_new_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first, second = lines([{"seq": 1, "time": 1.0, "kind": "upload"}]), '{"seq": 2, "time": 2.0'
+    path.write_text(first + second)
+    found = Log(path)
+    assert found.read() and len(found) == 1 and not found.read()
+    with path.open("a") as file:
+        file.write(', "kind": "lost"}\n')
+    assert found.read() and [event["kind"] for event in found] == ["upload", "lost"]
+    path.write_text(first)
+    assert found.read() and len(found) == 1
+
+
+def test_a_damaged_line_ends_the_reading_with_a_note_and_what_came_before_stays(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "kind": "upload"}\nnonsense\n{"time": 2.0, "kind": "upload"}\n')
+    found = Log(path)
+    found.read()
+    assert found.note is not None and "line 2" in found.note
+    assert [event["time"] for event in found] == [1.0]
+
+
+def test_events_whose_times_go_back_are_put_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(lines({"time": float(time), "kind": "upload"} for time in (3, 1, 2)))
+    found = Log(path)
+    found.read()
+    assert [event["time"] for event in found] == [1.0, 2.0, 3.0] and found.end == 3.0
+
+
+# ---- the bar
+
+
+def test_the_bar_hears_of_every_byte_that_is_read(written: Write, tmp_path: Path) -> None:
+    place, read_bytes = written("a", method="fedasync", events=many(50)), 0
+
+    def seen(count: int) -> None:
+        nonlocal read_bytes
+        read_bytes += count
+
+    size = (place / "events.jsonl").stat().st_size
+    audit(Run(place), seen=seen)
+    assert read_bytes == size
+    report([place], tmp_path / "page.html", seen=seen)
+    assert read_bytes <= (1 + PASSES) * size and read_bytes >= 4 * size
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
+    written: Write, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    place = written("a", events=many(50))
+    monkeypatch.setattr(bar, "LONG_BYTES", 1000)
+    monkeypatch.setattr(bar, "PORTION", 100)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    with bar.reading([place], console=console) as seen:
+        read(place, seen)
+    assert isinstance(console.file, io.StringIO) and ("reading" in console.file.getvalue()) is terminal
+
+
+# ---- watching
+
+
+def test_of_a_long_log_the_first_answer_comes_before_it_is_read(
+    finished: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "AT_ONCE", 1000)
+    source = live.Source(finished("fedasync").directory)
+    first = json.loads(source.answer("") or b"")
+    assert any("is being read" in note for note in first["document"]["notes"])
+    assert first["document"]["worlds"][0]["accuracy"] and not first["document"]["closeups"][0].get("timeline")
+    behind = source._behind
+    assert behind is not None
+    behind.join(60)
+    second = json.loads(source.answer(first["version"]) or b"")
+    assert second["version"] != first["version"] and second["document"]["closeups"][0]["timeline"]
+    assert not any("is being read" in note for note in second["document"]["notes"])

@@ -1,0 +1,67 @@
+"""A long run does not grow: what a run holds depends on its devices, not on how long it lasts."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from freshet.core.coordinator import Coordinator, Effects
+from freshet.core.layout import Layout
+from freshet.core.messages import Assignment, Upload
+from freshet.core.method import World
+from freshet.core.schedules import constant
+from freshet.core.server import Server
+from freshet.core.trigger import Trigger
+from freshet.methods import find, options_for
+
+DEVICES, UPLOADS = 8, 800
+
+
+def long_coordinator(method: str) -> Callable[[int], None]:
+    """Trips of eight devices, round after round; calling it makes so many more uploads."""
+    layout = Layout.build([("w", (64,), "learnable"), ("mean", (4,), "buffer")])
+    world = World(DEVICES, np.full(DEVICES, 10, np.int64), 5, 4, layout, 0)
+    cls = find(method)[0]
+    server = Server(cls(options_for(method, {}), world), world, np.zeros(68, np.float32), constant(0.1))
+    kind = "rounds" if server.synchronous else "concurrency"
+    c = Coordinator(server, Trigger(kind, 4, 10.0, 6), deadline=5.0)
+    wakes = {0.0}
+
+    def heed(effects: Effects) -> list[Assignment]:
+        wakes.update(at for at in (effects.wake_at, effects.look_at) if at is not None)
+        return list(effects.assignments)
+
+    def trip(at: float, a: Assignment) -> None:
+        report = {"r": 1.0, "seconds": 0.0} if method == "asofed" else {}
+        vectors = {name: np.ones(64, np.float32) for name in server.rule.sends}
+        upload = Upload(a.device, a.trip, a.version, a.weights + np.float32(1e-3), 5, report, {}, vectors)
+        heed(c.arrived(at, a.device, a.trip, lambda: upload))
+
+    def go_on(uploads: int) -> None:
+        end = c.counts.uploads + uploads
+        while c.counts.uploads < end:
+            now = min(wakes)
+            wakes.remove(now)
+            for assignment in heed(c.tick(now, lambda device: True)):
+                trip(now + 0.5, assignment)
+
+    return go_on
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasync", "fedasmu-fa", "fedbuff", "ca2fl", "port", "scaffold"])
+def test_memory_does_not_grow_over_the_last_half(method: str) -> None:
+    go_on = long_coordinator(method)
+    go_on(UPLOADS // 4)
+    tracemalloc.start()
+    try:
+        go_on(UPLOADS // 4)
+        gc.collect()
+        middle = tracemalloc.get_traced_memory()[0]
+        go_on(UPLOADS // 2)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - middle
+    finally:
+        tracemalloc.stop()
+    assert grown < 20_000, f"{grown} bytes more after {UPLOADS // 2} uploads"

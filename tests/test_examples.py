@@ -1,0 +1,88 @@
+"""Every example runs as a user would run it, in its short form, in a folder of its own."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+#: What each says at its end.
+SAYS = {
+    "own_cnn.py": "first image shows direction",
+    "text.py": "numbers travel; accuracy",
+    "regression.py": "judged by rmse",
+    "own_method.py": "all add up",
+    "trace_fleet.py": "trips lost because a device went away",
+    "lora.py": "numbers travel instead of",
+    "flower_app.py": "start it with: flwr run",
+}
+NEEDS = {"flower_app.py": "flwr"}
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    there = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = os.environ | {"FRESHET_SHORT": "1", "PYTHONPATH": there, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert [path.name for path in EXAMPLES.glob("*.ipynb")] == ["figure.ipynb"]
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    if name in NEEDS and find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    assert SAYS[name] in run([str(EXAMPLES / name)], tmp_path)
+
+
+def test_the_flower_app_can_be_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    run([str(EXAMPLES / "flower_app.py"), "app"], tmp_path)
+    look = "from freshet_app import client_app, server_app; print(type(client_app.app), type(server_app.app))"
+    assert run(["-c", look], tmp_path / "app").count("App'>") == 2
+
+
+def test_the_new_method_fits_on_a_screen_and_runs_from_the_command_line(tmp_path: Path) -> None:
+    words = ["-m", "freshet", "run", "-m", f"{EXAMPLES / 'own_method.py'}:Bounded", "--until", "20", "-q"]
+    folder = run([*words, "-o", "made", "--executor", "serial"], tmp_path).strip()
+    assert "all add up" not in folder and (tmp_path / folder / "summary.json").is_file()
+    body = (EXAMPLES / "own_method.py").read_text().split("class Bounded(Method)")[1].split("if __name__")[0]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 40
+
+
+def test_the_notebook_runs_and_is_stored_without_results(tmp_path: Path, monkeypatch) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(EXAMPLES / "figure.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    monkeypatch.setenv("FRESHET_SHORT", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    client.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown = [
+        output.data
+        for cell in cells
+        for output in cell.outputs
+        if output.output_type in ("display_data", "execute_result")
+    ]
+    assert any("image/png" in data for data in shown)
