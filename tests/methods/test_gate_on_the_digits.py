@@ -12,18 +12,18 @@ from freshet.methods import names, registry
 
 LONG = int(os.environ.get("FRESHET_FUZZ", "1")) > 1
 SEEDS = (0, 1, 2) if LONG else (0,)
-UNTIL = 120.0 if LONG else 40.0
-#: The demo's federation: handwritten digits on 40 devices.
+UNTIL = 200.0 if LONG else 50.0
+#: Handwritten digits on 40 devices.
 DIGITS: dict[str, dict[str, Any]] = {
-    "fleet": {"devices": 40},
+    "fleet": {"devices": 40, "fastest": 2.0},
     "training": {"lr": 0.1},
     "data": {"test_samples": 50},
-    "run": {"executor": "serial", "eval_every": 40.0},
+    "run": {"executor": "serial", "eval_every": 50.0, "per_round": 5, "in_flight": 10, "period": 4.0},
 }
 #: Worlds in which honest devices differ most from each other.
 HARD: dict[str, dict[str, dict[str, Any]]] = {
     "skewed data": {"data": {"concentration": 0.05, "min_samples": 2}},
-    "ratio 440": {"fleet": {"ratio": 440.0, "fastest": 0.1}},
+    "ratio 440": {"fleet": {"ratio": 440.0, "fastest": 0.05}},
     "adam": {"training": {"optimiser": "adam", "lr": 0.003}},
     "a rate that falls": {"training": {"schedule": "step", "schedule_every": 2, "lr_decay": 0.1}},
     "one epoch or twenty": {"training": {"local_epochs": [1, 20]}},
@@ -50,8 +50,7 @@ def compared(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[
     for gate in (FACTOR, "off"):
         run = tables["run"] | {"gate": gate, "seed": seed}
         federation = Federation(method=method, **(tables | {"run": run}))
-        until = 4 * UNTIL if method == "fedsa" else UNTIL  # whose first trips take four times as long
-        found.append(federation.run(until, out=out / str(gate)))
+        found.append(federation.run(UNTIL, out=out / str(gate)))
     on, off = (result.summary for result in found)
     assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= START
     assert (out / "100.0" / "events.jsonl").read_bytes() == (out / "off" / "events.jsonl").read_bytes()
@@ -66,6 +65,6 @@ def test_the_same_bits_with_the_gate_and_without(method: str, seed: int, tmp_pat
 
 
 @pytest.mark.parametrize("world", HARD)
-@pytest.mark.parametrize("method", sorted(registry()) if LONG else ["fedasmu", "scaffold", "fedasync"])
+@pytest.mark.parametrize("method", sorted(registry()) if LONG else ["fedasmu", "scaffold"])
 def test_also_where_devices_differ(method: str, world: str, tmp_path: Path, monkeypatch: Any) -> None:
     compared(method, 0, tmp_path, monkeypatch, **HARD[world])

@@ -293,7 +293,7 @@ def _size(upload: object, otherwise: int) -> int:
 
 def _was_accepted(upload: Upload, decided: list[Event]) -> bool:
     """Whether a device's word for its merge can be put on record: it told of one and was not turned away."""
-    return bool(upload.merged) and not any(isinstance(event, Rejected) for event in decided[:1])
+    return not any(isinstance(event, Rejected) for event in decided[:1]) and bool(upload.merged)
 
 
 def next_multiple(time: float, period: float) -> float:

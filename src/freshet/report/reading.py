@@ -7,15 +7,17 @@ counts as missing. Nothing here raises for a bad value inside a run.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import known
-from freshet.report.log import Log, Record, Seen, parsed
+from freshet.report.log import Log, Seen, parsed
 from freshet.runs.facts import Metric, metric_of, number, whole
 from freshet.runs.reader import ENDED, Run
 from freshet.runs.world import RunWorld, read_world
 
+Record = dict[str, Any]
 NO_WORLD = "there is no world.json; the devices' speeds, the legs of their trips and their data are not shown"
 
 
