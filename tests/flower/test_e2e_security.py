@@ -123,6 +123,9 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
     finally:
         processes.stop(children)
     assert not any("SuperNode ID" in said(tmp_path, name) for name in STRANGERS)
+    logs = "".join(said(path.parent, path.stem) for path in (local.folder.state / "logs").glob("*.log"))
+    secrets = [path.read_text() for path in (local.folder.control_token, local.folder.executor_secret)]
+    assert "SuperNode ID" in logs and not any(secret in logs for secret in secrets)
     before = len(events(local, "aggregate"))
     until(local, lambda: len(events(local, "aggregate")) > before, "the next round")
     assert adds_up(local.server.out)

@@ -11,6 +11,8 @@ from freshet import Fleet
 from freshet.cli.app import app
 from freshet.core.messages import CONTROL_BYTES
 from freshet.errors import ConfigError
+from freshet.report.reading import read
+from freshet.report.trips import trips_of
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world, write_world
 
@@ -60,6 +62,8 @@ def test_a_trip_takes_start_training_fresh_model_and_upload(deployed: Path, tmp_
             assert asked[device] - begun[device] >= FRESH + START[device]
             seen.add(device)
     assert seen == set(range(DEVICES))
+    legs = [trip.train - trip.start for trip in trips_of(read(tmp_path / "sim")) if trip.train is not None]
+    assert sorted(set(np.round(legs, 6))) == sorted(np.round(START + FRESH, 6)), "the report draws them"
 
 
 def test_its_settings_are_the_deployments_unless_others_are_given(deployed: Path, tmp_path: Path) -> None:

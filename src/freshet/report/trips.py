@@ -182,7 +182,7 @@ def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
     for trip in complete[:_CHECKED]:
         if trip.device >= len(world) or trip.end is None or trip.epochs is None:
             return False
-        expected = world.down(trip.device, world.model_bytes) + world.up(trip.device, world.model_bytes)
+        expected = world.before(trip.device) + world.up(trip.device, world.model_bytes)
         expected += trip.epochs * world.train_seconds[trip.device] / epochs
         if trip.answered is not None:
             reply = world.model_bytes if trip.fresh is not None else CONTROL_BYTES
@@ -195,7 +195,7 @@ def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
 def _add_legs(trip: Trip, world: RunWorld) -> None:
     if trip.device >= len(world):
         return
-    trip.train = trip.start + world.down(trip.device, world.model_bytes)
+    trip.train = trip.start + world.before(trip.device)
     if trip.answered is not None:
         trip.asked = max(trip.train, trip.answered - world.up(trip.device, CONTROL_BYTES))
         if trip.resume is None and trip.fresh is None:

@@ -77,6 +77,10 @@ class RunWorld:
         """Seconds until ``size`` bytes from the server have reached the device."""
         return self.down_latency + size / self.down_rate[device]
 
+    def before(self, device: int) -> float:
+        """Seconds between a trigger and the first step of training."""
+        return self.down(device, self.model_bytes) + (self.start_seconds[device] if self.start_seconds else 0.0)
+
 
 def write_world(directory: Path, world: RunWorld) -> None:
     """Put ``world.json`` into a run directory, as a whole."""
