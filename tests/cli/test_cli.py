@@ -150,7 +150,7 @@ def test_a_run_may_end_by_rounds(command, method, uploads):
     assert ", 2 rounds, in " in command("show", "x").out
 
 
-WILD = ["-s", "training.lr=3e4", "-s", "run.eval_every=5"]
+WILD = ["-s", "training.lr=3e4", "-s", "run.eval_every=5", "-s", "run.gate=off"]
 
 
 def test_a_run_that_diverges_says_so_in_the_table_and_in_a_sentence(command):
