@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 #: Pages that come from work of their own; all others must be there.
-LATER = ("results.md", "protection.md")
+LATER = ("results.md",)
 
 
 def on_config(config: Any) -> Any:
