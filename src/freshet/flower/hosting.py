@@ -100,7 +100,7 @@ def acquired(secret: bytes, authority: bytes, address: str) -> str:
     from flwr.supercore.runtime import RuntimeHttpClient
 
     methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-    interceptors = [
+    interceptors: list[Any] = [
         RuntimeVersionHttpInterceptor(component_name="SuperExec"),
         SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods),
     ]
