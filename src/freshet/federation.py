@@ -306,7 +306,8 @@ class Federation:
                 device_memory=config.run.device_memory_mb * 2**20,
                 exams=Exams.asked(config.run),
             )
-            yield Ready(simulation, server, writer)
+            with closing(simulation):
+                yield Ready(simulation, server, writer)
 
 
 def _named(section: str | type[Method] | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from freshet.core import events, saving
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.events import Aggregated, Event, Rejected, Triggered
 from freshet.core.messages import Request, Slot, Upload
+from freshet.core.proportion import FACTOR
 from freshet.core.server import NO_TRIP
 from freshet.core.trigger import Trigger
 from freshet.methods import registry
@@ -45,7 +46,7 @@ class Fuzz:
         self.past: list[Upload] = []
 
     def coordinator(self) -> Coordinator:
-        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, **SMALL.get(self.name, {}))
+        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, proportion=FACTOR, **SMALL.get(self.name, {}))
         kind = "rounds" if server.synchronous else "concurrency"
         return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
 

@@ -64,14 +64,16 @@ def server_of(
     epochs: int = 1,
     per_round: int = 4,
     layout: Layout = LAYOUT,
+    proportion: float | None = None,
     **options: Any,
 ) -> Server:
-    """A server of a method on made-up devices with 10 samples each unless told."""
+    """A server of a method on made-up devices with 10 samples each unless told; random vectors are no steps of a
+    training, so there is no gate of proportion unless told."""
     method, _ = find(name)
     counts = np.array(samples or [10] * devices, np.int64)
     world = World(len(counts), counts, epochs, per_round, layout, seed=3)
     start = vector(1) if w0 is None else w0
-    return Server(method(options_for(name, options), world), world, start, constant(0.1))
+    return Server(method(options_for(name, options), world), world, start, constant(0.1), gate=proportion)
 
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:

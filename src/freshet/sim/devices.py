@@ -91,6 +91,11 @@ class DeviceStore:
         """Devices whose memory is in a file."""
         return len(self._spilled)
 
+    def close(self) -> None:
+        """Remove what was spilled, now: later the folder may be that of the same run, gone on with by another store."""
+        if self._made:
+            self._remove()
+
     # ---- how long trips take
 
     def completed(self, device: int, seconds: float) -> None:
@@ -177,7 +182,7 @@ class DeviceStore:
             shutil.rmtree(self._folder, ignore_errors=True)  # a link is left alone, and refused below
             with writing(self._folder, "remove it, then resume the run"):
                 self._folder.mkdir(parents=True)
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._made = True
         return self._folder / f"device-{device}.safetensors"
 

@@ -110,6 +110,10 @@ class Simulation:
         self.writer.drain(wait=True)
         self.coordinator.watch.settle()
 
+    def close(self) -> None:
+        """The run is over, or has failed: nothing of it stays behind but its files."""
+        self.devices.close()
+
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
         events, assignments, _, hurry, wake_at, look_at, given_up = effects
