@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import NoTraining
 
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
@@ -19,43 +20,12 @@ from freshet.core.method import World
 from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.trigger import Trigger
-from freshet.core.vectors import Vector
+from freshet.core.vectors import load_kernels
 from freshet.methods import find, options_for
 from freshet.options import FleetOptions
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
-from freshet.training.outcome import Outcome, Score
-from freshet.training.trainer import Work
-
-
-class Done:
-    """A result that is there."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self) -> Any:
-        return self._value
-
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> None:
-        pass
-
-
-class NoTraining:
-    """An executor whose trips come back as they were."""
-
-    def train(self, work: Work, due: float) -> Done:
-        return Done(Outcome(work.assignment.weights, 1, {}, {}, {}, {}))
-
-    def evaluate(self, weights: Vector) -> Done:
-        return Done(Score({"accuracy": 0.0}, 0.0))
-
-    def close(self) -> None:
-        pass
 
 
 class NoLog(RunWriter):
@@ -97,6 +67,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedasync"])
     parser.add_argument("--trips", type=int, default=100_000)
     arguments = parser.parse_args()
+    load_kernels(print)  # a second or so that is no part of the event loop
     print(f"bytes per device never triggered, at most: {bytes_per_idle_device():.0f}")
     print(f"{'events':10} {'devices':>10} {'log':>4} {'trips':>9} {'seconds':>8} {'trips/s':>9}")
     for method in arguments.method:

@@ -7,7 +7,6 @@ run on it in a process of its own, with the peak of its memory.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,17 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from idle import NoTraining, resident
 
 from freshet import Federation
 from freshet.core.coordinator import Coordinator
-from freshet.core.vectors import Vector
 from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.world import write_world
 from freshet.runs.writer import Observer, RunWriter
 from freshet.sim.driver import Simulation
-from freshet.training.outcome import Outcome, Score
-from freshet.training.trainer import Work
 
 IN_FLIGHT, POINTS = 100, 40
 COMMANDS = (
@@ -38,40 +34,6 @@ COMMANDS = (
     ("export --csv", ["export", "{run}", "--csv", "{out}.csv"]),
     ("export --pdf", ["export", "{run}", "--pdf", "{out}.pdf"]),
 )
-
-
-class Done:
-    """A result that is there."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self) -> Any:
-        return self._value
-
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> None:
-        pass
-
-
-class NoTraining:
-    """An executor whose trips move every weight by as much."""
-
-    def train(self, work: Work, due: float) -> Done:
-        return Done(Outcome(work.assignment.weights + np.float32(1e-3), 5, {}, {}, {}, {}))
-
-    def evaluate(self, weights: Vector) -> Done:
-        return Done(Score({"accuracy": 0.5}, 1.0))
-
-    def close(self) -> None:
-        pass
-
-
-def resident() -> int:
-    """Bytes of this process in main memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
@@ -113,7 +75,7 @@ def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, An
         write_world(out, parts.surroundings(config, federation.fingerprint))
         coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=True)
         yield Ready(
-            Simulation(coordinator, federation.fleet, NoTraining(), writer, eval_every=config.run.eval_every),
+            Simulation(coordinator, federation.fleet, NoTraining(move=1e-3), writer, eval_every=config.run.eval_every),
             server,
             writer,
         )

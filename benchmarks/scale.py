@@ -8,9 +8,7 @@ to 100 minutes. Every device holds ten handwritten digits of two kinds, drawn fr
 """
 
 import argparse
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import resident
 from numpy.typing import NDArray
 
 from freshet import Observer
@@ -46,14 +45,6 @@ from freshet.training.trainer import initial_weights
 
 HOUR = 3600.0
 SIZES = {"LeNet5": 61_706, "ResNet20": 269_722, "AlexNet": 2_472_266, "VGG-11": 9_750_922}
-
-
-def resident() -> int:
-    """Bytes of main memory that this process takes now (Linux), or took at most."""
-    status = Path("/proc/self/statm")
-    if status.is_file():
-        return int(status.read_text().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 # ---- one server process
