@@ -47,7 +47,7 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
         writer = (RunWriter if logged else NoLog)(Path(folder))
         trigger = Trigger(kind, at_once, 10.0, at_once)
         coordinator = Coordinator(server, trigger)
-        simulation = Simulation(coordinator, fleet, NoTraining(), writer, eval_every=1e9)
+        simulation = Simulation(coordinator, fleet, NoTraining(0.001), writer, eval_every=1e9)
         started = time.perf_counter()
         simulation.run(trips / at_once * (50.3 if kind == "rounds" else 30.3))
         return time.perf_counter() - started, coordinator.counts.uploads

@@ -36,7 +36,7 @@ class Watched(Proportion):
     most = 0.0
 
     def excess(self, lengths: Any, base: Any, work: int) -> Any:
-        usual = self._known["step"].median
+        usual = self._known[0].median
         if usual is not None:
             Watched.most = max(Watched.most, lengths[0] / usual)
         return super().excess(lengths, base, work)

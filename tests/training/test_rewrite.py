@@ -1,8 +1,11 @@
 """Rewritten networks are equal to what the user gave."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from freshet.models.registry import build
 from freshet.training import layers
@@ -23,11 +26,14 @@ def kinds(module: nn.Module) -> set[type[nn.Module]]:
     return {type(layer) for layer in module.modules()}
 
 
-@pytest.mark.parametrize("lanes", [0, 16])
+@pytest.mark.parametrize(("lanes", "enough"), [(0, math.inf), (16, math.inf), (0, 1)])
 @pytest.mark.parametrize("name", ["lenet5", "digits", "vgg11", "alexnet"])
-def test_networks_train_to_the_same_weights(monkeypatch: pytest.MonkeyPatch, name: str, lanes: int) -> None:
-    """To the same bits without pairs of outputs, which add up in another order."""
+def test_networks_train_to_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, name: str, lanes: int, enough: float
+) -> None:
+    """To the same bits without pairs of outputs and runs of convolutions, which add up in another order."""
     monkeypatch.setattr(layers, "LANES", lanes)
+    monkeypatch.setattr(layers, "ENOUGH", enough)
     monkeypatch.setattr(layers, "WORTH", 1)
     monkeypatch.setattr(layers, "ENTRIES", (1, 1))
     torch.manual_seed(0)
@@ -41,8 +47,10 @@ def test_networks_train_to_the_same_weights(monkeypatch: pytest.MonkeyPatch, nam
     assert names[0] == names[1]
     assert FusedPool in kinds(modules[1]) and nn.MaxPool2d not in kinds(modules[1])
     assert (PairedConv in kinds(modules[1])) == (name == "lenet5" and lanes == 16)
+    assert ("ConvolvedBackward" in operations(modules[1], x)) == (enough == 1 and name in ("lenet5", "digits"))
+    x = x.detach()
     for a, b in zip(trained(modules[0], x, y), trained(modules[1], x, y), strict=True):
-        if PairedConv in kinds(modules[1]):
+        if PairedConv in kinds(modules[1]) or enough == 1:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(a, b)
@@ -50,10 +58,13 @@ def test_networks_train_to_the_same_weights(monkeypatch: pytest.MonkeyPatch, nam
 
 def operations(network: nn.Module, x: Tensor) -> list[str]:
     """Names of the operations that led to a network's output, the last one first."""
-    node, names = network(x.requires_grad_()).grad_fn, []
-    while node is not None and node.next_functions:
-        names.append(type(node).__name__)
-        node = node.next_functions[0][0]
+    open_, seen, names = [network(x.requires_grad_()).grad_fn], set(), []
+    while open_:
+        node = open_.pop(0)
+        if node is not None and node.next_functions and node not in seen:
+            seen.add(node)
+            names.append(type(node).__name__)
+            open_ += [before for before, _ in node.next_functions]
     return names
 
 
@@ -150,3 +161,76 @@ def test_layers_used_in_several_places_and_outside_a_sequence(monkeypatch: pytes
     assert network.conv is network.same and type(network.conv) is PairedConv
     network.conv(torch.randn(2, 3, 8, 8))
     assert hooked == [True]
+
+
+def lenet() -> tuple[nn.Module, Tensor]:
+    return build("lenet5", input_shape=(1, 28, 28), classes=10), torch.randn(3, 1, 28, 28)
+
+
+def test_all_convolutions_of_lenet_are_one_operation() -> None:
+    network, x = lenet()
+    expected = operations(network, x.clone())
+    found = operations(faster(network), x.clone())
+    assert sum("Convolution" in name for name in expected) == 2
+    assert found.count("ConvolvedBackward") == 1 and not any("Convolution" in name for name in found)
+
+
+def test_the_small_network_for_digits_is_left_to_torch() -> None:
+    network = faster(build("digits", input_shape=(1, 8, 8), classes=10))
+    assert "ConvolvedBackward" not in operations(network, torch.randn(3, 1, 8, 8))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 4])
+def test_a_hook_on_a_layer_leaves_its_convolution_to_torch_and_the_other_not(place: int) -> None:
+    network, x = lenet()
+    plain, _ = lenet()
+    plain.load_state_dict(network.state_dict())
+    seen: list[Tensor] = []
+    for one in (faster(network), plain):
+        one.encoder[place].register_forward_hook(lambda _, __, output: seen.append(output.detach()))  # type: ignore
+    names = operations(network, x.clone())
+    assert names.count("ConvolvedBackward") == sum("Convolution" in name for name in names) == 1
+    plain(x)
+    torch.testing.assert_close(*seen, rtol=1e-5, atol=1e-6)
+
+
+def test_transforms_and_forward_mode_are_left_to_torch() -> None:
+    network, x = lenet()
+    plain = network(x)
+    faster(network)
+    torch.testing.assert_close(vmap(network)(x.unsqueeze(1))[:, 0], plain, rtol=1e-5, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        dual = network(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        assert torch.autograd.forward_ad.unpack_dual(dual).tangent is not None
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(1, 6, 5, stride=2),
+        nn.Conv2d(1, 6, 5, dilation=2),
+        nn.Conv2d(2, 6, 5, groups=2),
+        nn.Conv2d(1, 6, 5, padding="same"),
+        nn.Conv2d(1, 6, 5, padding=(1, 2)),
+        nn.Conv2d(1, 6, 5, padding=1, padding_mode="reflect"),
+        nn.Conv2d(1, 17, 5),
+        nn.Conv2d(17, 6, 5),
+        nn.Conv2d(1, 6, 2),
+    ],
+    ids=str,
+)
+def test_convolutions_of_other_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, conv: nn.Conv2d) -> None:
+    monkeypatch.setattr(layers, "ENOUGH", 1)
+    network, x = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, conv.in_channels, 28, 28)
+    expected = network(x)
+    assert "ConvolvedBackward" not in operations(faster(network), x.clone())
+    torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_images_that_a_convolution_cannot_take_are_told_so_by_torch() -> None:
+    network, _ = lenet()
+    faster(network)
+    with pytest.raises(RuntimeError, match="expected input"):
+        network(torch.randn(2, 3, 28, 28))
+    with pytest.raises(RuntimeError):
+        network(torch.randn(2, 1, 6, 6))

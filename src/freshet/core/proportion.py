@@ -46,21 +46,23 @@ class Excess(NamedTuple):
 class Lengths:
     """The last ``WINDOW`` lengths of one kind, and their median."""
 
-    __slots__ = ("_order", "_ranked")
+    __slots__ = ("_order", "_ranked", "median")
 
     def __init__(self, lengths: Sequence[float] = ()) -> None:
         self._order = deque(lengths)
         self._ranked = sorted(lengths)
+        #: The middle one (the lower of two); None while there are too few.
+        self.median = self._middle()
 
     def add(self, length: float) -> None:
-        if len(self._order) == WINDOW:
-            del self._ranked[bisect_left(self._ranked, self._order.popleft())]
-        self._order.append(length)
-        insort(self._ranked, length)
+        order, ranked = self._order, self._ranked
+        if len(order) == WINDOW:
+            del ranked[bisect_left(ranked, order.popleft())]
+        order.append(length)
+        insort(ranked, length)
+        self.median = self._middle()
 
-    @property
-    def median(self) -> float | None:
-        """The middle one (the lower of two); None while there are too few."""
+    def _middle(self) -> float | None:
         ranked = self._ranked
         return ranked[(len(ranked) - 1) // 2] if len(ranked) >= START else None
 
@@ -86,23 +88,26 @@ class Proportion:
         self._parts = [Kind(STEP, step, factor), *(rest if layout.size > layout.learnable else [])]
         self._sent = [Kind(name, step, factor) for name in sends]
         self._kinds = [*self._parts, *self._sent, Kind(STEPS, slice(0, 0), factor)]
-        self._factor, self._known = factor, {kind.name: Lengths() for kind in self._kinds}
+        self._factor, self._known = factor, [Lengths() for _ in self._kinds]
 
     def measure(self, upload: Upload, base: Vector, fresh: Vector | None) -> list[float]:
         """How far the parts of an uploaded model moved, and how long the vectors beside it are."""
         u = upload.weights
-        if fresh is None:
+        if len(self._parts) == 1:  # the whole model: nothing to cut out
+            lengths = [distance(u, base) if fresh is None else distance_from_line(u, base, fresh)]
+        elif fresh is None:
             lengths = [distance(u[part], base[part]) for _, part, _ in self._parts]
         else:
             lengths = [distance_from_line(u[part], base[part], fresh[part]) for _, part, _ in self._parts]
-        lengths += [norm(upload.vectors[kind.name]) for kind in self._sent]
+        if self._sent:
+            lengths += [norm(upload.vectors[kind.name]) for kind in self._sent]
         lengths.append(float(upload.steps))
         return lengths
 
     def excess(self, lengths: Sequence[float], base: Vector, work: int) -> Excess | None:
         """What is out of all proportion in an upload, or None; ``work`` are the samples that its device went through,
         the most steps that there can be without saying."""
-        for kind, known, length in zip(self._kinds, self._known.values(), lengths, strict=True):
+        for kind, known, length in zip(self._kinds, self._known, lengths, strict=True):
             usual = known.median
             if usual is None or not length <= self._factor * usual:
                 model = base[kind.beside]
@@ -121,12 +126,12 @@ class Proportion:
 
     def seen(self, lengths: Sequence[float]) -> None:
         """Later uploads are held against these, too. A length of 0 says nothing."""
-        for known, length in zip(self._known.values(), lengths, strict=True):
+        for known, length in zip(self._known, lengths, strict=True):
             if length > 0.0:
                 known.add(length)
 
     def state(self) -> dict[str, list[float]]:
-        return {name: known.in_order() for name, known in self._known.items()}
+        return {kind.name: known.in_order() for kind, known in zip(self._kinds, self._known, strict=True)}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._known = {name: Lengths([float(length) for length in state[name]]) for name in self._known}
+        self._known = [Lengths([float(length) for length in state[kind.name]]) for kind in self._kinds]

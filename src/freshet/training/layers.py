@@ -4,11 +4,15 @@ Where what they are good at is not given (another device, layout or type of numb
 what torch's layers do.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import conv2d, pad, relu
 
+from freshet.training.convolving import Convolved, Stage
 from freshet.training.pooling import LARGEST, Pooled
 
 LANES = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
@@ -19,6 +23,11 @@ WORTH = 250_000
 
 ENTRIES = (250_000, 40_000)
 """Entries of images that make our pooling pay for its call: with enough channels to fill a vector, and with fewer."""
+
+
+FEW, LEAST, ENOUGH = 16, 9, 50_000
+"""Channels with which torch does not fill the processor's vectors; entries of a kernel, and products per image in a row
+of convolutions, that make our own way pay."""
 
 
 class PairedConv(nn.Conv2d):
@@ -80,7 +89,8 @@ class FusedPool(nn.MaxPool2d):
 
 
 class FusedSequential(nn.Sequential):
-    """Layers in a row, where a max pool does the ReLU directly before or after it.
+    """Layers in a row, where convolutions with few filters and the pools after them are one operation (``convolving``),
+    and other max pools do the ReLU directly before or after them.
 
     ``max(relu(x)) = relu(max(x))``, bit for bit and in the gradient too, and there are fewer maxima than entries.
     """
@@ -89,10 +99,58 @@ class FusedSequential(nn.Sequential):
         layers = list(self)
         place = 0
         while place < len(layers):
+            run = Run.find(layers, place, x)
+            if run is not None:
+                x, place = run(x), run.after
+                continue
             pool = _couple(layers, place)
             x = layers[place](x) if pool is None else pool.pooled(x, rectify=True)
             place += 1 if pool is None else 2
         return x
+
+
+class Run(NamedTuple):
+    """Convolutions in a row, what becomes of their images, and the place after them."""
+
+    convs: list[nn.Conv2d]
+    stages: list[Stage]
+    after: int
+
+    @staticmethod
+    def find(layers: list[nn.Module], place: int, x: Tensor) -> "Run | None":
+        """The run that begins at this place, if ``convolving`` is good at it."""
+        if not (isinstance(layers[place], nn.Conv2d) and is_ours(x)):
+            return None
+        run, shape, products = Run([], [], place), tuple(x.shape[1:]), 0
+        while (found := _stage(layers[run.after : run.after + 3], shape)) is not None:
+            conv, stage = found
+            shape = stage.shape(shape, conv.weight)
+            products += math.prod(shape) * math.prod(stage.pool) * conv.in_channels * math.prod(conv.kernel_size)
+            run = Run([*run.convs, conv], [*run.stages, stage], run.after + 3)
+        return run if products >= ENOUGH else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parameters = [parameter for conv in self.convs for parameter in (conv.weight, conv.bias)]
+        y: Tensor = Convolved.apply(tuple(self.stages), x, *parameters)  # type: ignore[no-untyped-call]
+        return y
+
+
+def _stage(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[nn.Conv2d, Stage] | None:
+    """A plain convolution with few channels, ReLU and a pool, in any order, for images of this shape."""
+    conv, follow = layers[0] if layers else None, {type(layer): layer for layer in layers[1:]}
+    pool = follow.get(FusedPool)
+    if not (type(conv) in (nn.Conv2d, PairedConv) and isinstance(conv, nn.Conv2d) and isinstance(pool, FusedPool)):
+        return None
+    if nn.ReLU not in follow or any(is_watched(layer) for layer in layers):
+        return None
+    plain = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.padding_mode == "zeros"
+    if not plain or isinstance(conv.padding, str) or conv.padding[0] != conv.padding[1]:
+        return None
+    few = max(conv.in_channels, conv.out_channels) <= FEW and math.prod(conv.kernel_size) >= LEAST
+    if not few or conv.weight.dtype != torch.float32 or shape[0] != conv.in_channels:
+        return None
+    stage = Stage(int(conv.padding[0]), _pair(pool.kernel_size) or (0, 0), rectify=True)
+    return (conv, stage) if min(stage.shape(shape, conv.weight)) > 0 else None
 
 
 def _couple(layers: list[nn.Module], place: int) -> FusedPool | None:
@@ -113,12 +171,16 @@ def is_watched(layer: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(layer)
 
 
+def is_ours(x: Tensor) -> bool:
+    """Whether this is a batch of float32 images in this process's memory, and nothing but autograd looks on:
+    transforms cannot say how images lie in memory, and forward-mode differentiation does not know our operations."""
+    ours = x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu" and len(x) > 0
+    return ours and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
 def _is_fast(x: Tensor) -> bool:
-    """Whether this is a batch of float32 images, channels last, in this process's memory."""
-    ours = x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
-    # transforms cannot say how images lie in memory, and forward-mode differentiation does not know our pooling
-    ours = ours and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
-    return ours and x.is_contiguous(memory_format=torch.channels_last)
+    """Whether the same holds, and the images lie channels last."""
+    return is_ours(x) and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pair(sides: object) -> tuple[int, int] | None:
