@@ -281,6 +281,13 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         ({"rejected": 29}, []),
         ({"rejected": 30}, ["asofed: 30 of 600 uploads were rejected; see the reasons in events.jsonl"]),
         ({"rejected": 600}, ["asofed: all 600 uploads were rejected; see the reasons in events.jsonl"]),
+        (
+            {"rejected": 600, "wild": 301},
+            [
+                "asofed: all 600 uploads were rejected; most were not finite or out of all proportion; "
+                "try a smaller training.lr"
+            ],
+        ),
         ({"uploads": 0}, []),
         (
             {"stalled": 213.0, "virtual_time": 600.0},

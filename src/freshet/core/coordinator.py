@@ -29,6 +29,7 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
+from freshet.core.gates import NOT_FINITE
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.server import Flight, Refused, Server
 from freshet.core.trigger import Trigger
@@ -48,6 +49,8 @@ class Counts:
     aggregations: int = 0
     discards: int = 0
     rejected: int = 0
+    #: Rejected ones that no sane training makes: not finite, or out of all proportion.
+    wild: int = 0
     lost: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -225,6 +228,7 @@ class Coordinator:
                 counts.discards += 1
             elif isinstance(event, Rejected):
                 counts.rejected += 1
+                counts.wild += "limit" in event.numbers or event.reason.endswith(NOT_FINITE)
             elif isinstance(event, Lost):
                 counts.lost += 1
         return events
@@ -252,6 +256,7 @@ class Coordinator:
             "uploads": counts.uploads,
             "discards": counts.discards,
             "rejected": counts.rejected,
+            "wild": counts.wild,
             "lost": counts.lost,
             "mean_staleness": counts.staleness_sum / counts.staleness_count if counts.staleness_count else None,
             "bytes_up": counts.bytes_up,

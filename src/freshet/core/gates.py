@@ -15,6 +15,7 @@ from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
 _ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
+NOT_FINITE = "has entries that are not finite"
 #: A report is a handful of numbers with short names: they go into the log.
 MOST_NUMBERS, LONGEST_NAME = 100, 100
 
@@ -75,7 +76,7 @@ def vector_problem(name: str, vector: object, size: int, finite: bool = True) ->
     flags = vector.flags
     if not (flags.c_contiguous and flags.aligned):
         return f"{name} is not contiguous in memory"
-    return f"{name} has entries that are not finite" if finite and not is_finite(vector) else None
+    return f"{name} {NOT_FINITE}" if finite and not is_finite(vector) else None
 
 
 def aggregate_problem(given: Aggregate, size: int) -> str | None:

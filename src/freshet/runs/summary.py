@@ -13,6 +13,7 @@ from freshet.runs.writer import weights_sha256
 Rows = Sequence[Mapping[str, Any]]
 #: One rejected upload in so many is worth a word.
 MANY = 20
+REASONS = "see the reasons in events.jsonl"
 
 
 def time_to_target(rows: Rows, target: float | None, metric: Metric = ACCURACY) -> float | None:
@@ -74,7 +75,9 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
         said.append(f"{summary['method']} {waits}; run.round_deadline = seconds gives them up")
     if rejected and MANY * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
-        said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; see the reasons in events.jsonl")
+        wild = 2 * summary.get("wild", 0) > rejected
+        remedy = "most were not finite or out of all proportion; try a smaller training.lr" if wild else REASONS
+        said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
     if summary.get("privacy"):
         said.append(sentence(summary["privacy"]))
     return said
