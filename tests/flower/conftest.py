@@ -15,6 +15,11 @@ def pytest_configure(config: pytest.Config) -> None:
         print("flwr is not installed: tests/flower is skipped")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no worker begins it when the others have nothing left to do."""
+    items.sort(key=lambda item: "test_e2e_faults" not in item.nodeid)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts federations of real processes and stops whatever they have started."""
