@@ -236,14 +236,23 @@ class LocalTrip:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
         return self._poisoned(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
+    def loss_at(self, x: Tensor, y: Tensor) -> float:
+        """Plain loss at the model as it is, without touching its statistics."""
+        with torch.no_grad():
+            return self._plain_loss(x, y).item()
+
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
-        """Plain loss and its gradient at the model as it is, without touching its statistics."""
-        self.model.eval()
-        loss = self.task.mean_loss(self.model(x), y)
+        """The same, and its gradient."""
+        loss = self._plain_loss(x, y)
         self.flat.collect(loss)
-        self.model.train()
         gradient: Vector = self.gradient.cpu().numpy().copy()
         return loss.item(), gradient
+
+    def _plain_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.model.eval()
+        loss = self.task.mean_loss(self.model(x), y)
+        self.model.train()
+        return loss
 
     def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""

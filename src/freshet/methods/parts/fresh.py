@@ -128,14 +128,14 @@ class FreshModelRule(LocalRule):
         phi = freshness_weight(gamma, upsilon, age, s)
         beta = saturate(o.mu_beta, phi)
         x, y = local.next_batch()
-        before = local.snapshot()
-        loss_before, h_before = local.gradient_at(x, y)
+        before, corrected = local.snapshot(), o.equations == "corrected"
+        loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
         merged = mix(before, fresh.weights, beta)
         local.layout.max_counters(merged, before, fresh.weights)
         local.become(merged)
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
-        h, at = (h_after, before) if o.equations == "corrected" else (h_before, merged)
+        h, at = (h_after, before) if h_before is None else (h_before, merged)
         q = dot_difference(fresh.weights[:n], at[:n], h)
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations)
         memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
