@@ -77,6 +77,7 @@ def own_folder(folder: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Replace a file as a whole: a reader sees the old content or the new, never a part, even after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)  # of a process that was killed and had our number
     try:
         with temporary.open("xb") as file:
             yield file
