@@ -271,7 +271,7 @@ class RunWriter:
             raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
 
     def position(self) -> Record:
-        """Where the log ends now, for a checkpoint."""
+        """Where the log ends now, for a checkpoint; what no checkpoint can cut off any more is compressed first."""
         self.flush()
         self._rotate(self._sure)
         ends = {"events": self.end, "metrics": self._metrics.tell()}
@@ -285,10 +285,6 @@ class RunWriter:
     def saved(self, place: int) -> None:
         """A checkpoint of this place is on the disk; the one before it is kept, those before that one are gone."""
         self._sure, self.saved_at = self.saved_at or 0, place
-
-    def sure(self, keep: bool) -> int:
-        """Up to where the log of a run that has ended stays as it is; with ``keep``, its newest checkpoint stays."""
-        return self.end if self.saved_at is None or not keep else self.saved_at
 
     def _rotate(self, sure: int) -> None:
         """Compress what can never be cut off again, once it is enough."""
@@ -385,10 +381,8 @@ class RunWriter:
         frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS,
         sure: int = 0,
     ) -> None:
-        """Finish the run: logs closed, final model and summary written, the directory free for others.
-
-        From now on the log is never cut off before ``sure``.
-        """
+        """Finish the run: logs closed, final model and summary written, the directory free for others. From now on the
+        log is never cut off before ``sure``."""
         try:
             with self._logging(), self._metrics, self._events:
                 pass
