@@ -198,8 +198,10 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             keep = plan.keep and status != "diverged"
-            sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
-            writer.close(summary, server.world.layout, weights, plan.frozen, sure if status in ENDED else 0)
+            sure = 0
+            if status in ENDED:
+                sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
+            writer.close(summary, server.world.layout, weights, plan.frozen, sure)
     if status in ENDED:
         keeper.clear(keep=1 if keep else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
