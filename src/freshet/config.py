@@ -138,6 +138,13 @@ class RunOptions(Guards):
         description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
         json_schema_extra=ASIDE,
     )
+    rotate_log: float = Field(
+        0.0,
+        ge=0,
+        description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
+        "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
+        json_schema_extra=ASIDE,
+    )
     device_memory_mb: int = Field(
         512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
     )

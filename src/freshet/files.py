@@ -7,6 +7,7 @@ problems are ``OSError`` with a reason, so that callers treat them like any othe
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -70,6 +71,32 @@ def own_folder(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if not stat.S_ISDIR(folder.lstat().st_mode):
         _refuse(folder, "it is a link")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Replace a file as a whole: a reader sees the old content or the new, never a part, even after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)  # of a process that was killed and had our number
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from freshet.result import Rebuilt
 from freshet.runs.accountant import Accountant
 from freshet.runs.facts import Metric
 from freshet.runs.lifecycle import Plan
+from freshet.runs.segments import rotating
 from freshet.runs.world import RunWorld
 from freshet.sim.budget import check_length, expected_uploads, lightened, trip_seconds
 from freshet.sim.fleet import Fleet
@@ -128,6 +129,7 @@ class Parts:
             data=self.dataset.facts(),
             metric=self.metric,
             frozen=self.frozen(config),
+            rotate_bytes=rotating(run.rotate_log),
             accountant=Accountant(config.privacy) if config.privacy.on else None,
         )
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from freshet.errors import RunError
+from freshet.runs.segments import LIVE, size
+
 #: Logs of fewer bytes are read in a moment.
 LONG_BYTES = 20_000_000
 #: The bar moves after so many bytes.
@@ -17,7 +20,7 @@ PORTION = 1_000_000
 def reading(runs: Iterable[Path], passes: int = 1, console: Console | None = None) -> Iterator[Callable[[int], None]]:
     """To be told how many bytes of these runs' logs were read, which are gone through so many times."""
     console = console or Console(stderr=True)
-    total = passes * sum(_size(Path(run) / "events.jsonl") for run in runs)
+    total = passes * sum(_size(Path(run) / LIVE) for run in runs)
     columns = (TextColumn("reading"), BarColumn(bar_width=28), DownloadColumn(), TimeRemainingColumn())
     shown = console.is_terminal and total >= LONG_BYTES
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
@@ -35,6 +38,6 @@ def reading(runs: Iterable[Path], passes: int = 1, console: Console | None = Non
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
-    except OSError:
+        return size(path)
+    except (OSError, RunError):  # who reads it will say so
         return 0

@@ -29,7 +29,7 @@ STATED = {
     *(f"method.{rate}" for rate in _RATES),
 }
 #: Settings of the machine, not of the experiment.
-_MACHINE = {"dir", "seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes"}
+_MACHINE = {"dir", "seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "rotate_log"}
 _MACHINE |= {"device_memory_mb", "device", "meta_from", "custom", "train_samples", "test_samples", "validation"}
 
 

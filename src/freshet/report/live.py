@@ -39,6 +39,7 @@ class Source:
         self._body = b""
         self._next = float("-inf")
         self._behind: threading.Thread | None = None
+        _ = self._reader.events.unread  # what cannot be read for want of a library is said now, not to each page
 
     def answer(self, have: str) -> bytes | None:
         """The data as JSON, or None when the caller has the newest. A long log is read behind the scenes: until it is

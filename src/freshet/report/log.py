@@ -7,12 +7,12 @@ once, as the file is taken in. All else goes through the file again.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from freshet.files import open_regular
 from freshet.runs.facts import number, whole
-from freshet.runs.reader import LONGEST_LINE
+from freshet.runs.segments import Damaged, lines, size
 
 Record = dict[str, Any]
 #: Called with the bytes that were just read, for a bar.
@@ -54,9 +54,11 @@ class Log:
     def unread(self) -> int:
         """Bytes that have been added since they were last taken in."""
         try:
-            return 0 if self.path is None else self.path.stat().st_size - self._offset
+            return 0 if self.path is None else size(self.path) - self._offset
         except OSError:
             return 0
+        except Damaged:
+            return 1  # to be said when it is read
 
     def read(self, seen: Seen = lambda count: None) -> bool:
         """Take in what has been added and is complete; True when there was something. A file that was cut back is read
@@ -67,20 +69,24 @@ class Log:
         if self.path is None or self.unread == 0 or self.note is not None:
             return False
         before = self._offset
-        with open_regular(self.path) as file:
-            file.seek(self._offset)
-            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-                if not line.endswith(b"\n"):
-                    break
-                self._line += 1
-                row = parsed(line)
-                if row is None:
-                    self.note = f"{self.path.name} is damaged at line {self._line}; what follows is not shown"
-                    break
-                self._offset += len(line)
-                self._count(row)
-                seen(len(line))
+        try:
+            self._take(self.path, seen)
+        except Damaged as problem:
+            self.note = f"{problem}; what follows is not shown"
         return self._offset > before or self.note is not None
+
+    def _take(self, path: Path, seen: Seen) -> None:
+        for line in lines(path, self._offset):
+            if not line.endswith(b"\n"):
+                return
+            self._line += 1
+            row = parsed(line)
+            if row is None:
+                self.note = f"{path.name} is damaged at line {self._line}; what follows is not shown"
+                return
+            self._offset += len(line)
+            self._count(row)
+            seen(len(line))
 
     def _count(self, row: Record) -> None:
         time, device = number(row.get("time")), whole(row.get("device"))
@@ -98,21 +104,27 @@ class Log:
 
     def of(self, *kinds: str) -> Iterator[Record]:
         """The events of these kinds (default: of all) that have a time, in order."""
-        found = self._of(*kinds)
+        found = self._of(*kinds) if self.note is None else self._until_damage(*kinds)
         if not self._ordered and self._offset <= SORTED_BYTES:
             return iter(sorted(found, key=lambda row: float(row["time"])))
         return found
+
+    def _until_damage(self, *kinds: str) -> Iterator[Record]:
+        """The same of a log that is damaged, as the note says."""
+        with suppress(Damaged):
+            yield from self._of(*kinds)
 
     def _of(self, *kinds: str) -> Iterator[Record]:
         if self.path is None or not self._offset:
             return
         names = [f'"{kind}"'.encode() for kind in kinds]
-        with open_regular(self.path) as file:
-            while file.tell() < self._offset:
-                line = file.readline(LONGEST_LINE)
-                self._seen(len(line))
-                if names and not any(name in line for name in names):
-                    continue
+        left = self._offset
+        for line in lines(self.path):
+            self._seen(len(line))
+            left -= len(line)
+            if not names or any(name in line for name in names):
                 row = parsed(line)
                 if row is not None and number(row.get("time")) is not None and (not kinds or row.get("kind") in kinds):
                     yield row
+            if left <= 0:
+                return

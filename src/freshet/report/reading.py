@@ -15,6 +15,7 @@ from freshet.methods import known
 from freshet.report.log import Log, Seen, parsed
 from freshet.runs.facts import Metric, metric_of, number, whole
 from freshet.runs.reader import ENDED, Run
+from freshet.runs.segments import LIVE
 from freshet.runs.world import RunWorld, read_world
 
 Record = dict[str, Any]
@@ -129,7 +130,7 @@ class Reader:
     def __init__(self, directory: str | Path) -> None:
         self.run = Run(directory)
         self.config = {key: value for key, value in self.run.config().items() if isinstance(value, dict)}
-        self.events = Log(self.run.directory / "events.jsonl")
+        self.events = Log(self.run.directory / LIVE)
         self._metrics = Tail(self.run.directory / "metrics.jsonl")
         self._summary: Record = {}
         self._world: RunWorld | None = None

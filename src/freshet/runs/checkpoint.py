@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import RunError
-from freshet.files import open_regular, own_folder, read_regular, writing
+from freshet.files import open_regular, own_folder, read_regular, sync_folder, writing
+from freshet.runs import segments
 from freshet.runs.arrays import Elsewhere, serialised, views
-from freshet.runs.writer import sync_folder
 
 FORMAT = 1
 _ARRAY = "$array"
@@ -183,9 +183,9 @@ def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
     """A checkpoint is of no use when the logs end before it."""
     if not all(type(log[name]) is int and log[name] >= 0 for name in ("seq", "events", "metrics")):
         raise ValueError("it does not say where the logs ended")
-    for name in ("events", "metrics"):
-        if (run / f"{name}.jsonl").stat().st_size < log[name]:
-            raise ValueError(f"{name}.jsonl was cut off before it")
+    segments.check_place(run / segments.LIVE, log["events"], log["seq"])
+    if (run / "metrics.jsonl").stat().st_size < log["metrics"]:
+        raise ValueError("metrics.jsonl was cut off before it")
 
 
 def _numbers(folder: Path) -> list[int]:

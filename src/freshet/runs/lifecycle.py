@@ -71,6 +71,8 @@ class Plan:
     metric: Metric = ACCURACY
     #: Parameters that do not train, for the file of the final model.
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    #: Bytes of the log that are compressed at a time, once no resume can cut them off (0: none).
+    rotate_bytes: int = 0
     #: Counts what noise on the devices has left of their privacy, where there is noise.
     accountant: Accountant | None = None
 
@@ -105,8 +107,8 @@ class Stopwatch:
 class Checkpoints:
     """Saves a driver at its start, every so many of its seconds and every so many minutes of real time."""
 
-    def __init__(self, driver: Driver, directory: Path, clock: Stopwatch, every: float, minutes: float) -> None:
-        self._driver, self._directory, self._clock = driver, directory, clock
+    def __init__(self, driver: Driver, writer: RunWriter, clock: Stopwatch, every: float, minutes: float) -> None:
+        self._driver, self._writer, self._directory, self._clock = driver, writer, writer.directory, clock
         self._every, self._wall = every, 60.0 * minutes
         self._last_time: float | None = None
         self._last_wall = clock.seconds()
@@ -123,6 +125,7 @@ class Checkpoints:
         """Save now."""
         tree = self._driver.state() | {"wall_seconds": self._clock.seconds()}
         checkpoint.write(self._directory, tree)
+        self._writer.saved(tree["log"]["events"])
         self._last_time, self._last_wall = self._driver.now, self._clock.seconds()
 
     @property
@@ -172,7 +175,8 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.opening()]:
             writer.say(sentence)
-        keeper = Checkpoints(driver, writer.directory, clock, plan.checkpoint_every, plan.checkpoint_minutes)
+        writer.rotate_bytes = plan.rotate_bytes
+        keeper = Checkpoints(driver, writer, clock, plan.checkpoint_every, plan.checkpoint_minutes)
         status = "failed"
         try:
             if tree is not None:
@@ -193,9 +197,13 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             summary |= {"privacy": plan.accountant.closing(server.trips)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
-            writer.close(summary, server.world.layout, weights, plan.frozen)
+            keep = plan.keep and status != "diverged"
+            sure = 0
+            if status in ENDED:
+                sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
+            writer.close(summary, server.world.layout, weights, plan.frozen, sure)
     if status in ENDED:
-        keeper.clear(keep=1 if plan.keep and status != "diverged" else 0)
+        keeper.clear(keep=1 if keep else 0)
     return Ended(writer.directory, summary, writer.metrics, weights)
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from freshet.errors import RunError
-from freshet.files import open_regular, read_regular, reason
+from freshet.files import read_regular, reason
+from freshet.runs.segments import LIVE, LONGEST_LINE, lines
 
 #: How a run may have come to its end, with all that it was to do done: a grid does not run it again.
 ENDED = ("finished", "diverged", "stopped")
-#: Bytes of the longest line of a log: an aggregation of a million devices fits.
-LONGEST_LINE = 1 << 28
 
 
 def same_class(name: str, named: str) -> bool:
@@ -109,8 +108,8 @@ class Run:
             raise RunError(f"{self.directory} is already finished; give it a later end with --until, as in --until 20m")
 
     def events(self, seen: Callable[[int], None] = lambda count: None) -> Iterator[dict[str, Any]]:
-        """The lines of events.jsonl, in order; ``seen`` is told the bytes of each."""
-        return self._lines("events.jsonl", seen)
+        """The lines of the log, compressed parts first, in order; ``seen`` is told the bytes of each."""
+        return self._lines(LIVE, seen)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
@@ -121,16 +120,14 @@ class Run:
         if not path.is_file():
             raise RunError(f"{self.directory} has no {name}")
         try:
-            file = open_regular(path)
-        except OSError as error:
-            raise RunError(f"{path} cannot be read ({reason(error)})") from None
-        with file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+            for number, line in enumerate(lines(path), 1):
                 try:
-                    value = json.loads(line)
+                    value = json.loads(line) if len(line) < LONGEST_LINE else None
                 except (ValueError, RecursionError):
-                    raise RunError(f"{path}, line {number}: is not a JSON object") from None
+                    value = None
                 if not isinstance(value, dict):
                     raise RunError(f"{path}, line {number}: is not a JSON object")
                 seen(len(line))
                 yield value
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({reason(error)})") from None

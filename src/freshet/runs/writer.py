@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -28,7 +27,8 @@ from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
-from freshet.files import open_own, read_regular, reason, writing
+from freshet.files import open_own, read_regular, reason, replacing, writing
+from freshet.runs import segments
 from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
@@ -84,26 +84,8 @@ def default_directory(method: str, seed: int) -> Path:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing(path) as file:
+        file.write(content)
 
 
 def weights_sha256(weights: Vector) -> str:
@@ -191,13 +173,22 @@ class RunWriter:
         self.cuts: list[str] = []
         #: Why the run shall end before its time, once somebody has asked for it.
         self.stopped: str | None = None
+        #: Bytes of the log after which it is rotated (0: never), and where in the whole log the live file begins.
+        self.rotate_bytes, self._begins = 0, 0
+        #: Where in the log the newest checkpoint is; no checkpoint that is kept lies before ``_sure``.
+        self.saved_at: int | None = None
+        self._sure = 0
         if resume is None:
             self._events, self._metrics = (self._open(directory / f"{n}.jsonl", 0) for n in ("events", "metrics"))
             return
-        self.seq = resume["seq"]
+        self.seq, self.saved_at = resume["seq"], resume["events"]
+        with writing(directory / segments.LIVE, "nothing was cut off"):
+            segments.mend(directory / segments.LIVE)
+            self._begins = segments.begins(directory / segments.LIVE)
         self.metrics = self._kept(directory / "metrics.jsonl", resume["metrics"])
+        places = {"events": resume["events"] - self._begins, "metrics": resume["metrics"]}
         self._events, self._metrics = (
-            self._open(directory / f"{n}.jsonl", resume[n], create=False) for n in ("events", "metrics")
+            self._open(directory / f"{n}.jsonl", place, create=False) for n, place in places.items()
         )
         (directory / "summary.json").unlink(missing_ok=True)
 
@@ -280,10 +271,32 @@ class RunWriter:
             raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
 
     def position(self) -> Record:
-        """Where the log ends now, for a checkpoint."""
+        """Where the log ends now, for a checkpoint; what no checkpoint can cut off any more is compressed first."""
         self.flush()
-        ends = {"events": self._events.tell(), "metrics": self._metrics.tell()}
+        self._rotate(self._sure)
+        ends = {"events": self.end, "metrics": self._metrics.tell()}
         return {"seq": self.seq, **ends, "settings": self.settings}
+
+    @property
+    def end(self) -> int:
+        """Where the whole log ends now."""
+        return self._begins + self._events.tell()
+
+    def saved(self, place: int) -> None:
+        """A checkpoint of this place is on the disk; the one before it is kept, those before that one are gone."""
+        self._sure, self.saved_at = self.saved_at or 0, place
+
+    def _rotate(self, sure: int) -> None:
+        """Compress what can never be cut off again, once it is enough."""
+        if not self.rotate_bytes or sure - self._begins <= self.rotate_bytes:
+            return
+        path = self.directory / segments.LIVE
+        self.lock.check()
+        with self._logging():
+            if segments.rotate(path, sure - self._begins):
+                self._events.close()
+                self._events, self._begins = open_own(path), sure
+                self._events.seek(0, os.SEEK_END)
 
     def event(
         self,
@@ -361,9 +374,15 @@ class RunWriter:
         self._queue.clear()
 
     def close(
-        self, summary: Record, layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS
+        self,
+        summary: Record,
+        layout: Layout,
+        weights: Vector,
+        frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS,
+        sure: int = 0,
     ) -> None:
-        """Finish the run: logs closed, final model and summary written, the directory free for others."""
+        """Finish the run: logs closed, final model and summary written, the directory free for others. From now on the
+        log is never cut off before ``sure``."""
         try:
             with self._logging(), self._metrics, self._events:
                 pass
@@ -372,6 +391,8 @@ class RunWriter:
                 write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
                 text = json.dumps(plain(summary), indent=2) + "\n"
                 write_atomically(self.directory / "summary.json", text.encode())
+            self._rotate(sure)
+            self._events.close()
         finally:
             self.lock.release()
         self._tell(lambda observer: observer.on_end(summary))
