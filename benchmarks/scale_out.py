@@ -72,7 +72,8 @@ def two_nodes() -> Iterator[str]:
     """The address of a Ray cluster of two nodes with one CPU each, on the loopback interface."""
     folder = private_folder()  # so that a Ray that somebody else has started here keeps its own address file
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    os.environ |= quiet | {"RAY_TMPDIR": str(folder)}  # read by the import
+    fair = {"RAY_worker_niceness": "0"}  # Ray's workers are nice (15) by default and starve on a machine that is busy
+    os.environ |= quiet | fair | {"RAY_TMPDIR": str(folder)}  # read by the import and by the nodes
     import ray
     from ray.cluster_utils import Cluster
 
