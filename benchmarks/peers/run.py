@@ -44,9 +44,14 @@ class Contender:
         self.starts.append(figures["start"])
         return f"{figures['peer']}, {figures['workers']} worker{'s' if figures['workers'] > 1 else ''}"
 
+    def latest(self, textbook: float) -> str:
+        """What the last turn gave."""
+        seconds, ratio, start = self.seconds[-1], self.ratios[-1], self.starts[-1]
+        return f"{seconds:.3f} s per trip / {textbook:.3f} = {ratio:.2f}, start {start:.1f} s"
+
 
 def contenders(homes: dict[str, str], trips: int) -> list[Contender]:
-    """Freshet's methods, and the peers that have an environment."""
+    """The peers that have an environment, and Freshet's methods."""
     scripts = {
         "pfl": [(*TORCHRUN, "run_pfl.py")],
         "flgo": [("run_flgo.py",), ("run_flgo.py", "--workers", "1")],
@@ -54,7 +59,7 @@ def contenders(homes: dict[str, str], trips: int) -> list[Contender]:
     }
     freshet = [[sys.executable, "run_freshet.py", "--method", name] for name in ("fedavg", "fedasmu", "fedbuff")]
     peers = [[f"{homes[name]}/bin/python", *script] for name in scripts if name in homes for script in scripts[name]]
-    return [Contender([*command, "--trips", str(trips)]) for command in freshet + peers]
+    return [Contender([*command, "--trips", str(trips)]) for command in peers + freshet]
 
 
 def middle(values: list[float]) -> str:
@@ -77,7 +82,7 @@ def main() -> None:
         for contender in field_of:
             textbook.append(bare(given.trips) / given.trips)
             names.append(contender.turn(textbook[-1]))
-            print(f"{names[-1]}: {contender.ratios[-1]:.2f}", file=sys.stderr, flush=True)
+            print(f"{names[-1]}: {contender.latest(textbook[-1])}", file=sys.stderr, flush=True)
     print("| | seconds per trip | over the textbook loop | start, s |\n|---|---|---|---|")
     print(f"| textbook loop, 2 processes | {middle(textbook)} | 1 | |")
     for name, c in zip(names, field_of, strict=True):
