@@ -180,9 +180,9 @@ _SHAPES: dict[type[Event], tuple[str, tuple[str, ...], tuple[str, ...], bool]] =
 }
 #: What the log adds to every event.
 _STAMP = ("seq", "time", "kind")
-#: Keys that an event has of its own, which no ``numbers`` may take.
+#: Keys that an event has of its own, which no ``numbers`` may take; the version is the server's to say in every event.
 OWN_KEYS: dict[type[Event], frozenset[str]] = {
-    kind: frozenset((*_STAMP, *kind._fields)) - {"numbers"} for kind in KIND_OF
+    kind: frozenset((*_STAMP, "version", *kind._fields)) - {"numbers"} for kind in KIND_OF
 }
 
 
