@@ -36,7 +36,9 @@ audit: $(VENV)/.dev ## hold the pinned dependencies against the database of know
 docs: $(VENV)/.docs ## build the documentation into site/, without a single warning
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
 
-fuzz: $(VENV)/.dev ## the random tests, forty times as long (half an hour or more)
+fuzz: $(VENV)/.dev $(VENV)/.fuzz ## the random tests, forty times as long, and guided ones (an hour or more)
+	@for target in pickle codec trace-csv trace-json toml line segment idx; do \
+		$(BIN)/python tests/hostile/guided.py $$target || exit 1; done
 	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_gate_on_the_digits.py $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
@@ -62,6 +64,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Freshet and its test tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.fuzz: pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing mkdocs into $(VENV) ..."

@@ -123,8 +123,7 @@ class Run(NamedTuple):
             return None
         run, shape, products = Run([], [], place), tuple(x.shape[1:]), 0
         while (found := _stage(layers[run.after : run.after + 3], shape)) is not None:
-            conv, stage = found
-            shape = stage.shape(shape, conv.weight)
+            conv, stage, shape = found
             products += math.prod(shape) * math.prod(stage.pool) * conv.in_channels * math.prod(conv.kernel_size)
             run = Run([*run.convs, conv], [*run.stages, stage], run.after + 3)
         return run if products >= ENOUGH else None
@@ -135,8 +134,9 @@ class Run(NamedTuple):
         return y
 
 
-def _stage(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[nn.Conv2d, Stage] | None:
-    """A plain convolution with few channels, ReLU and a pool, in any order, for images of this shape."""
+def _stage(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[nn.Conv2d, Stage, tuple[int, int, int]] | None:
+    """A plain convolution with few channels, ReLU and a pool, in any order, for images of this shape; and the shape of
+    what comes out."""
     conv, follow = layers[0] if layers else None, {type(layer): layer for layer in layers[1:]}
     pool = follow.get(FusedPool)
     if not (type(conv) in (nn.Conv2d, PairedConv) and isinstance(conv, nn.Conv2d) and isinstance(pool, FusedPool)):
@@ -150,7 +150,8 @@ def _stage(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[nn.Conv2d, 
     if not few or conv.weight.dtype != torch.float32 or shape[0] != conv.in_channels:
         return None
     stage = Stage(int(conv.padding[0]), _pair(pool.kernel_size) or (0, 0), rectify=True)
-    return (conv, stage) if min(stage.shape(shape, conv.weight)) > 0 else None
+    outcome = stage.shape(shape, conv.weight)
+    return (conv, stage, outcome) if min(outcome) > 0 else None
 
 
 def _couple(layers: list[nn.Module], place: int) -> FusedPool | None:
