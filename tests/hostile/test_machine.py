@@ -67,6 +67,28 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_go_on(tmp_path: Pat
     assert (tmp_path / "full" / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Any:
+    """A small disk of its own; where nobody may mount one, the test is skipped and says so."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(line, capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_ends_a_run_with_one_sentence_and_it_can_go_on(disk: Path, tmp_path: Path) -> None:
+    whole = small("fedasync", run=SAVED).run(1500, out=tmp_path / "whole")
+    with pytest.raises(RunError, match=r"\(No space left on device\)"):
+        small("fedasync", run=SAVED).run(1500, out=disk / "run")
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    result = small("fedasync", run=SAVED).resume(disk / "run")
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert (disk / "run" / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
+
+
 def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path, monkeypatch) -> None:
     checkpoint.write(tmp_path, {"log": {"seq": 0, "events": 0, "metrics": 0}, "x": np.arange(3)})
 
