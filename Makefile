@@ -17,7 +17,7 @@ deploy-demo: $(VENV)/.flower ## a federation of real processes on this machine, 
 	@$(BIN)/freshet deploy local --devices 4 $(ARGS)
 
 test: $(VENV)/.dev ## run the tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
 
 test-e2e: $(VENV)/.dev $(VENV)/.flower ## run the tests that start real Flower processes (some minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m e2e tests/flower $(ARGS)
