@@ -193,7 +193,8 @@ def draw(runs: dict[str, list[Run]], place: Path) -> None:
             )
         axis.set(title=name, xlabel="virtual time, s", ylim=(0.2, 0.9))
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=8, loc="lower right")
+        if mine:
+            axis.legend(fontsize=8, loc="lower right")
     axes[0].set_ylabel("test accuracy, median of 3 seeds")
     figure.suptitle("LeNet5 on Fashion-MNIST, 10,000 samples on 100 devices, every method tuned with 6 trials")
     place.parent.mkdir(parents=True, exist_ok=True)
