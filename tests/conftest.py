@@ -1,5 +1,6 @@
 """Shared by all tests: one torch thread, a small federation that trains in a blink, and one finished run per method."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ import torch
 from torch import nn
 
 from freshet import Federation, Result
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell: Ctrl-C is to be heard
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 torch.set_num_threads(1)
 
