@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic.config import JsonDict
 
 from freshet.core.checks import first_problem
 from freshet.core.defence import DefenceOptions
@@ -20,7 +19,7 @@ from freshet.core.privacy import PrivacyOptions
 from freshet.core.trigger import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
-from freshet.options import FleetOptions, Guards
+from freshet.options import ASIDE, FleetOptions, Guards
 from freshet.options import seconds as seconds
 from freshet.protection import PROTECTION, check_protection
 from freshet.traces import read_trace
@@ -29,9 +28,6 @@ from freshet.training.options import TrainingOptions
 
 #: The name that stands for data or a model brought from Python.
 CUSTOM = "custom"
-#: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
-#: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
-ASIDE: JsonDict = {"decides": False}
 #: Tasks whose first metric is an accuracy.
 JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
 DEFAULT_MODELS = {
@@ -136,13 +132,6 @@ class RunOptions(Guards):
     keep_checkpoint: bool = Field(
         True,
         description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
-        json_schema_extra=ASIDE,
-    )
-    rotate_log: float = Field(
-        0.0,
-        ge=0,
-        description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
-        "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
         json_schema_extra=ASIDE,
     )
     device_memory_mb: int = Field(

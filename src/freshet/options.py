@@ -3,10 +3,15 @@
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from freshet.core.method import Options
 from freshet.core.proportion import FACTOR
 from freshet.errors import ConfigError
+
+#: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
+#: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
+ASIDE: JsonDict = {"decides": False}
 
 
 class FleetOptions(Options):
@@ -57,6 +62,13 @@ class Guards(Options):
         ge=0,
         description="a trip without an upload after so many seconds is given up, so that its round can end; its device "
         "is not triggered again before it is heard of (0: never)",
+    )
+    rotate_log: float = Field(
+        0.0,
+        ge=0,
+        description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
+        "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
+        json_schema_extra=ASIDE,
     )
 
     @field_validator("gate")

@@ -383,12 +383,10 @@ def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
     options = config.data
     if options.partition == CUSTOM:
         raise ConfigError("data.partition", "'custom' stands for shards given from Python; choose another or give them")
-    labels = dataset.y_train
-    if not dataset.has_classes:
-        if options.partition not in ("iid", "natural"):
-            problem = f"{options.partition} deals by class, and these targets are no classes; use iid or natural"
-            raise ConfigError("data.partition", problem)
-        labels = np.zeros(len(labels), np.int64)
+    if not dataset.has_classes and options.partition not in ("iid", "natural"):
+        problem = f"{options.partition} deals by class, and these targets are no classes; use iid or natural"
+        raise ConfigError("data.partition", problem)
+    labels = dataset.y_train if dataset.has_classes else np.zeros(len(dataset.y_train), np.int64)
     return partition(
         labels,
         config.fleet.devices,
