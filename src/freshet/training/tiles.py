@@ -1,11 +1,10 @@
 """The inside of a convolution, in the processor's own vectors: what a compiler does not find by itself.
 
 Images lie with the sample innermost, (C, H, W, N), so that a vector holds one pixel of ``LANES`` samples: every
-processor can fill it, however few channels there are, and no entry of a kernel needs to be spread over a vector's lanes
-twice. A *tile* is a few vectors of sums that stay in registers while its loops run; how many of them fit (12 of 16)
-decides its form. Tiles are intrinsics for numba: called from compiled loops with a tuple of addresses and strides, in
-numbers of floats. numba keeps compiled loops by the file that they are in: who changes a tile also has to touch
-``convolving_kernels.py``.
+processor can fill it, however few channels there are. A *tile* is a few vectors of sums that stay in registers while
+its loops run; how many of them fit (12 of 16) decides its form. Tiles are intrinsics for numba: called from compiled
+loops with a tuple of addresses and strides, in numbers of floats. numba keeps compiled loops by the file that they are
+in: who changes a tile also has to touch ``convolving_kernels.py``.
 """
 
 from collections.abc import Callable, Sequence
