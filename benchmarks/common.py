@@ -54,7 +54,7 @@ class Ordered(Sampler[int]):
 
 
 def textbook(
-    factory: Callable[[], nn.Module], dataset: TensorDataset, epochs: int, device: int, trip: int
+    factory: Callable[[], nn.Module], dataset: TensorDataset, epochs: int, device: int, trip: int, batch: int = BATCH
 ) -> nn.Module:
     """The loop of every tutorial: DataLoader, nn.Module, optim.SGD."""
     model = factory()
@@ -62,7 +62,7 @@ def textbook(
     optimiser = torch.optim.SGD(model.parameters(), lr=LR)
     rng = stream(0, "batches", device, trip)
     for _ in range(epochs):
-        for x, y in DataLoader(dataset, batch_size=BATCH, sampler=Ordered(rng.permutation(len(dataset)))):
+        for x, y in DataLoader(dataset, batch_size=batch, sampler=Ordered(rng.permutation(len(dataset)))):
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimiser.step()

@@ -1,4 +1,4 @@
-"""Local training of any user's model against the textbook loop (DataLoader, optim.SGD, batch 50), one thread.
+"""Local training of any user's model against the textbook loop (DataLoader, optim.SGD), one thread.
 
 Both train the same network from the same weights on the same batches; ``difference`` is the largest difference between
 the resulting parameters, relative to the largest parameter.
@@ -21,18 +21,24 @@ from freshet.training.flat import FlatModel
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work
 
+#: Network, shape of an image, samples, epochs, samples per batch.
 CELLS = {
-    "LeNet5 / Fashion-MNIST": ("lenet5", (1, 28, 28), 600, 2),
-    "LeNet5 / CIFAR-10": ("lenet5", (3, 32, 32), 500, 2),
-    "CNN / CIFAR-10": ("cnn", (3, 32, 32), 200, 1),
-    "ResNet20 / CIFAR-10": ("resnet20", (3, 32, 32), 150, 1),
+    "LeNet5 / Fashion-MNIST": ("lenet5", (1, 28, 28), 600, 2, BATCH),
+    "LeNet5 / CIFAR-10": ("lenet5", (3, 32, 32), 500, 2, BATCH),
+    "CNN / CIFAR-10": ("cnn", (3, 32, 32), 200, 1, BATCH),
+    "AlexNet / CIFAR-10": ("alexnet", (3, 32, 32), 200, 1, BATCH),
+    "ResNet20 / CIFAR-10": ("resnet20", (3, 32, 32), 150, 1, BATCH),
+    "LeNet5 / Fashion-MNIST, 10": ("lenet5", (1, 28, 28), 200, 2, 10),
+    "LeNet5 / CIFAR-10, 10": ("lenet5", (3, 32, 32), 200, 2, 10),
+    "CNN / CIFAR-10, 10": ("cnn", (3, 32, 32), 100, 1, 10),
+    "AlexNet / CIFAR-10, 10": ("alexnet", (3, 32, 32), 100, 1, 10),
 }
 
 
 def ours(cell: str):  # type: ignore[no-untyped-def]
-    network, shape, samples, epochs = CELLS[cell]
+    network, shape, samples, epochs, batch = CELLS[cell]
     factory, data = factory_of(network, shape), synthetic(shape, samples)
-    options = TrainingOptions(epochs=epochs, batch_size=BATCH, lr=LR)
+    options = TrainingOptions(epochs=epochs, batch_size=batch, lr=LR)
     trainer = Trainer(factory, FederatedData.of(data, [np.arange(samples)]), options, seed=0)
     sent = Assignment(0, 1, 1, 1, FlatModel(factory()).dump(), epochs, LR)
     work = Work(sent, None, None, LocalRule(), {})
@@ -40,9 +46,9 @@ def ours(cell: str):  # type: ignore[no-untyped-def]
 
 
 def theirs(cell: str):  # type: ignore[no-untyped-def]
-    network, shape, samples, epochs = CELLS[cell]
+    network, shape, samples, epochs, batch = CELLS[cell]
     factory, dataset = factory_of(network, shape), normalised(synthetic(shape, samples))
-    return lambda: textbook(factory, dataset, epochs, 0, 1)
+    return lambda: textbook(factory, dataset, epochs, 0, 1, batch)
 
 
 def difference(cell: str) -> float:

@@ -4,12 +4,13 @@ In short: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirichlet 0
 (defences: 200 s), one seed. Digits: all, the same fleet, 300 s (multi-Krum: 2,000 s). A run that is there is not
 run again, so that this can be stopped and started.
 
-    python benchmarks/protection.py links|defence|krum|privacy [--out FOLDER] [--seed N]
+    python benchmarks/protection.py links|defence|absent|krum|privacy [--out FOLDER] [--seed N]
 """
 
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 
 import freshet
 from freshet import Federation
-from freshet.training.attacks import marked
+from freshet.core.entrance import Entrance, Judgement
+from freshet.core.events import Rejected
+from freshet.training.attacks import AttackOptions, attackers, marked
 
 #: Mbit/s up and down at "bandwidth 1".
 UP, DOWN = 10.0, 50.0
@@ -70,6 +73,28 @@ def defence() -> Iterator[Case]:
             yield f"{attack}, {rule}", {"attack": how, "defence": {"rule": rule}, "run": short}
 
 
+def absent() -> Iterator[Case]:
+    """Nobody attacks, and all uploads of those who do elsewhere are refused: what the best of all defences costs."""
+    yield "absent, none", {"run": {"until": 200.0}}
+
+
+@contextmanager
+def without(devices: frozenset[int]) -> Iterator[None]:
+    """Every upload of these devices is refused."""
+    judge = Entrance.judge
+
+    def refuse(self: Entrance, upload: Any, device: int, flight: Any, *given: Any) -> Judgement:
+        if device in devices:
+            return Judgement(upload, Rejected("left out", device, flight.trip))
+        return judge(self, upload, device, flight, *given)
+
+    Entrance.judge = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Entrance.judge = judge  # type: ignore[method-assign]
+
+
 def krum() -> Iterator[Case]:
     for attack, how in ATTACKS.items():
         for rule in ("none", "multi-krum"):
@@ -105,14 +130,16 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["links", "defence", "krum", "privacy"])
+    parser.add_argument("suite", choices=["links", "defence", "absent", "krum", "privacy"])
     parser.add_argument("--out", type=Path, default=Path("runs/protection"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name, sections in globals()[given.suite]():
         folder = given.out / f"{name}, seed {given.seed}".replace("/", " by ")
         made = federation(given.seed, **sections)
-        result = freshet.open(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
+        left_out = attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
+        with without(left_out) if given.suite == "absent" else nullcontext():
+            result = freshet.open(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
         print(json.dumps({"run": name} | figures(result, made)), flush=True)
 
 

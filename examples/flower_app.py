@@ -50,7 +50,8 @@ app = server_app(Path(__file__).with_name("federation.toml"), Given(factory=buil
 '''
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "flower-app")
-subprocess.run([sys.executable, "-m", "freshet", "deploy", "app", str(folder), "-m", "fedasmu"], check=True)
+settings = ["-m", "fedasmu", "-s", "model.name=custom"]
+subprocess.run([sys.executable, "-m", "freshet", "deploy", "app", str(folder), *settings], check=True)
 package = folder / "freshet_app"
 (package / "task.py").write_text(TASK)
 (package / "client_app.py").write_text(CLIENT)

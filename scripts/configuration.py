@@ -1,8 +1,10 @@
 """Write docs/configuration.md from the settings themselves: ``python scripts/configuration.py``."""
 
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from freshet.config import SECTIONS
 from freshet.methods import registry
@@ -19,8 +21,32 @@ This page is made by `scripts/configuration.py` from the code.
 def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        rows.append(f"| `{name}` | {shown(field.default)} | {field.description} |")
-    return "\n".join(rows)
+        rows.append(f"| `{name}` | {shown(field.default)} | {meaning(field)} |")
+    return "\n".join([*rows, *(f"\n{line}" for line in following(model))])
+
+
+def meaning(field: FieldInfo) -> str:
+    """The description, and the words to choose from where it does not name them all."""
+    said = (field.description or "").replace("|", "\\|")
+    words = choices(field.annotation)
+    named = all(word in said for word in words)
+    return said if named else f"{said}; one of {', '.join(map(shown, words))}"
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a setting may be."""
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    return [word for part in get_args(annotation) for word in choices(part)]
+
+
+def following(model: type[BaseModel]) -> list[str]:
+    """Defaults that follow from another option."""
+    found: dict[tuple[str, str], dict[str, Any]] = getattr(model, "following", {})
+    return [
+        f'With `{key} = "{value}"` the defaults are: {", ".join(f"`{k} = {v}`" for k, v in defaults.items())}.'
+        for (key, value), defaults in found.items()
+    ]
 
 
 def shown(default: object) -> str:

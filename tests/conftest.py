@@ -1,5 +1,6 @@
 """Shared by all tests: one torch thread, a small federation that trains in a blink, and one finished run per method."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import nn
 
 from freshet import Federation, Result
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell: Ctrl-C is to be heard
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # begun with nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A busy machine is no fault of what is tested. The same examples every time, unless faults are sought (make fuzz).
+settings.register_profile(
+    "freshet",
+    deadline=None,
+    derandomize="FRESHET_FUZZ" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("freshet")
 
 torch.set_num_threads(1)
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ def results() -> Any:
         pass
 
     names = Names()
+    sys.path.insert(0, str(SCRIPT.parent))  # where Python finds what a script imports
     names.__dict__.update(runpy.run_path(str(SCRIPT)))
     return names
 
 
-def write_run(folder: Path, method: str, seed: int, accuracies: list[float], reached: float | None) -> None:
-    run = folder / "runs" / f"{method}-seed{seed}"
+def write_run(
+    folder: Path, method: str, seed: int, accuracies: list[float], reached: float | None, options: str = ""
+) -> None:
+    run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
     run.mkdir(parents=True)
     rows = [{"time": 100.0 * n, "accuracy": value} for n, value in enumerate(accuracies)]
     summary = {
         "method": method,
         "seed": seed,
+        "status": "finished",
         "time_to_target": reached,
         "weights_sha256": f"{seed}" * 64,
         "uploads": 600,
@@ -35,7 +40,7 @@ def write_run(folder: Path, method: str, seed: int, accuracies: list[float], rea
     }
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run / "config.toml").write_text("[training]\nlr = 0.03\n")
+    (run / "config.toml").write_text(f"[training]\nlr = 0.03\n[method]\n{options}")
     (run / "world.json").write_text("{}")
     (run / "events.jsonl").write_text("large")
 
@@ -60,7 +65,7 @@ def test_accuracy_is_the_mean_of_the_last_five_tests_and_the_median_over_seeds(r
 def test_a_method_that_lacks_seeds_is_left_out_and_the_page_says_so(results, folder):
     runs = results.read(folder)
     assert set(runs) == {"fedasmu", "fedasync", "fedbuff"}
-    assert "Not run yet: port, asofed, fedsa, fedssmu" in results.page(runs)
+    assert "Not run yet: port, asofed, fedsa, fedssmu" in results.page([(results.STUDIES[0], runs, folder)])
 
 
 def test_never_is_later_than_everything(results, folder):
@@ -68,26 +73,43 @@ def test_never_is_later_than_everything(results, folder):
     assert results.time_of(runs["fedbuff"]) == float("inf") and results.seconds(float("inf")) == "never"
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "said"),
-    [
-        ([0.80, 0.81, 0.82], [0.70, 0.72, 0.71], "win"),
-        ([0.70, 0.72, 0.71], [0.80, 0.81, 0.82], "loss"),
-        ([0.80, 0.81, 0.82], [0.805, 0.806, 0.815], "tie"),
-        ([0.80, 0.90, 0.95], [0.81, 0.80, 0.80], "open"),
-    ],
-)
-def test_a_win_needs_every_seed_and_more_than_a_point(results, tmp_path, ours, theirs, said):
-    for seed in range(3):
-        write_run(tmp_path, "fedasmu", seed, [ours[seed]] * 5, None)
-        write_run(tmp_path, "fedasync", seed, [theirs[seed]] * 5, None)
-    runs = results.read(tmp_path)
-    assert results.outcome(runs["fedasmu"], runs["fedasync"]) == said
+def test_accuracy_is_compared_on_common_seeds_and_time_where_one_gets_there(results, folder):
+    runs = results.read(folder)
+    assert results.outcome(runs["fedasmu"], runs["fedbuff"]) == "win"
+    assert results.outcome(runs["fedasmu"], runs["fedasync"]) == "tie"
+    assert results.outcome(runs["fedasmu"], runs["fedasync"], "time") == "win"
+    assert results.outcome(runs["fedbuff"], runs["fedasmu"], "time") == "loss"
+    assert results.outcome(runs["fedbuff"], runs["fedbuff"], "time") == "none"
+
+
+def test_every_sentence_of_the_paper_gets_an_answer(results, folder):
+    runs = results.read(folder)
+    rows = results.claims([(results.STUDIES[0], runs, folder / "suites")])
+    found = {
+        row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:4]] for row in rows if "| fed" in row
+    }
+    assert found["fedasmu over fedbuff: accuracy 0.68 % to 64.75 %"] == ["+40.5 %", "confirmed"]
+    assert found["fedasmu over fedasync: faster 11.42 % to 84.96 %"] == ["+50 %", "confirmed"]
+    assert found["fedasmu over fedasync: accuracy 0.41 % to 58.93 %"] == ["-0.3 %", "not confirmed (tie)"]
+    assert "fedasmu over fedsa: faster 19.83 % to 67.54 %" not in found
+    assert "Not run: " in rows[-2] and "fedasmu over fedsa: faster 19.83 % to 67.54 %" in rows[-2]
+    assert "slots: fedasmu over slot = h1: accuracy 2.4 %" in rows[-2]
+
+
+def test_what_is_run_in_one_cell_only_is_judged_there(results, folder, tmp_path):
+    there = tmp_path / "none"
+    both = [(results.STUDIES[0], results.read(folder), folder), (results.STUDIES[1], results.read(there), there)]
+    over = next(claim for claim in results.CLAIMS if str(claim).startswith("fedasmu over fedbuff: accuracy"))
+    assert results.answer(over, both) == (["+40.5 %", "not run"], "confirmed where it was run")
+
+
+def test_what_must_be_said_of_a_method_stands_beside_its_name(results):
+    assert [results.marked(name) for name in ("fedsa", "asofed", "fedavg")] == ["fedsa [R]", "asofed [-F]", "fedavg"]
 
 
 def test_verdicts_stand_beside_the_papers_own_figures(results, folder):
     runs = results.read(folder)
-    rows = results.verdicts(runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
+    rows = results.verdicts(results.STUDIES[0], runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
     tie, win = rows[2:4]
     assert [cell.strip() for cell in win.split("|")[1:5]] == ["fedbuff", "+3.1", "+24.3", "confirmed"]
     assert [cell.strip() for cell in tie.split("|")[1:5]] == ["fedasync", "+1.9", "-0.2", "not confirmed (tie)"]
@@ -96,10 +118,85 @@ def test_verdicts_stand_beside_the_papers_own_figures(results, folder):
 
 def test_what_is_brought_in_is_small(results, folder, tmp_path):
     results.take([folder], tmp_path / "into")
-    found = sorted(path.name for path in (tmp_path / "into" / "runs" / "fedasmu-seed0").iterdir())
+    found = sorted(path.name for path in (tmp_path / "into" / "runs" / "fedasmu-seed0-0").iterdir())
     assert found == ["config.toml", "metrics.jsonl", "summary.json", "world.json"]
 
 
+def test_a_run_that_was_interrupted_is_not_brought_in(results, folder, tmp_path):
+    summary = folder / "runs" / "fedasmu-seed0-0" / "summary.json"
+    summary.write_text(summary.read_text().replace("finished", "interrupted"))
+    results.take([folder], tmp_path / "into")
+    assert not (tmp_path / "into" / "runs" / "fedasmu-seed0-0").exists()
+    assert (tmp_path / "into" / "runs" / "fedasmu-seed1-0").exists()
+
+
 def test_the_picture_can_be_drawn(results, folder, tmp_path):
-    results.draw(results.read(folder), tmp_path / "results.png")
+    results.draw(results.STUDIES[0], results.read(folder), tmp_path / "results.png")
     assert (tmp_path / "results.png").stat().st_size > 10_000
+
+
+def test_the_picture_of_worlds_can_be_drawn_from_whatever_there_is(results, folder, tmp_path):
+    write_run(folder / "suites" / "skew" / "Dirichlet-0.1", "fedbuff", 0, [0.3] * 31, None)
+    results.draw_worlds(results.STUDIES[0], results.read(folder), folder / "suites", tmp_path / "worlds.png")
+    assert (tmp_path / "worlds.png").stat().st_size > 10_000
+
+
+def test_settings_are_sorted_by_their_size(results):
+    from results_study import size
+
+    names = ["iid", "bandwidth 1/100", "Dirichlet 0.1", "250 devices", "ratio 5"]
+    assert [size(name) for name in names] == [float("inf"), 100.0, 0.1, 250.0, 5.0]
+
+
+def test_a_suite_of_variants_is_held_against_the_main_runs_as_they_stood_then(results, tmp_path):
+    for seed in range(3):
+        long = [0.1] + [0.5] * 30 + [0.9] * 30  # at 0.5 until 3,000 s
+        write_run(tmp_path, "fedasmu", seed, long, 4000.0, "slot = 'rl'\n")
+        suite = tmp_path / "suites" / "slots"
+        write_run(suite, "fedasmu", seed, [0.1] + [0.6] * 30, 200.0, "slot = 'h1'\neta_iota = 0.5\n")
+        write_run(suite, "fedasmu-fa", seed, [0.1] + [0.4] * 30, None)
+    rows = results.varied(results.STUDIES[0], results.read(tmp_path), suite, "fedasmu")
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:6]] for row in rows[4:-1]}
+    assert cells["**fedasmu**"] == ["0.500", "0.500, 0.500, 0.500", "never", ""]
+    assert cells["slot = h1"] == ["0.600", "0.600, 0.600, 0.600", "200 s", "behind, -10.0"]
+    assert cells["fedasmu-fa"][-1] == "ahead, +10.0"
+
+
+def test_with_one_seed_a_suite_says_so(results, tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "fedasmu", seed, [0.5] * 31, None)
+    write_run(tmp_path / "suites" / "ablation", "fedasmu-da", 1, [0.3] * 31, None)
+    rows = results.varied(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "ablation", "fedasmu")
+    assert rows[-2].endswith("1 seed, +20.0 |"), "one seed shows no lead"
+
+
+def test_figures_and_verdicts_are_of_the_seeds_that_both_have(results, tmp_path):
+    for seed, accuracy in enumerate((0.8, 0.5, 0.5)):
+        write_run(tmp_path, "fedasmu", seed, [accuracy] * 61, 100.0)
+    write_run(tmp_path / "suites" / "slots", "fedasmu", 0, [0.4] * 31, 200.0, "slot = 'h1'\n")
+    runs = results.read(tmp_path)
+    runs = {"fedasmu": [run._replace(options={"slot": "rl"}) for run in runs["fedasmu"]]}
+    claim = next(one for one in results.CLAIMS if one.rivals == ("slot = h1",) and one.gain == "accuracy")
+    figures, said = results.answer(claim, [(results.STUDIES[0], runs, tmp_path / "suites")])
+    assert figures == ["+100.0 %"] and said == "cannot be told (too few seeds)"
+
+
+def test_a_suite_of_worlds_has_a_column_for_each_and_for_the_main_runs_in_their_order(results, tmp_path):
+    write_run(tmp_path, "fedasmu", 0, [0.5] * 61, None)
+    write_run(tmp_path, "fedavg", 0, [0.4] * 61, None)
+    write_run(tmp_path / "suites" / "skew" / "Dirichlet-0.1", "fedasmu", 0, [0.3] * 31, None)
+    rows = results.worlds(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "skew", "Dirichlet 0.5")
+    assert rows[2:5] == [
+        "| | Dirichlet 0.1 | Dirichlet 0.5 |",
+        "|---|---|---|",
+        "| fedasmu | 0.300, never | 0.500, never |",
+    ]
+    assert rows[-2].endswith("Seeds: Dirichlet 0.1: 1, Dirichlet 0.5: 1.")
+
+
+def test_the_main_column_of_a_suite_has_the_suites_seeds(results, tmp_path):
+    for seed, accuracy in enumerate((0.8, 0.5, 0.5)):
+        write_run(tmp_path, "fedasmu", seed, [accuracy] * 61, None)
+    write_run(tmp_path / "suites" / "bandwidth" / "bandwidth-1-50", "fedasmu", 0, [0.3] * 31, None)
+    rows = results.worlds(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "bandwidth", "bandwidth 1")
+    assert rows[2] == "| | bandwidth 1 | bandwidth 1/50 |" and rows[4] == "| fedasmu | 0.800, never | 0.300, never |"

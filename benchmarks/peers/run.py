@@ -1,4 +1,4 @@
-"""Seconds per trip of each peer over the two-process textbook loop of ``simulator.py``, in turns, in one sitting.
+"""Seconds per trip of each peer over the two-process textbook loop of ``simulator.py``, in turns, in one run.
 
 Run it with the Python of Freshet's environment and say where the peers' environments are (see ../peers.md); a peer
 that is not given is left out.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from freshet.compute.base import Executor
 from freshet.compute.choice import open_executor
-from freshet.compute.pool import Pool
+from freshet.compute.late import LateExecutor
+from freshet.compute.pool import Pool, PoolExecutor
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.core.method import Method
@@ -235,7 +237,13 @@ class Federation:
         made_with = resolve(tables)
         self._check_same(run, made_with)
         config = _going_on(made_with, self.config, until, rounds)
-        run.check_resumable(longer=config.run.until != made_with.run.until or config.run.rounds != made_with.run.rounds)
+        try:
+            end = (made_with.run.until, made_with.run.rounds)
+            run.check_resumable(longer=(config.run.until, config.run.rounds) != end)
+        except RunError:
+            if not made_with.run.keep_checkpoint:
+                checkpoint.prune(run.directory, 0)  # which is still there if it was killed at the last moment
+            raise
         found = checkpoint.read(run.directory)
         try:
             check(found.tree, self.parts.layout.size)
@@ -292,7 +300,7 @@ class Federation:
         setup, uploads = self.parts.setup(config), server.world.uploads
         with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
-            load_kernels(writer.say)  # while the workers start, and before several of them compile the same
+            executor = _with_kernels(executor, writer.say)
             coordinator = Coordinator(
                 server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
             )
@@ -308,6 +316,14 @@ class Federation:
             )
             with closing(simulation):
                 yield Ready(simulation, server, writer)
+
+
+def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
+    """The executor, for a server whose compiled loops are loaded: now, or while workers train the first trips."""
+    if isinstance(executor, PoolExecutor):
+        return LateExecutor(executor, partial(load_kernels, say))
+    load_kernels(say)
+    return executor
 
 
 def _named(section: str | type[Method] | Mapping[str, Any] | None) -> dict[str, Any]:

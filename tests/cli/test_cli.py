@@ -15,6 +15,7 @@ from rich.console import Console
 
 import freshet
 from freshet.cli.screen import LiveProgress, marked, number, size
+from freshet.experiments.cells import CELLS
 from tests.methods import strangers
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
@@ -92,6 +93,13 @@ def test_what_must_be_said_of_a_method_stands_beside_its_name(command):
 
 
 # ---- run
+
+
+def test_names_and_numbers_of_cells_are_whole_in_a_narrow_terminal(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = command("cells").out.splitlines()
+    assert [row.split()[0] for row in rows[1:13]] == list(CELLS)
+    assert rows[11].split()[-3:] == ["0.268", "in", "243896"]
 
 
 def test_flags_settings_and_defaults_end_in_the_configuration(command):
@@ -412,12 +420,13 @@ def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_adds_up(tmp_path, co
     log = tmp_path / "run" / "events.jsonl"
     with subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while not (log.is_file() and log.stat().st_size > 0) and time.monotonic() < deadline:
                 assert running.poll() is None
                 time.sleep(0.05)
+            assert log.stat().st_size > 0
             running.send_signal(signal.SIGINT)
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=240)
         finally:
             running.kill()
     assert running.returncode == 130

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from freshet.training.trainer import Work, initial_weights
 
 #: Seconds of virtual time.
 UNTIL = 60.0
+#: Real seconds after which something that should happen never will: a machine may be very busy.
+LIMIT = 240.0
 #: Methods whose runs must be the same bits on every executor.
 METHODS = ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn", "scaffold", "ca2fl")
 
@@ -111,11 +114,20 @@ def begun(folder: Path, count: int = 1) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
 
 
-def eventually(condition: Any, seconds: float = 30.0) -> None:
+def eventually(condition: Any, seconds: float = LIMIT) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.02)
+
+
+def children(pid: int) -> set[int]:
+    """Process ids of the children of a process."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def gone(pid: int) -> bool:

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from freshet import Federation
 from freshet.errors import ConfigError, RunError
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+
+from .helpers import children
 
 
 class Fragile(nn.Module):
@@ -40,16 +41,12 @@ def fragile(executor: str, **training: object) -> Federation:
     )
 
 
-def children() -> set[str]:
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-
-
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_left_running(executor, tmp_path):
-    before, threads = children(), threading.active_count()
+    before, threads = children(os.getpid()), threading.active_count()
     with pytest.raises((RunError, RuntimeError), match="too heavy"):
         fragile(executor).run(200, out=tmp_path / "run")
-    assert children() == before and threading.active_count() == threads
+    assert children(os.getpid()) == before and threading.active_count() == threads
     run = Run(tmp_path / "run")
     assert run.summary()["status"] == "failed"
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -62,10 +59,10 @@ def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_l
 def test_a_device_that_is_not_there_is_one_sentence_and_nothing_left_running(executor, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    before = children()
+    before = children(os.getpid())
     with pytest.raises(ConfigError, match=r"training\.device"):
         fragile(executor, device="cuda").run(20, out=tmp_path / "run")
-    assert children() == before
+    assert children(os.getpid()) == before
 
 
 def test_an_executor_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch):

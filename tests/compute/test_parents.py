@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import begun, eventually, gone
+from .helpers import LIMIT, begun, eventually, gone
 
 SCRIPT = """
 import sys
@@ -72,10 +72,10 @@ def scripts(tmp_path_factory):
 @pytest.mark.parametrize("number", SIGNALS)
 def test_nothing_outlives_the_script(scripts, number):
     process, training, temporary = scripts[number]
-    eventually(lambda: list(training.iterdir()) or process.poll() is not None, seconds=60)
+    eventually(lambda: list(training.iterdir()) or process.poll() is not None)
     assert process.poll() is None, process.stderr.read().decode()
     (worker,) = begun(training)
     os.killpg(process.pid, number)  # as a terminal does with Ctrl-C
-    assert process.wait(timeout=20) in (-number, 130)
-    eventually(lambda: gone(worker), seconds=5)
+    assert process.wait(timeout=LIMIT) in (-number, 130)
+    eventually(lambda: gone(worker))
     assert list(temporary.iterdir()) == []

@@ -12,9 +12,22 @@ from freshet.compute.pool import PoolExecutor
 from freshet.compute.processes import WorkerPool
 from freshet.errors import ConfigError, RunError
 
-from .helpers import Big, Deadly, Failing, Objecting, Patient, begun, eventually, gone, make_setup, make_work, same
+from .helpers import (
+    LIMIT,
+    Big,
+    Deadly,
+    Failing,
+    Objecting,
+    Patient,
+    begun,
+    eventually,
+    gone,
+    make_setup,
+    make_work,
+    same,
+)
 
-WAIT = 60
+WAIT = LIMIT
 
 
 @pytest.fixture

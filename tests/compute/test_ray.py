@@ -17,6 +17,7 @@ from freshet.errors import ConfigError, RunError
 from freshet.training.devices import Exam
 
 from .helpers import (
+    LIMIT,
     METHODS,
     UNTIL,
     Big,
@@ -31,7 +32,7 @@ from .helpers import (
     same,
 )
 
-WAIT = 60
+WAIT = LIMIT
 
 
 def test_without_ray_there_is_one_clear_sentence(monkeypatch):

@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.core.defence import (
+    ENOUGH,
     LEAST,
     WINDOW,
     Defence,
     DefenceOptions,
     Judged,
+    Seen,
     assumed,
     best,
     krum_scores,
+    least_agreement,
     replay,
     share_let_in,
 )
@@ -139,6 +142,58 @@ def test_a_step_beyond_all_numbers_is_refused_and_leaves_no_trace() -> None:
         assert defence.seen.measures == before and len(defence._held) == held
 
 
+# ---- directions
+
+
+def test_a_step_against_the_others_is_refused_though_it_is_as_long_as_they_are() -> None:
+    defence = warm("median-distance", factor=100.0)  # no distance is too far
+    for seed in range(100, 160):  # one in five is poisoned
+        step = -honest(seed) if seed % 5 == 0 else honest(seed)
+        problem = judge(defence, step).problem
+        assert (problem is None) == (seed % 5 != 0)
+        assert problem is None or problem.startswith("goes against other uploads (median cosine -0.")
+
+
+def test_few_steps_do_not_make_a_direction() -> None:
+    defence = Defence(DefenceOptions(rule="median-distance", factor=100.0), LAYOUT)
+    for seed in range(20):
+        note = judge(defence, honest(seed)).notes[0]
+        assert (note.numbers["least"] is None) == (seed < ENOUGH + 1)
+
+
+def test_a_step_of_no_length_goes_against_nobody() -> None:
+    assert judge(warm("median-distance", factor=100.0), np.zeros(N)).problem is None
+
+
+def test_where_the_honest_go_against_each_other_most_are_let_in_all_the_same() -> None:
+    """Each has two of ten classes: what it learns of them takes from the others."""
+    defence, refused = Defence(DefenceOptions(rule="median-distance"), LAYOUT), 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        step = np.full(N, -0.25) + 0.1 * rng.normal(size=N)
+        for label in rng.choice(10, 2, replace=False):
+            step[4 * label : 4 * label + 4] += 1.0
+        judged = judge(defence, step)
+        refused += "goes against" in (judged.problem or "")
+    agreements = defence.seen.agreements
+    assert statistics.median(agreements) < 0 and refused < 20
+
+
+@pytest.mark.parametrize(
+    ("agreements", "least"),
+    [
+        ([0.5] * 7, None),
+        ([0.5] * 8, 0.0),
+        ([0.1, 0.2, -0.3, 0.3] * 2, 0.0),
+        ([0.1, -0.2, -0.3, 0.3] * 2, -0.45),
+        ([-0.1, -0.3, -0.2, 0.0, -0.5] * 2, -0.4),
+    ],
+)
+def test_the_least_agreement_by_hand(agreements: list[float], least: float | None) -> None:
+    found = least_agreement(agreements)
+    assert found == least if least is None else found == pytest.approx(least)
+
+
 # ---- multi-Krum
 
 
@@ -200,28 +255,28 @@ def notes_of(rule: str) -> list[Noted]:
 
 @pytest.mark.parametrize("rule", ["clip", "median-distance"])
 def test_every_decision_can_be_recomputed_from_the_log(rule: str) -> None:
-    notes, measures = notes_of(rule), []
+    notes, seen = notes_of(rule), Seen()
     for note in notes:
-        replay(note, measures)
+        replay(note, seen)
     spoilt = notes[30]._replace(numbers=notes[30].numbers | {"share": 0.123})
-    measures = []
+    seen = Seen()
     with pytest.raises(Mismatch, match="share"):
         for note in [*notes[:30], spoilt]:
-            replay(note, measures)
+            replay(note, seen)
     moved = notes[30]._replace(numbers=notes[30].numbers | {"bound": 99.0})
-    measures = []
+    seen = Seen()
     with pytest.raises(Mismatch, match="bound"):
         for note in [*notes[:30], moved]:
-            replay(note, measures)
+            replay(note, seen)
 
 
 def test_a_choice_of_krum_that_does_not_follow_from_its_scores_is_found() -> None:
     numbers = {"rule": "multi-krum", "devices": [4, 5, 6, 7, 8], "scores": [1.0, 9.0, 2.0, 3.0, 4.0], "f": 1}
-    replay(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), [])
+    replay(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), Seen())
     with pytest.raises(Mismatch, match="kept"):
-        replay(Noted("defence", numbers | {"kept": [4, 5, 6, 7]}), [])
+        replay(Noted("defence", numbers | {"kept": [4, 5, 6, 7]}), Seen())
     with pytest.raises(Mismatch, match="f is"):
-        replay(Noted("defence", numbers | {"f": 3, "kept": [4, 6]}), [])
+        replay(Noted("defence", numbers | {"f": 3, "kept": [4, 6]}), Seen())
 
 
 @pytest.mark.parametrize("rule", ["clip", "median-distance", "multi-krum"])

@@ -25,6 +25,10 @@ def sent(weights: Any, **vectors: Vector) -> Upload:
     return Upload(0, 1, 1, np.asarray(weights, np.float32), 1, vectors=vectors)
 
 
+def measured(gate: Proportion, upload: Upload, base: Vector, fresh: Vector | None = None) -> list[float]:
+    return gate.beside(upload, gate.moved(upload.weights, base, fresh))
+
+
 # ---- lengths
 
 
@@ -98,15 +102,15 @@ def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() ->
     fresh = np.array([1000.0, 0.0, 0.0, 0.0], np.float32)
     for weight in (0.0, 0.3, 1.0):
         upload = sent(weight * fresh + np.array([0.0, 2.0, 0.0, 0.0]))
-        assert gate.measure(upload, base, fresh) == [pytest.approx(2.0), 1.0]
-    assert gate.measure(sent(fresh), base, None) == [1000.0, 1.0]
+        assert measured(gate, upload, base, fresh) == [pytest.approx(2.0), 1.0]
+    assert measured(gate, sent(fresh), base) == [1000.0, 1.0]
 
 
 def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_name() -> None:
     gate, base = Proportion(10.0, LAYOUT, ("c",)), vector(1)
     n = LEARNABLE
     for seed in range(START):
-        lengths = gate.measure(sent(base + 0.1 * vector(seed), c=vector(seed)[:n]), base, None)
+        lengths = measured(gate, sent(base + 0.1 * vector(seed), c=vector(seed)[:n]), base)
         assert gate.excess(lengths, base, 50) is None
         gate.seen(lengths)
     assert list(gate.state()) == [STEP, STATISTICS, "c", STEPS]
@@ -116,7 +120,7 @@ def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_nam
         (sent(wild, c=vector(1)[:n]), STATISTICS),
         (sent(base, c=np.full(n, 1e30, np.float32)), "c"),
     ):
-        found = gate.excess(gate.measure(upload, base, None), base, 50)
+        found = gate.excess(measured(gate, upload, base), base, 50)
         assert found is not None and found.reason.startswith(f"its {name} ")
 
 

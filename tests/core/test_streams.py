@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.streams import stream, torch_seed
+from freshet.core.streams import Streams, stream, torch_seed
 
 keys = st.tuples(st.sampled_from(["batches", "slot", "select"]), st.lists(st.integers(0, 2**32 - 1), max_size=3))
 
@@ -47,3 +47,18 @@ def test_torch_seeds_follow_the_same_keys(seed):
     assert torch_seed(seed, "torch", 1, 2) == torch_seed(seed, "torch", 1, 2)
     assert torch_seed(seed, "torch", 1, 2) != torch_seed(seed, "torch", 2, 1)
     assert 0 <= torch_seed(seed, "torch") < 2**63
+
+
+words = st.integers(0, 2**32 - 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**130), st.sampled_from(["slot", "loss"]), st.lists(st.tuples(words, words), max_size=4))
+def test_many_streams_of_one_purpose_are_the_same_as_one_by_one(seed, purpose, trips):
+    streams = Streams(seed, purpose)
+    for device, trip in trips:
+        one, of_many = stream(seed, purpose, device, trip), streams(device, trip)
+        assert one.integers(7) == of_many.integers(7)  # half a word: the rest of it must not reach the next stream
+        assert one.random() == of_many.random()
+        np.testing.assert_array_equal(one.integers(2**62, size=9), of_many.integers(2**62, size=9))
+        assert one.integers(7) == of_many.integers(7)

@@ -13,11 +13,13 @@ from freshet.core.vectors import (
     BLOCK,
     combine,
     distance,
+    distance_from_line,
     dot,
     dot_difference,
     dot_differences,
     is_finite,
     mix,
+    mix_measured,
     norm,
 )
 
@@ -165,3 +167,23 @@ def test_one_bad_entry_anywhere_is_found(bad, place):
 def test_vectors_of_different_lengths_are_refused(operation):
     with pytest.raises(ValueError, match="of one length"):
         operation(long_vector(1, 40), long_vector(2, 3))
+
+
+@modest
+@given(pairs, shares, st.integers(0, 40))
+def test_a_measured_mixture_has_the_bits_of_the_mixture_and_of_its_distance(pair, alpha, n):
+    w, u = pair
+    new, length = mix_measured(w, u, alpha, n)
+    assert bits(new) == bits(mix(w, u, alpha))
+    assert length == math.sqrt(dot_differences(new[:n], w[:n], new[:n], w[:n])) == distance(new[:n], w[:n])
+
+
+@modest
+@given(pairs, st.sampled_from([math.nan, math.inf, -math.inf]), st.data())
+def test_lengths_are_finite_exactly_where_the_vectors_are(pair, wild, data):
+    w, u = pair
+    largest = np.full(len(w), np.finfo(np.float32).max, np.float32)
+    assert math.isfinite(distance(largest, -largest)) and math.isfinite(distance_from_line(largest, -largest, largest))
+    u[data.draw(st.integers(0, len(u) - 1))] = wild
+    assert not math.isfinite(distance(u, w))
+    assert not math.isfinite(distance_from_line(u, w, w)) and not math.isfinite(distance_from_line(u, w, largest))

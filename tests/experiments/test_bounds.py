@@ -53,7 +53,7 @@ def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
 
 @given(constants)
 def test_the_printed_bound_vanishes_with_time_and_the_corrected_ones_do_not(c):
-    last = 10**15
+    last = 10**18
     assert bounds.printed(c, last) < 1e-3 * bounds.printed(c, 100)
     assert bounds.corrected(c, last) >= bounds.corrected_floor(c) > 0
     assert bounds.repaired(c, last) >= bounds.repaired_floor(c) > 0

@@ -52,6 +52,8 @@ def test_both_ends_of_every_range_are_allowed_values(method, end):
 
 def test_a_variant_has_the_space_of_its_method():
     assert space_for("fedasmu-da") == space_for("fedasmu")
+    progress = space_for("fedasmu-progress")
+    assert list(progress) == list(space_for("fedasmu")) and progress["method.iota0"].high == 0.1
     assert list(space_for("fedavg")) == ["training.lr"]
 
 

@@ -127,8 +127,17 @@ def held(name, step):
     return slowly
 
 
+def heard(hurry):
+    def told(trip):
+        hurry(trip)
+        (Path({folder!r}) / f"hurried_{{trip.assignment.device}}").touch()
+
+    return told
+
+
 LocalTrip.to_slot = held("before", LocalTrip.to_slot)
 LocalTrip.finish = held("after", LocalTrip.finish)
+LocalTrip.hurry = heard(LocalTrip.hurry)
 app = Device().app(Path(__file__).with_name("federation.toml"))
 '''
 
@@ -186,12 +195,13 @@ class Network:
         while True:
             try:
                 near = listener.accept()[0]
+            except OSError:  # closed
+                return
+            try:
                 far = socket.create_connection(("127.0.0.1", port))
-            except ConnectionRefusedError:
+            except OSError:
                 near.close()
                 continue
-            except OSError:
-                return
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 

@@ -1,5 +1,6 @@
 """The driver over a network without processes: every answer is taken up once, and whatever goes wrong is on record."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_a_synchronous_method_goes_by_rounds(tmp_path: Path) -> None:
         town.train()
         town.step()
     assert [event["round"] for event in town.events("aggregate")] == [1, 2, 3] and passes_audit(town)
+
+
+def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
+    town = Town(tmp_path, "fedavg", per_round=2, rounds=2, period=0.001)
+    devices, town.post.there = town.post.there, set()
+    for _ in range(4):
+        town.step()
+        time.sleep(0.01)
+    assert not town.live.over and town.live.server.round == 0, "no round was counted"
+    town.post.there = devices
+    town.step()
+    assert len(town.post.sent) == 2
+    town.train()
+    town.step()
+    assert [event["round"] for event in town.events("aggregate")] == [1] and passes_audit(town)
 
 
 def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def watched(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> boo
 def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     """SCAFFOLD, whose control variates are vectors by name, with a network and data of one's own, by ``flwr run``."""
     app, out = tmp_path / "app", tmp_path / "run"
-    words = [*settings([*SMALL, "run.rounds=2", "model.name=custom"]), "-m", "scaffold", "--devices", "2"]
+    words = [*settings([*SMALL, "run.rounds=4", "model.name=custom"]), "-m", "scaffold", "--devices", "2"]
     freshet("deploy", "app", str(app), *words, env=ENV, cwd=tmp_path)
     (app / APP / "mytask.py").write_text(MINE)
     device, server = app / APP / "client_app.py", app / APP / "server_app.py"
@@ -192,7 +192,7 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     finally:
         processes.stop(children)
     summary, world = Run(out).summary(), read_world(out)
-    assert summary["status"] == "finished" and summary["rounds"] == 2 and summary["rejected"] == summary["lost"] == 0
+    assert summary["status"] == "finished" and summary["rounds"] == 4 and summary["rejected"] == summary["lost"] == 0
     assert adds_up(out) and world is not None and sorted(world.samples) == [90, 91]
 
 
@@ -211,7 +211,7 @@ from mine import Net, samples
 
 federation = Federation(
     Net, samples(300, 500), samples(300, 500), devices=2, training={{"epochs": 3}},
-    run={{"rounds": 2, "trigger": "concurrency", "period": 1.0, "eval_every": 5.0}},
+    run={{"rounds": 4, "trigger": "concurrency", "period": 1.0, "eval_every": 5.0}},
 )
 result = federation.deploy("deploy", server={{"port": {port}, "fresh_port": {fresh_port}}})
 print(result.summary["status"], sum(p.numel() for p in result.module().parameters()))
@@ -226,7 +226,9 @@ print(result.summary["status"], sum(p.numel() for p in result.module().parameter
             tomli_w.dumps({"device": {"superlink": f"127.0.0.1:{port}", "port": own_port}})
         )
         begin(*deploy("device", str(root), "--node", str(node), "--data", "mine:load", "--model", "mine:Net"))
-        await_(lambda node=node: with_words("freshet.flower.node", f"memory/node_{node}"), "its SuperNode")
+        await_(
+            lambda node=node: with_words("freshet.flower.node", str(root / "memory" / f"node_{node}")), "its SuperNode"
+        )
         (root / "device.toml").write_text(text)
     run = Folder(root).out()
     await_(lambda: server.poll() is not None, "the end of the run")

@@ -1,7 +1,6 @@
 """Ways of methods that need more than a model down and a model up, over real processes."""
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from freshet.config import load_tables, resolve
 from freshet.flower.codec import from_bytes
-from freshet.flower.device import LOOK
 from freshet.flower.running import LocalRun
 from tests.flower.living import adds_up, events, finished, standing_still, tables, until
 
@@ -30,7 +28,7 @@ def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], t
     settings["method"] |= {"K": 1, "omega": 0}
     local = start(settings)
     until(local, lambda: events(local, "hurry", device=1), "the hurry")
-    time.sleep(5 * LOOK)  # it looks whether it should hurry every LOOK seconds
+    until(local, (tmp_path / "holds" / "hurried_1").exists, "the device hearing of it")
     (tmp_path / "holds" / "before_1").unlink()
     until(local, lambda: events(local, "upload", device=1), "its upload")
     until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")

@@ -273,7 +273,7 @@ class Fuzz:
         assert server.version > version and not server.flights
 
 
-@pytest.mark.parametrize("name", sorted(registry()))
+@pytest.mark.parametrize("name", [*sorted(registry()), "fedasmu-course", "fedssmu-course"])
 def test_whatever_is_sent_the_model_stays_sane_and_the_honest_go_on(name: str) -> None:
     for seed in range(SEQUENCES):
         try:

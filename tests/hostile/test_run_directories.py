@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from freshet.cli.app import sentence
 from freshet.config import resolve
 from freshet.methods import known
 from freshet.report import live
-from freshet.runs import audit
+from freshet.runs import audit, checkpoint
 from freshet.runs.lock import NAME, RunLock
 from freshet.runs.reader import Run
 from freshet.sim.devices import DeviceStore
@@ -162,6 +163,34 @@ def test_a_lock_file_may_say_anything(tmp_path: Path, content: str) -> None:
     with pytest.raises(RunError, match="in use by another process"):
         RunLock(tmp_path)
     lock.release()
+
+
+def test_an_owner_that_has_just_taken_the_lock_is_named_as_soon_as_it_says_who_it_is(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    said = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(b"")
+    threading.Timer(0.1, (tmp_path / NAME).write_bytes, [said]).start()
+    with pytest.raises(RunError, match=f"in use by process {os.getpid()} on "):
+        RunLock(tmp_path)
+    lock.release()
+
+
+def test_a_run_that_ends_owns_its_directory_until_it_has_tidied_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prune, held = checkpoint.prune, []
+
+    def looking(directory: Path, keep: int) -> None:
+        try:
+            RunLock(tmp_path / "run").release()
+        except RunError:
+            held.append(keep)
+        prune(directory, keep)
+
+    monkeypatch.setattr(checkpoint, "prune", looking)
+    config = {"data": {"train_samples": 240, "test_samples": 60}, "fleet": {"devices": 8}, "run": SAVED}
+    Federation("mlp", method="fedavg", **config).run(40, out=tmp_path / "run")
+    assert held[-1] == 1 and len(list((tmp_path / "run" / "checkpoint").iterdir())) == 1
 
 
 def test_of_many_that_race_for_a_directory_one_owns_it_at_a_time(tmp_path: Path) -> None:

@@ -235,3 +235,21 @@ def test_random_damage_is_a_result_or_one_sentence(base: Path, hurt: Callable[[b
             assert str(error)
     finally:
         (base / FIRST).write_bytes(content)
+
+
+LONG = b'{"seq":1,"time":0.0,"kind":"note","about":"x","a":[' + b"1.5," * 10_000_000 + b"1]}\n"
+
+
+def test_a_line_that_would_take_much_memory_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    """6 kB on the disk, 40 MB as a line, and most of a gigabyte as objects."""
+    (tmp_path / LIVE).write_bytes(EVENT.replace(b'"seq":1', b'"seq":2'))
+    (tmp_path / FIRST).write_bytes(pack(LONG, level=3))
+    assert (tmp_path / FIRST).stat().st_size < 10_000
+    with pytest.raises(RunError, match="a line without an end"):
+        list(segments.lines(tmp_path / LIVE))
+
+
+def test_a_line_that_no_reader_would_take_is_not_compressed(tmp_path: Path) -> None:
+    (tmp_path / LIVE).write_bytes(LONG)
+    assert not segments.rotate(tmp_path / LIVE, len(LONG))
+    assert [path.name for path in tmp_path.iterdir()] == [LIVE] and (tmp_path / LIVE).stat().st_size == len(LONG)

@@ -61,7 +61,7 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
                 beta = float(rng.uniform(0.05, 0.9))
         w_i = (server.weights + 0.2 * rng.normal(size=w0.size)).astype(np.float32)
         merge = {"beta": beta, "n1": int(rng.integers(7))} if beta else {}
-        result = twin.upload(device, w_i, eta=0.1, steps=7, epochs=3, learnable=LEARNABLE, **merge)
+        result = twin.upload(device, w_i, eta=0.1, steps=7, learnable=LEARNABLE, **merge)
         agree(send(server, device, w_i, steps=7, **merge)[0], result)
         kinds.add(result["kind"])
         assert server.version == twin.version
@@ -91,7 +91,7 @@ def test_fedssmu_server_gives_the_twins_versions_weights_and_models(equations: s
             w_i = (server.weights + 0.2 * rng.normal(size=LEARNABLE)).astype(np.float32)
             merge = {"beta": beta, "n1": int(rng.integers(5))} if beta else {}
             event = send(server, int(device), w_i, steps=5, **merge)[0]
-            result = twin.upload(int(device), w_i, eta=0.1, steps=5, epochs=3, **merge)
+            result = twin.upload(int(device), w_i, eta=0.1, steps=5, **merge)
             agree(event, result)
             assert (event["round"], event["k"]) == (result["round"], result["k"])
             np.testing.assert_allclose(server.weights, twin.w, rtol=1e-6, atol=1e-7)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from freshet import Result
 from freshet.cli import reading as bar
-from freshet.report import live, log
+from freshet.report import live
 from freshet.report.export import tidy
 from freshet.report.log import Log
 from freshet.report.page import PASSES, document, report
@@ -48,9 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
     def loads(text: Any) -> Any:
         return json.loads(text, object_hook=lambda found: Counted(found) if "seq" in found else found)
 
-    shim = SimpleNamespace(loads=loads)
-    monkeypatch.setattr(log, "json", shim)
-    monkeypatch.setattr("freshet.runs.reader.json", shim)
+    monkeypatch.setattr("freshet.runs.facts.orjson", SimpleNamespace(loads=loads))
     Counted.now = Counted.most = 0
     yield Counted
 
@@ -157,11 +156,14 @@ def test_of_a_long_log_the_first_answer_comes_before_it_is_read(
 ) -> None:
     monkeypatch.setattr(live, "AT_ONCE", 1000)
     source = live.Source(finished("fedasync").directory)
+    may_read, refresh = threading.Event(), source._reader.refresh
+    monkeypatch.setattr(source._reader, "refresh", lambda: may_read.wait(60) and refresh())
     first = json.loads(source.answer("") or b"")
     assert any("is being read" in note for note in first["document"]["notes"])
     assert first["document"]["worlds"][0]["accuracy"] and not first["document"]["closeups"][0].get("timeline")
     behind = source._behind
     assert behind is not None
+    may_read.set()
     behind.join(60)
     second = json.loads(source.answer(first["version"]) or b"")
     assert second["version"] != first["version"] and second["document"]["closeups"][0]["timeline"]

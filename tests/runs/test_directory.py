@@ -1,4 +1,4 @@
-"""The run directory: the keys that issue 2 lists, exact floats, whole files, the same bits from the same seed."""
+"""The run directory: its documented keys, exact floats, whole files, the same bits from the same seed."""
 
 import hashlib
 import json
@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from freshet import Observer, RunError
+from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
 from freshet.runs import writer
+from freshet.runs.lines import plain
 from freshet.runs.reader import Run
-from freshet.runs.writer import plain, write_atomically
+from freshet.runs.writer import RunWriter, write_atomically
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
 EVERY = "seq time kind"
@@ -169,6 +171,29 @@ def test_events_are_in_memory_as_they_are_on_disk(federate, tmp_path):
     keep = Keep()
     result = federate("fedasmu").run(20, out=tmp_path / "run", observers=[keep])
     assert keep.events == rows(result.directory)
+
+
+def test_events_of_an_instant_are_written_as_if_one_by_one(tmp_path):
+    happened = [
+        Triggered(3, 1, 9, 5, 0.1),
+        Uploaded(3, 1, 9, 9, 32),
+        Aggregated(9, 0.5, (Contribution(3, 9, 1, 1.0),), 3, 1, None, {"alpha": 1 / 3}),
+    ]
+    logs = []
+    for name, groups, observers in (
+        ("one by one", [[event] for event in happened], []),
+        ("together", [happened], []),
+        ("watched", [happened], [Observer()]),
+    ):
+        (tmp_path / name).mkdir()
+        log = RunWriter(tmp_path / name, observers)
+        for group in groups:
+            log.events(0.1, group)
+        log.event(0.2, happened[0])
+        log.flush()
+        logs.append((log.seq, (tmp_path / name / "events.jsonl").read_bytes()))
+    assert logs[0] == logs[1] == logs[2]
+    assert [json.loads(line)["seq"] for line in logs[0][1].splitlines()] == [1, 2, 3, 4]
 
 
 def test_what_is_not_finite_becomes_null():

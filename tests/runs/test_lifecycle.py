@@ -389,6 +389,22 @@ def test_numbers_that_came_before_the_failure_are_in_the_log(stage: Stage) -> No
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
 
 
+def test_numbers_on_their_way_when_a_run_fails_are_awaited_so_that_the_log_does_not_depend_on_the_workers_speed(stage):
+    late: Future[int] = Future()
+
+    def fail_before(driver: Ticking) -> None:
+        threading.Timer(0.05, late.set_result, [42]).start()
+        raise Broken
+
+    happens = {
+        4: lambda d: d.writer.event(d.now, MERGE, late, lambda number: {"number": number}),
+        5: fail_before,
+    }
+    with pytest.raises(Broken):
+        stage.live(happens)
+    assert stage.events() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
+
+
 def test_a_state_that_cannot_be_taken_up_fails_the_run_and_stays(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.live({5: press})
     monkeypatch.setattr(Ticking, "restore", lambda self, tree, until: fail(self))

@@ -20,6 +20,7 @@ from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.segments import LIVE, lines
+from freshet.runs.writer import RunWriter
 from tests.runs.test_lifecycle import Stage
 
 pytest.importorskip("zstandard")
@@ -31,6 +32,25 @@ State = dict[str, bytes]
 
 def whole(directory: Path) -> bytes:
     return b"".join(lines(directory / LIVE))
+
+
+def test_lines_are_the_same_wherever_the_blocks_end_that_they_are_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"".join(b'{"seq": %d, "text": "%s\r\\n"}\n' % (number, b"x" * number) for number in range(1, 60))
+    (tmp_path / LIVE).write_bytes(content + b'{"seq": 60')
+    expected = (content + b'{"seq": 60').split(b"\n")
+    for portion in (1, 7, 64, 1000, len(content), 2 * len(content)):
+        monkeypatch.setattr(segments, "_PORTION", portion)
+        assert [line.rstrip(b"\n") for line in lines(tmp_path / LIVE)] == expected
+        assert [line.rstrip(b"\n") for line in lines(tmp_path / LIVE, len(expected[0]) + 1)] == expected[1:]
+
+
+def test_no_line_is_longer_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LONGEST_LINE", 200)
+    monkeypatch.setattr(segments, "_PORTION", 64)
+    (tmp_path / LIVE).write_bytes(b"x" * 10_000 + b"\n")
+    assert max(map(len, lines(tmp_path / LIVE))) <= 200
 
 
 def packed(directory: Path) -> list[str]:
@@ -151,6 +171,26 @@ def test_a_rotation_that_fails_ends_the_run_with_a_sentence_and_is_made_up_for(
         assert reference.startswith(whole(stage.directory))
         stage.live(resume=True, keep=True, **OFTEN)
         assert whole(stage.directory) == reference
+
+
+@pytest.mark.parametrize("step", ["_pack", "_behead"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_disk_too_full_for_the_last_rotation_costs_a_finished_run_nothing(
+    tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch, step: str, keep: bool
+) -> None:
+    stage = Stage(tmp_path / "run")
+    write = RunWriter.close
+
+    def full(*given: Any, **named: Any) -> None:
+        monkeypatch.setattr(segments, step, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        write(*given, **named)
+
+    monkeypatch.setattr(RunWriter, "close", full)
+    stage.live(keep=keep, rotate_bytes=120, checkpoint_every=20.0)
+    assert stage.summary()["status"] == "finished"
+    assert "the end of the log stays uncompressed (No space left on device)" in stage.said
+    assert (stage.directory / LIVE).read_bytes() == reference and packed(stage.directory) == []
+    assert ("checkpoint" in stage.files()) == keep and ".lock" not in stage.files()
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -25,7 +25,18 @@ SMALL = {
     "data": {"train_samples": 300, "test_samples": 100},
     "fleet": {"devices": 12, "ratio": 8, "loss": 0.05, "on_seconds": 200.0, "off_seconds": 40.0},
 }
-METHODS = ["fedasmu", "fedssmu", "fedbuff", "port", "moon", "feddyn", "asofed", "fedavg"]
+METHODS = [
+    "fedasmu",
+    "fedasmu-course",
+    "fedssmu-course",
+    "fedssmu",
+    "fedbuff",
+    "port",
+    "moon",
+    "feddyn",
+    "asofed",
+    "fedavg",
+]
 
 
 class CrashError(Exception):

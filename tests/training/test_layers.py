@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from freshet.training import layers
-from freshet.training.layers import FusedPool, FusedSequential, PairedConv
+from freshet.training.layers import FusedPool, PairedConv
+from freshet.training.sequences import FusedSequential
 
 LAST = torch.channels_last
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from freshet.models.registry import build
-from freshet.training import layers
+from freshet.training import layers, sequences
 from freshet.training.layers import FusedPool, PairedConv
 from freshet.training.rewrite import faster
 
@@ -31,9 +31,12 @@ def kinds(module: nn.Module) -> set[type[nn.Module]]:
 def test_networks_train_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch, name: str, lanes: int, enough: float
 ) -> None:
-    """To the same bits without pairs of outputs and runs of convolutions, which add up in another order."""
+    """To the same bits without pairs of outputs, runs of convolutions and matrix products (``test_tiny``), which add up
+    in another order."""
     monkeypatch.setattr(layers, "LANES", lanes)
-    monkeypatch.setattr(layers, "ENOUGH", enough)
+    monkeypatch.setattr(sequences, "ENOUGH", enough)
+    monkeypatch.setattr(sequences, "LARGE", 1)
+    monkeypatch.setattr(layers, "MANY", math.inf)
     monkeypatch.setattr(layers, "WORTH", 1)
     monkeypatch.setattr(layers, "ENTRIES", (1, 1))
     torch.manual_seed(0)
@@ -220,7 +223,7 @@ def test_transforms_and_forward_mode_are_left_to_torch() -> None:
     ids=str,
 )
 def test_convolutions_of_other_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, conv: nn.Conv2d) -> None:
-    monkeypatch.setattr(layers, "ENOUGH", 1)
+    monkeypatch.setattr(sequences, "ENOUGH", 1)
     network, x = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, conv.in_channels, 28, 28)
     expected = network(x)
     assert "ConvolvedBackward" not in operations(faster(network), x.clone())

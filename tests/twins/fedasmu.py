@@ -73,7 +73,6 @@ class FedASMUServerTwin:
         *,
         eta: float,
         steps: int,
-        epochs: int,
         beta: float = 0.0,
         n1: int = 0,
         learnable: int | None = None,
@@ -115,7 +114,7 @@ class FedASMUServerTwin:
                 # E6: the merge shrinks what the first n1 steps did
                 pseudo_gradient = -d[:L] / (eta * ((1.0 - beta) * n1 + (steps - n1)))
             else:
-                pseudo_gradient = (w_i - w_o)[:L] / (eta * epochs)
+                pseudo_gradient = (w_i - w_o)[:L] / (eta * steps)
             q = dot(pseudo_gradient, m["step"][:L])
             c = self.mu_alpha / (1.0 + self.mu_alpha * xi_p) ** 2
             grad_lambda = q * c / (math.sqrt(p) * s_p**sigma_p)
@@ -228,7 +227,6 @@ class FedSSMUServerTwin:
         *,
         eta: float,
         steps: int,
-        epochs: int,
         beta: float = 0.0,
         n1: int = 0,
         learnable: int | None = None,
@@ -266,7 +264,7 @@ class FedSSMUServerTwin:
             discount = then["s"] ** then["sigma"]
             c = self.mu_alpha / (1.0 + self.mu_alpha * then["xi"]) ** 2
             if self.equations == "published":
-                q = dot((uploaded - started)[:L] / (eta * epochs), then["step"][:L])
+                q = dot((uploaded - started)[:L] / (eta * steps), then["step"][:L])
                 log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
             else:
                 left = (1.0 - beta) * n1 + (steps - n1)  # E6

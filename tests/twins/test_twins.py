@@ -82,7 +82,7 @@ ASMU = {
     "xi_min": 1e-3,
 }
 FIXED = ASMU | {"eta_lambda": 0.0, "eta_sigma": 0.0, "eta_iota": 0.0}
-TRIP = {"eta": 0.1, "steps": 1, "epochs": 1}
+TRIP = {"eta": 0.1, "steps": 1}
 
 
 # ---------------------------------------------------------------- helpers
@@ -271,14 +271,14 @@ def one_learned_upload(equations="corrected", apply="mix", eta=0.1, merge=False)
     w_o = f64(server.w)
     if not merge:
         w_i = f32(w_o - eta * local.gradient(w_o, x, y))
-        return server, (x, y), before, step, first, server.upload(0, w_i, eta=eta, steps=1, epochs=1)
+        return server, (x, y), before, step, first, server.upload(0, w_i, eta=eta, steps=1)
     server.trigger(1)
     server.upload(1, vector(25), **TRIP)
     _, w_g = server.request(0)
     beta = 0.35
     w_a = w_o + beta * (f64(w_g) - w_o)
     h = local.gradient(w_a, x, y)
-    result = server.upload(0, f32(w_a - eta * h), eta=eta, steps=1, epochs=1, beta=beta)
+    result = server.upload(0, f32(w_a - eta * h), eta=eta, steps=1, beta=beta)
     return h, step, f64(w_g) - w_o, beta, result
 
 
@@ -332,16 +332,16 @@ def test_published_sigma_at_zero_does_not_move():
     assert r["grad_iota"] != 0.0
 
 
-def test_e5_steps_and_epochs():
-    for equations, ratio in (("corrected", 1 / 12), ("published", 1 / 3)):
+def test_e5_the_displacement_is_divided_by_steps_in_both_readings():
+    for equations in ("corrected", "published"):
         qs = []
-        for steps, epochs in ((1, 1), (12, 3)):
+        for steps in (1, 12):
             server = FedASMUServerTwin(vector(21), **ASMU, equations=equations)
             server.trigger(0)
             server.upload(0, vector(22), **TRIP)
             server.trigger(0)
-            qs.append(server.upload(0, vector(23), eta=0.1, steps=steps, epochs=epochs)["q"])
-        assert qs[1] / qs[0] == pytest.approx(ratio)
+            qs.append(server.upload(0, vector(23), eta=0.1, steps=steps)["q"])
+        assert qs[1] / qs[0] == pytest.approx(1 / 12)
 
 
 def test_e6_the_merge_is_taken_out_of_the_pseudo_gradient():
@@ -522,8 +522,8 @@ def test_fedssmu_with_a_merge(apply, equations):
     version, w_g = server.request(0)
     assert version == 3
     w_i = f32(w_o + beta * (f64(w_g) - w_o) + d)
-    r = server.upload(0, w_i, eta=0.1, steps=12, epochs=3, beta=beta, learnable=keep)
-    seen = -d / (0.1 * 12) if equations == "corrected" else (f64(w_i) - w_o) / (0.1 * 3)
+    r = server.upload(0, w_i, eta=0.1, steps=12, beta=beta, learnable=keep)
+    seen = -d / (0.1 * 12) if equations == "corrected" else (f64(w_i) - w_o) / (0.1 * 12)
     assert r["q"] == pytest.approx(dot(seen[:keep], first_step[:keep]), rel=1e-4)
     mixed = (1 - r["alpha"]) * w + r["alpha"] * f64(w_i)
     close(server.w[keep:], mixed[keep:])

@@ -6,9 +6,27 @@ import sys
 def main() -> None:
     """Run the command. What it needs is loaded here, so that Ctrl-C while loading ends it without a traceback."""
     try:
-        from freshet.cli.app import main as command
+        from freshet.cli.loading import at_once
+
+        with at_once():
+            if _needs_workers(sys.argv[1:]):
+                from freshet.compute.forking import start_early
+
+                start_early()  # the workers' libraries are loaded beside those of this process
+            from freshet.cli.app import main as command
 
         command()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+    except SystemExit as end:
+        if isinstance(
+            getattr(end.__context__, "__cause__", None), KeyboardInterrupt
+        ):  # which typer ends without a word
+            sys.stderr.write("interrupted\n")
+        raise
+
+
+def _needs_workers(arguments: list[str]) -> bool:
+    """Whether a command surely starts worker processes, before its line is understood."""
+    return arguments[:1] in (["run"], ["resume"]) and "--executor processes" in " ".join(arguments).replace("=", " ")

@@ -27,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _DEBUG = "--debug"
+#: What torch says when there is none.
+_NO_MEMORY = "can't allocate memory"
 
 
 def _version(show: bool) -> None:
@@ -79,11 +81,22 @@ def main() -> None:
         app([argument for argument in arguments if argument != _DEBUG])
     except BrokenPipeError:
         sys.exit(0)
-    except (FreshetError, OSError, RecursionError, MemoryError) as error:
-        if debug:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a library in Rust that finds no memory raises nothing less
+        if debug or not (isinstance(error, FreshetError | OSError | RecursionError) or out_of_memory(error)):
             raise
         _print(sentence(error))
         sys.exit(2)
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was short somewhere on the way: torch says so in words only, and what follows may say anything."""
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def sentence(error: BaseException) -> str:
@@ -93,10 +106,11 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if isinstance(error.filename, str) else ""
         problem = f"{where}{reason(error)}"
-    elif isinstance(error, MemoryError):
-        problem = "there is not enough memory" + (f" ({error})" if str(error) else "")
-    else:
+    elif isinstance(error, RecursionError):
         problem = "something that was given is nested too deeply"
+    else:
+        said = str(error).splitlines()[0][:160] if isinstance(error, MemoryError) and str(error) else ""
+        problem = "there is not enough memory" + (f" ({said})" if said else "")
     return f"{problem} (with {_DEBUG}: where)"
 
 

@@ -1,9 +1,8 @@
 """``freshet compare``, ``freshet tune`` and ``freshet paper``."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -69,16 +68,17 @@ def compare(
     from freshet.experiments.presets import find_cell
     from freshet.experiments.store import Store
     from freshet.experiments.telling import Grid
+    from freshet.experiments.tuned import read_tuned, tuning_notes
 
     tables = load_tables(config) if config else {}
     extra = _run_settings(until, executor, workers)
     extra += [] if target is None else [f"run.target={target}"]
-    request = Request(
-        tables, [load_tables(folder / "best.toml") for folder in tuned or []], [*(settings or []), *extra]
-    )
+    entries, folders = parse_entries(methods), tuned or []
+    found = [read_tuned(folder, {entry.method for entry in entries}) for folder in folders]
+    request = Request(tables, found, [*(settings or []), *extra])
     world = GridWorld(cell or "", find_cell(cell) if cell else None)
-    jobs = expand(parse_entries(methods), parse_seeds(seeds), request, [world])
-    notes = papers.changed(settings or []) + _tuning_notes(tuned or []) + papers.lengths(jobs)
+    jobs = expand(entries, parse_seeds(seeds), request, [world])
+    notes = papers.changed(settings or []) + tuning_notes(folders) + papers.lengths(jobs)
     grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "")
     work(grid, retry=retry, listing=listing)
 
@@ -209,17 +209,3 @@ def _run_settings(until: str | None, executor: str | None, workers: int | None) 
 def _for_one(setting: str, method: str) -> str:
     """With a single method, ``method.key=value`` is clear enough."""
     return f"{method}.{setting.partition('.')[2]}" if setting.strip().startswith("method.") else setting
-
-
-def _tuning_notes(folders: Sequence[Path]) -> list[str]:
-    """Which methods were tuned, and a warning when their budgets were not equal."""
-    budgets: dict[str, Mapping[str, Any]] = {}
-    for folder in folders:
-        try:
-            record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
-            budgets[record["method"]] = record["budget"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ConfigError("--tuned", f"{folder} has no tuning.json made by `freshet tune`") from None
-    said = [f"{name} {b['trials']} trials x {b['seeds']} seeds of {b['until']:g} s" for name, b in budgets.items()]
-    unequal = len({json.dumps(budget, sort_keys=True) for budget in budgets.values()}) > 1
-    return [f"tuned: {', '.join(said)}{'; UNEQUAL BUDGETS' if unequal else ''}"] if said else []

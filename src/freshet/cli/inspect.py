@@ -96,12 +96,14 @@ def cells(
         _cell(wide_console(), find_cell(name))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("cell", "network", "data", "lr", "target", "FedASMU published", "FedSSMU published"):
-        table.add_column(heading)
+    for heading in ("cell", "data", "lr", "target", "FedASMU", "FedSSMU"):
+        table.add_column(heading, no_wrap=True)
     for cell in CELLS.values():
         ours = (f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu"))
-        table.add_row(cell.name, cell.model, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
-    Console().print(table)
+        table.add_row(cell.name, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
+    console = Console()
+    console.print(table)
+    console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
 
 def _cell(console: Console, cell: "Cell") -> None:

@@ -52,10 +52,10 @@ def watch(
     from freshet.report.live import Server
 
     with Server(directory, port) as server:
-        typer.echo(f"watching {directory} at {server.url} (Ctrl-C to stop)")
-        if open_:
-            webbrowser.open(server.url)
         try:
+            typer.echo(f"watching {directory} at {server.url} (Ctrl-C to stop)")
+            if open_:
+                webbrowser.open(server.url)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             typer.echo("stopped watching")

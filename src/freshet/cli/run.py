@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from freshet.cli.folders import fresh, writable
+from freshet.cli.loading import loading
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import Run
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from freshet.result import Result
     from freshet.runs.writer import Observer
 
-#: The demo: the paper's two methods, our variant that adds progress instead of mixing models, and the plain reference.
-DEMO_METHODS = ("fedasmu", "fedasmu-progress", "fedssmu", "fedavg")
+#: The demo: the paper's two methods, our variant whose weights follow the server's course, and the plain reference.
+DEMO_METHODS = ("fedasmu", "fedasmu-course", "fedssmu", "fedavg")
 
 
 def run(
@@ -62,12 +63,13 @@ def run(
 
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
-    from freshet.cli.screen import LiveProgress
-    from freshet.config import load_tables, override, resolve, seconds, with_method
-    from freshet.experiments.length import with_length
-    from freshet.experiments.presets import cell_settings, find_cell
-    from freshet.federation import Federation
-    from freshet.trackers import tracker
+    with loading():
+        from freshet.cli.screen import LiveProgress
+        from freshet.config import load_tables, override, resolve, seconds, with_method
+        from freshet.experiments.length import with_length
+        from freshet.experiments.presets import cell_settings, find_cell
+        from freshet.federation import Federation
+        from freshet.trackers import tracker
 
     if method is None and config is None and fleet_from is None:
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
@@ -124,9 +126,10 @@ def resume(
 
     Example: freshet resume runs/mine --until 20m
     """
-    from freshet.cli.screen import LiveProgress
-    from freshet.config import resolve, seconds
-    from freshet.federation import Federation
+    with loading():
+        from freshet.cli.screen import LiveProgress
+        from freshet.config import resolve, seconds
+        from freshet.federation import Federation
 
     tables = Run(directory).trusted(method)
     given = {"executor": executor, "workers": workers, "address": address}
@@ -222,7 +225,7 @@ def demo(
                 break
     screen = Console()
     screen.print(results_table([result.summary for result in results]))
-    screen.print("fedasmu, fedssmu: the paper's methods; -progress: ours, adds what training produced", style="dim")
+    screen.print("fedasmu, fedssmu: the paper's methods; -course: ours, weighs by the server's course", style="dim")
     picture = accuracy_figure([Run(result.directory) for result in results], out / "accuracy.png")
     for result in results:
         found = audit(Run(result.directory))

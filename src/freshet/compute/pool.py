@@ -181,7 +181,7 @@ class Pool(Generic[S]):
         finally:
             with self._changed:
                 self._ready.discard(index)
-                worker = self.workers[index]
+                worker, self.workers[index] = self.workers[index], None
             if worker is not None:
                 worker.discard()
 

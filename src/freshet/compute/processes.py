@@ -1,26 +1,25 @@
 """Training in worker processes that live as long as the pool.
 
-Data lie in files without a name that the workers map; weights travel over socket pairs. A worker ends as soon as the
-other end of its socket is closed, so none outlives its parent, however that ends.
+Data lie in files without a name that the workers map; weights travel over socket pairs. Workers are forked from a
+server that has loaded the libraries (``forking.py``, ``worker.py``). A worker ends as soon as the other end of its
+socket is closed, so none outlives its parent, however that ends.
 """
 
-import json
 import os
-import signal
-import subprocess
-import sys
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 
 from freshet.compute import worker
 from freshet.compute.base import Setup
+from freshet.compute.forking import Server, a_server, search_path
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.share import BlockFile, dismantle
 from freshet.errors import RunError
-
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,19 @@ class FiledSetup:
 
 
 class ProcessWorker:
-    """One child process and the connection to it."""
+    """One process and the connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server) -> None:
         ours, theirs = Pipe()
         self._connection: Connection = ours
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])  # Python ignores others, too
-        command = [sys.executable, "-P", str(worker.__file__), str(theirs.fileno()), path]
+        self._hanging_up = threading.Lock()
         try:
-            self.process = subprocess.Popen(  # noqa: S603  (our own interpreter and script)
-                command,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | ONE_THREAD,
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal goes to the parent alone
-            )
+            ours.send(search_path())
+            with theirs:
+                self.process = server.fork(theirs)
         except OSError as error:
             ours.close()
             raise WorkerDied(f"the system gave no process ({error})") from None
-        finally:
-            theirs.close()
 
     def wait_ready(self) -> None:
         said = self._exchange(lambda: None)
@@ -59,7 +51,7 @@ class ProcessWorker:
             raise StartFailed(f"Freshet cannot be imported in it\n{said.decode(errors='replace')}")
 
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return not self.process.ended()
 
     def install(self, number: int, setup: FiledSetup, drop: list[int]) -> bytes:
         def send() -> None:
@@ -82,27 +74,23 @@ class ProcessWorker:
             send()
             return self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise WorkerDied(self._how_it_ended()) from None
+            raise WorkerDied(self.process.how_it_ended()) from None
         except BaseException:  # half a message may be on its way: nobody can talk to this one any more
             self.kill()
             raise
 
-    def _how_it_ended(self) -> str:
-        try:
-            code = self.process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        if code >= 0:
-            return f"exit code {code}"
-        return f"signal {signal.Signals(-code).name}"
-
     def kill(self) -> None:
         self.process.kill()
+        with self._hanging_up, suppress(OSError):
+            line = socket.socket(fileno=os.dup(self._connection.fileno()))
+            line.shutdown(socket.SHUT_RDWR)  # who waits for it here stops, and one that begins later leaves at once
+            line.close()
 
     def discard(self) -> None:
-        self.process.kill()
+        self.kill()
         self.process.wait()
-        self._connection.close()
+        with self._hanging_up:
+            self._connection.close()
 
 
 class WorkerPool(Pool[FiledSetup]):
@@ -110,10 +98,16 @@ class WorkerPool(Pool[FiledSetup]):
 
     def __init__(self, workers: int = 0) -> None:
         super().__init__(workers or available_cores())
+        self._server: Server | None = None
         self._open()
 
     def _launch(self) -> ProcessWorker:
-        return ProcessWorker()
+        try:
+            if self._server is None or not self._server.alive():
+                self._server = a_server()
+            return ProcessWorker(self._server)
+        except OSError as error:
+            raise WorkerDied(f"the system gave no process ({error})") from None
 
     def _publish(self, setup: Setup) -> FiledSetup:
         parts = dismantle(setup)
@@ -123,6 +117,10 @@ class WorkerPool(Pool[FiledSetup]):
             raise RunError(
                 f"the data cannot be stored for the workers (set TMPDIR to a roomier disk): {error}"
             ) from None
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
 
 def available_cores() -> int:

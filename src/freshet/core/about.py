@@ -74,6 +74,8 @@ class About:
     replaces: Replaces = "arrival"
     #: What ``freshet tune`` may change beside the learning rate: option to range.
     space: Mapping[str, Range] = field(default_factory=dict)
+    #: The same for variants whose options are useful in other ranges: variant to option to range.
+    spaces: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
     #: What the report draws over time.
     curves: tuple[Curve, ...] = ()
 

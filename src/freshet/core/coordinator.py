@@ -9,7 +9,7 @@
 Every answer holds the events for the log, in order. What is counted, is counted here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from freshet.core import saving
 from freshet.core.deadline import Deadline, Pulse
 from freshet.core.ending import Rounds, Watch
 from freshet.core.events import (
+    NO_NUMBERS,
     Aggregated,
     Discarded,
     Evaluated,
@@ -25,11 +26,13 @@ from freshet.core.events import (
     Lost,
     Merged,
     Rejected,
-    Requested,
-    Triggered,
-    Uploaded,
+    make_merged,
+    make_requested,
+    make_triggered,
+    make_uploaded,
 )
 from freshet.core.gates import NOT_FINITE
+from freshet.core.making import maker
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.server import Flight, Refused, Server
 from freshet.core.trigger import Trigger
@@ -62,13 +65,16 @@ class Effects(NamedTuple):
     """What a driver has to do: log, send, tell devices to hurry, call ``tick`` at some times (``look_at``: when trips
     may be overdue), forget about trips that were given up."""
 
-    events: Iterable[Event] = ()
+    events: Sequence[Event] = ()
     assignments: Iterable[Assignment] = ()
     fresh: Fresh | None = None
     hurry: Iterable[int] = ()
     wake_at: float | None = None
     look_at: float | None = None
     given_up: Iterable[int] = ()
+
+
+make_effects = maker(Effects)
 
 
 class Coordinator:
@@ -96,6 +102,11 @@ class Coordinator:
         self._wakes.add(at)
         return at
 
+    def put_off(self, at: float, now: float) -> float | None:
+        """The ``tick`` of this time is wanted at the trigger's next one after ``now`` instead."""
+        self._wakes.discard(at)
+        return self.wake(next_multiple(now, self.trigger.period))
+
     def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
         """Start trips of idle devices that are there, as many as the trigger wants; give up those that are overdue."""
         if self.deadline.seconds:
@@ -120,25 +131,26 @@ class Coordinator:
         )
 
     def _start(self, now: float, available: Callable[[int], bool]) -> Effects:
-        server = self.server
+        server, counts, deadline = self.server, self.counts, self.deadline
         events: list[Event] = []
         wanted = self.trigger.wanted(server)
         chosen = server.select(wanted, available) if wanted else []
         assignments = server.trigger(chosen) if chosen else []
         round_ = server.round if server.synchronous else None
-        self.counts.trips += len(assignments)
+        counts.trips += len(assignments)
         for assignment in assignments:
-            self.counts.bytes_down += assignment.nbytes
-            device, trip, version, _, _, epochs, lr, *_ = assignment
-            self.deadline.began(now, device, trip)
-            events.append(Triggered(device, trip, version, epochs, lr, round_))
+            counts.bytes_down += assignment.nbytes
+            device, trip, version, _, _, epochs, lr, _, _, _ = assignment
+            events.append(make_triggered((device, trip, version, epochs, lr, round_)))
+            if deadline.seconds:
+                deadline.began(now, device, trip)
         if wanted and not chosen and server.synchronous:
             events += self._counted(server.empty_round())
             self.over |= self.rounds.over(server)
         nobody_there = len(chosen) < wanted and not self._wakes
         again = not self.trigger.on_arrival or nobody_there
         wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
-        return Effects(events, assignments, None, (), wake_at)
+        return make_effects((events, assignments, None, (), wake_at, None, ()))
 
     # ---- a trip under way
 
@@ -151,11 +163,12 @@ class Coordinator:
             fresh = self.server.request(request)
         except Refused as refusal:
             return Effects(self._counted([Rejected(str(refusal))]))
-        flight, version = self.server.flights[request.device], None if fresh is None else fresh.version
+        base, version = self.server.flights[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
-        place = (request.device, request.trip, flight.base, self.server.version)
-        return Effects([Requested(*place, request.slot.epoch, request.slot.by, version)], fresh=fresh)
+        device, trip, slot = request
+        event = make_requested((device, trip, base, self.server.version, slot.epoch, slot.by, version))
+        return make_effects(([event], (), fresh, (), None, None, ()))
 
     def refused(self, reason: str) -> Effects:
         """A driver has turned somebody away before the server was asked."""
@@ -170,23 +183,23 @@ class Coordinator:
         assert flight.fresh is not None and flight.slot is not None
         flight.merged = True
         self.counts.merges += 1
-        place = (device, flight.trip, flight.base, flight.fresh, flight.slot)
-        return (
-            Merged(*place, flight.fresh_age, flight.fresh - flight.base) if self.server.synchronous else Merged(*place)
-        )
+        base, fresh = flight.base, flight.fresh
+        round_, k = (flight.fresh_age, fresh - base) if self.server.synchronous else (None, None)
+        return make_merged((device, flight.trip, base, fresh, flight.slot, round_, k, NO_NUMBERS))
 
     # ---- ends of trips
 
     def arrived(self, now: float, device: int, trip: int, look: Callable[[], Upload]) -> Effects:
         """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
-        flight, version = self.server.flight(device, trip), self.server.version
+        server, counts = self.server, self.counts
+        flight, version = server.flight(device, trip), server.version
         if flight is None:
-            return Effects(self._counted([self.server.unknown(device, trip)]))
-        decided, upload = self.server.arrival(device, flight, look)
-        size = self.server.upload_bytes if upload is None else _size(upload, self.server.upload_bytes)
-        self.counts.uploads += 1
-        self.counts.bytes_up += size
-        events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
+            return Effects(self._counted([server.unknown(device, trip)]))
+        decided, upload = server.arrival(device, flight, look)
+        size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
+        counts.uploads += 1
+        counts.bytes_up += size
+        events: list[Event] = [make_uploaded((device, trip, flight.base, version, size))]
         if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
             events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
         if decided:
@@ -200,17 +213,18 @@ class Coordinator:
 
     def _after(self, now: float, events: list[Event]) -> Effects:
         """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
-        server, wake_at, hurry = self.server, None, self._hurried(events)
+        server, wake_at = self.server, None
+        hurry = self._hurried(events) if server.urgent else ()
         self.pulse.beat(now, server.consumed)
         if self.trigger.on_arrival and self.trigger.wanted(server):
             wake_at = self.wake(now)
         if self.rounds.limit:
             self.over |= self.rounds.ended(server, self.endless)
-        return Effects(events, (), None, hurry, wake_at)
+        return make_effects((events, (), None, hurry, wake_at, None, ()))
 
     def _hurried(self, events: list[Event]) -> list[int]:
         """Who should hurry; the log says so."""
-        hurry = self.server.take_urgent() if self.server.urgent else []
+        hurry = self.server.take_urgent()
         for device in hurry:
             self.counts.bytes_down += CONTROL_BYTES
             events.append(Hurried(device, self.server.flights[device].trip))
@@ -220,10 +234,11 @@ class Coordinator:
         counts = self.counts
         for event in events:
             if isinstance(event, Aggregated):
+                parts = event.contributions
                 counts.aggregations += 1
-                for part in event.contributions:
+                for part in parts:
                     counts.staleness_sum += part.staleness
-                counts.staleness_count += len(event.contributions)
+                counts.staleness_count += len(parts)
             elif isinstance(event, Discarded):
                 counts.discards += 1
             elif isinstance(event, Rejected):

@@ -68,7 +68,9 @@ class Pulse:
 
     def beat(self, now: float, used: int) -> None:
         if used != self.used:
-            self.longest = max(self.longest, now - self.last)
+            waited = now - self.last
+            if waited > self.longest:
+                self.longest = waited
             self.last, self.used = now, used
 
     def stalled(self, now: float, in_flight: int) -> float | None:

@@ -4,12 +4,18 @@ A step is what an upload changes, ``d = u - w_o``, with the vectors that come be
 
     clip             |d| is at most ``factor`` x the median length of the last uploads; a longer step is shortened
     median-distance  the median distance of d to the last steps is at most ``factor`` x the median of what that was for
-                     them; an upload beyond is refused
+                     them, and it does not go against them: the median of its cosines with the last steps is not below
+                     0, or, where that is nothing unusual, not far below what it was for them; else it is refused
     multi-krum       of a round's n uploads the n - f are kept whose n - f - 2 nearest others are nearest (synchronous)
 
 Every upload that passed the gates counts as one of the last ``WINDOW``, refused or not: medians hold as long as fewer
 than half of them are poisoned, and a fleet whose steps grow is not locked out. The first ones are only looked at, since
 there is nothing to hold them against. What was decided, and the numbers behind it, stand in the log ("defence").
+
+Why cosines: the step of device j is about ``d_j = - eta grad F_j``, so letting in d changes its loss by about
+``<grad F_j, d> = - <d_j, d> / eta``. A median cosine below 0 says that d raises the loss of most who sent something
+lately. No length can tell that: a step learned from wrong labels is about as long as an honest one. Where the honest go
+against each other, too (two classes for each device), 0 says nothing, and only what is unusual is refused.
 
 P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
 Descent", NeurIPS 2017 (multi-Krum). Clipping: Z. Sun et al., "Can You Really Backdoor Federated Learning?", 2019; here
@@ -31,7 +37,7 @@ from freshet.core.expecting import expect
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Options
-from freshet.core.vectors import Vector, combine, distance, is_finite, mix, norm
+from freshet.core.vectors import Vector, combine, distance, dot, is_finite, mix, norm
 
 if TYPE_CHECKING:
     from freshet.core.server import Flight
@@ -39,6 +45,12 @@ if TYPE_CHECKING:
 #: Uploads that another is held against, and of how many the figures must be known.
 WINDOW = 32
 LEAST = 4
+#: How many uploads must be known for their directions to count: of five, two that are poisoned may be the majority of
+#: those that happen to be on one side.
+ENOUGH = 8
+#: Share of the last uploads that must go with the others for right angles to be unusual; where they do not, how far
+#: below the usual agreement is unusual, in median deviations.
+MOSTLY, SPREADS = 2 / 3, 2.0
 ABOUT = "defence"
 Rule = Literal["none", "clip", "median-distance", "multi-krum"]
 DEFAULT_FACTORS = {"clip": 1.0, "median-distance": 1.5}
@@ -66,10 +78,18 @@ class Judged(NamedTuple):
 
 @dataclass
 class Seen:
-    """The last uploads: their measures, and their steps where distances to them are needed."""
+    """The last uploads: their measures, and their steps and agreements where those are needed."""
 
     measures: list[float] = field(default_factory=list)
     steps: list[Vector] = field(default_factory=list)
+    agreements: list[float] = field(default_factory=list)
+
+    def add(self, measure: float | None, agreement: float | None, step: Vector | None) -> None:
+        """One more upload; what is None of it is not known, or not needed."""
+        for known, new in ((self.measures, measure), (self.agreements, agreement), (self.steps, step)):
+            if new is not None:
+                known.append(new)  # type: ignore[arg-type]
+            del known[:-WINDOW]
 
 
 class Defence:
@@ -91,18 +111,19 @@ class Defence:
             return Judged(None)
         clips, seen = self.options.rule == "clip", self.seen
         measure = norm(step) if clips else _median_distance(step, seen.steps)
-        bound = bound_of(seen.measures, self.factor)
-        share = share_let_in(self.options.rule, measure, bound)
-        if measure is not None:
-            seen.measures = [*seen.measures, measure][-WINDOW:]
-        if not clips:
-            seen.steps = [*seen.steps, step][-WINDOW:]
+        agreement = None if clips else agreement_of(step, seen.steps)
+        bound, least = bound_of(seen.measures, self.factor), least_agreement(seen.agreements)
+        share = share_let_in(self.options.rule, measure, bound, agreement, least)
+        seen.add(measure, agreement, None if clips else step)
         place = {"device": upload.device, "trip": upload.trip, "rule": self.options.rule, "factor": self.factor}
-        notes = (Noted(ABOUT, place | {"measure": measure, "bound": bound, "share": share}),)
-        if bound is None:
+        figures = {"measure": measure, "bound": bound, "agreement": agreement, "least": least, "share": share}
+        notes = (Noted(ABOUT, place | figures),)
+        if bound is None or measure is None:
             return Judged(upload, "comes before there are enough others to hold it against", notes)
-        if share == 0.0:
+        if share == 0.0 and measure > bound:
             return Judged(upload, f"is {measure:.4g} away from other uploads, more than {bound:.4g}", notes)
+        if share == 0.0:
+            return Judged(upload, f"goes against other uploads (median cosine {agreement:.4g} < {least:.4g})", notes)
         return Judged(upload if share == 1.0 else shortened(upload, base, share, self.layout), None, notes)
 
     def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:
@@ -154,14 +175,40 @@ def _median_distance(step: Vector, others: Sequence[Vector]) -> float | None:
     return median(distance(step, other) for other in others) if others else None
 
 
+def agreement_of(step: Vector, others: Sequence[Vector]) -> float | None:
+    """The median of its cosines with other steps (0 where one has no length); None if there are none."""
+    return median(_cosine(step, other) for other in others) if others else None
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    lengths = norm(a) * norm(b)
+    return dot(a, b) / lengths if lengths > 0.0 else 0.0
+
+
+def least_agreement(agreements: Sequence[float]) -> float | None:
+    """Right angles, where ``MOSTLY`` of the last uploads went with the others; else ``SPREADS`` median deviations below
+    the median of their agreements, if that is less; None while there are too few."""
+    last = agreements[-WINDOW:]
+    if len(last) < ENOUGH:
+        return None
+    if sum(each >= 0.0 for each in last) >= MOSTLY * len(last):
+        return 0.0
+    usual = median(last)
+    return min(0.0, usual - SPREADS * median(abs(each - usual) for each in last))
+
+
 def bound_of(measures: Sequence[float], factor: float) -> float | None:
     """``factor`` x the median of the last measures; None while there are too few."""
     return factor * median(measures[-WINDOW:]) if len(measures) >= LEAST else None
 
 
-def share_let_in(rule: str, measure: float | None, bound: float | None) -> float:
+def share_let_in(
+    rule: str, measure: float | None, bound: float | None, agreement: float | None = None, least: float | None = None
+) -> float:
     """How much of a step is let in: all, what brings it to the bound (clip), or nothing."""
     if bound is None or measure is None:
+        return 0.0
+    if agreement is not None and least is not None and agreement < least:
         return 0.0
     if measure <= bound:
         return 1.0
@@ -203,8 +250,8 @@ def best(scores: Sequence[float], count: int) -> list[int]:
 # ---- audit
 
 
-def replay(note: Noted, measures: list[float]) -> None:
-    """Hold a logged decision against the formulas; ``measures`` are those of the notes before it."""
+def replay(note: Noted, seen: Seen) -> None:
+    """Hold a logged decision against the formulas; ``seen`` holds the figures of the notes before it."""
     n = note.numbers
     if n["rule"] == "multi-krum":
         f, devices = n["f"], n["devices"]
@@ -212,10 +259,9 @@ def replay(note: Noted, measures: list[float]) -> None:
         kept = [devices[place] for place in best(n["scores"], len(devices) - f)]
         expect("kept", float(kept == n["kept"]), 1.0)
         return
-    bound = bound_of(measures, n["factor"])
-    if bound is not None or n["bound"] is not None:
-        expect("bound", n["bound"], math.nan if bound is None else bound)
-    expect("share", n["share"], share_let_in(n["rule"], n["measure"], bound))
-    if n["measure"] is not None:
-        measures.append(n["measure"])
-        del measures[:-WINDOW]
+    bound, agreement, least = bound_of(seen.measures, n["factor"]), n.get("agreement"), least_agreement(seen.agreements)
+    for name, logged, found in (("bound", n["bound"], bound), ("least", n.get("least"), least)):
+        if logged is not None or found is not None:
+            expect(name, math.nan if logged is None else logged, math.nan if found is None else found)
+    expect("share", n["share"], share_let_in(n["rule"], n["measure"], bound, agreement, least))
+    seen.add(n["measure"], agreement, None)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from freshet.core.making import maker
+
 Record = dict[str, Any]
 Numbers = Mapping[str, Any]
 NO_NUMBERS: Numbers = MappingProxyType({})
@@ -170,6 +172,9 @@ KINDS: dict[str, type[Event]] = {
     "devices": Examined,
     "note": Noted,
 }
+#: Those that most trips have.
+make_contribution, make_triggered, make_uploaded = maker(Contribution), maker(Triggered), maker(Uploaded)
+make_requested, make_merged, make_aggregated = maker(Requested), maker(Merged), maker(Aggregated)
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
 
 
@@ -186,10 +191,10 @@ OWN_KEYS: dict[type[Event], frozenset[str]] = {
 }
 
 
-def record(event: Event) -> Record:
-    """An event as it is logged."""
+def record(event: Event, **out: Any) -> Record:
+    """An event as it is logged, after what the log adds by name."""
     kind, fields, optional, numbered = _SHAPES[type(event)]
-    out: Record = {"kind": kind}
+    out["kind"] = kind
     out.update(zip(fields, event, strict=True))
     for name in optional:
         if out[name] is None:
@@ -197,7 +202,7 @@ def record(event: Event) -> Record:
     if numbered:
         out.update(out.pop("numbers"))
     if kind == "aggregate":
-        out["contributions"] = [part._asdict() for part in out["contributions"]]
+        out["contributions"] = [dict(zip(Contribution._fields, part, strict=True)) for part in out["contributions"]]
     return out
 
 
@@ -209,16 +214,20 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
     found = KINDS.get(kind)
     if found is None:
         return None
-    checks, optional = _CHECKS[found], found._field_defaults
-    values: Record = {}
-    for name, check in checks.items():
-        if name in logged:
-            values[name] = check(name, logged[name])
-        elif name not in optional:
+    fields, own, numbered = _PARSING[found]
+    values = []
+    for name, check, otherwise in fields:
+        value = logged.get(name, _ABSENT)
+        if value is not _ABSENT:
+            value = check(name, value)
+        elif otherwise is _ABSENT:
             raise Malformed(f"{name} is missing")
-    if "numbers" in found._fields:
-        values["numbers"] = {key: logged[key] for key in logged if key not in checks and key not in _STAMP}
-    return found(**values)
+        else:
+            value = otherwise
+        values.append(value)
+    if numbered:
+        values.append({key: value for key, value in logged.items() if key not in own})
+    return found(*values)
 
 
 def _whole(name: str, value: Any) -> Any:
@@ -266,4 +275,17 @@ def _checks_of(kind: Any) -> dict[str, Callable[[str, Any], Any]]:
     return {name: _BY_TYPE[hint] for name, hint in kind.__annotations__.items() if name != "numbers"}
 
 
-_CHECKS = {kind: _checks_of(kind) for kind in KIND_OF}
+_ABSENT = object()
+
+
+def _parsing(kind: type[Event]) -> tuple[list[tuple[str, Callable[[str, Any], Any], Any]], frozenset[str], bool]:
+    """How a logged event is read: its fields in order, each with its check and what it is where it is not there; the
+    keys that are not among its numbers; whether it has numbers, which come last."""
+    fields = [(name, check, kind._field_defaults.get(name, _ABSENT)) for name, check in _checks_of(kind).items()]
+    names = [name for name, _, _ in fields]
+    numbered = "numbers" in kind._fields
+    assert list(kind._fields) == names + ["numbers"] * numbered
+    return fields, frozenset((*_STAMP, *names)), numbered
+
+
+_PARSING = {kind: _parsing(kind) for kind in KIND_OF}

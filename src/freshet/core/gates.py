@@ -14,6 +14,8 @@ from freshet.core.method import Aggregate
 from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
+_PARTS, _NOTES = frozenset({Contribution}), frozenset({Noted})
+_AGGREGATED = OWN_KEYS[Aggregated]
 _ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
 NOT_FINITE = "has entries that are not finite"
 #: A report is a handful of numbers with short names: they go into the log.
@@ -30,34 +32,42 @@ def is_empty(value: object) -> bool:
     return type(value) in _KNOWN and not value
 
 
-def stranger(upload: object, device: int, trip: int) -> str | None:
-    """Why something is not the upload of the trip that it came for, or None: it may be anything."""
+def stranger(upload: object, device: int, trip: int, base: int, size: int) -> str | None:
+    """Why something is not an upload of the trip that it came for, with a model of the right size that was trained from
+    the version that its device was given, or None: it may be anything."""
     if not isinstance(upload, Upload):
         return "is not an upload"
-    same = type(upload.device) is type(upload.trip) is int and (upload.device, upload.trip) == (device, trip)
-    return None if same else "names another trip than the one that it came for"
-
-
-def problem(upload: Upload, base: int, fresh: int | None, layout: Layout, sends: tuple[str, ...]) -> str | None:
-    """Why an upload may not touch the model, or None: the versions it was given are known, its vectors must be whole,
-    and its numbers numbers."""
+    if not (type(upload.device) is type(upload.trip) is int and upload.device == device and upload.trip == trip):
+        return "names another trip than the one that it came for"
     if type(upload.base) is not int or upload.base != base:
         return f"trained from version {upload.base!r:.40}, but was given {base}"
-    found = vector_problem("model", upload.weights, layout.size)
-    if found is None and (sends or not is_empty(upload.vectors)):
-        found = _vectors_problem(upload.vectors, layout, sends)
-    if found is not None:
-        return found
-    if type(upload.steps) is not int or not 1 <= upload.steps < 2**53:
+    return vector_problem("model", upload.weights, size, finite=False)
+
+
+def problem(
+    upload: Upload, fresh: int | None, layout: Layout, sends: tuple[str, ...], finite: bool = False
+) -> str | None:
+    """Why an upload that is no stranger may not touch the model, or None: its vectors must be finite and whole, and its
+    numbers numbers. ``finite``: the model is known to be."""
+    if not finite and not is_finite(upload.weights):
+        return f"model {NOT_FINITE}"
+    _, _, _, _, steps, report, merged, vectors, _ = upload
+    plain = type(vectors) is dict and type(report) is dict and type(merged) is dict
+    bare = plain and not (vectors or report or merged)  # as most are
+    if sends or not (bare or is_empty(vectors)):
+        found = _vectors_problem(vectors, layout, sends)
+        if found is not None:
+            return found
+    if type(steps) is not int or not 1 <= steps < 2**53:
         return "no training step was taken, or more than anybody can"
-    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
-        return "report has something that is not a finite number"
-    if is_empty(upload.merged):
+    if bare:
         return None
-    taken = OWN_KEYS[Merged].intersection(upload.merged)
+    if not (are_numbers(report) and are_numbers(merged)):
+        return "report has something that is not a finite number"
+    taken = OWN_KEYS[Merged].intersection(merged)
     if taken:
         return f"reports a merge with {sorted(taken)}, which the event has of its own"
-    return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
+    return "reports a merge, but was sent no fresh model" if merged and fresh is None else None
 
 
 def _vectors_problem(vectors: object, layout: Layout, sends: tuple[str, ...]) -> str | None:
@@ -85,13 +95,12 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
     problem = vector_problem("weights", weights, size, finite=False)
     if problem is not None:
         return problem
-    if not (isinstance(contributions, _ROW) and {Contribution}.issuperset(map(type, contributions))):
+    if not (isinstance(contributions, _ROW) and _PARTS.issuperset(map(type, contributions))):
         return "contributions are not all of freshet.core.events.Contribution"
-    if not is_mapping(numbers) or not {Noted}.issuperset(map(type, notes)):
+    if not is_mapping(numbers) or (notes and not _NOTES.issuperset(map(type, notes))):
         return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
-    taken = OWN_KEYS[Aggregated].intersection(numbers)
-    if taken:
-        return f"numbers are named {sorted(taken)} like keys that the event has of its own"
+    if not _AGGREGATED.isdisjoint(numbers):
+        return f"numbers are named {sorted(_AGGREGATED.intersection(numbers))} like keys that the event has of its own"
     return None if length is None or isinstance(length, _NUMBER) else f"length is {length!r:.40}, not a number"
 
 

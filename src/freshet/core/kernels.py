@@ -74,6 +74,26 @@ def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
 
 
 @inlined
+def _square_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector) -> None:
+    off = np.float64(a[i]) - np.float64(b[i])
+    sums[lane] += off * off
+
+
+@compiled(REAL(IN, IN))
+def square_distance(a: Vector, b: Vector) -> float:
+    """``|a - b|^2``."""
+    if a.size != b.size:
+        raise ValueError(OF_ONE_LENGTH)
+    sums, whole = np.zeros(LANES), a.size - a.size % LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            _square_entry(i + lane, lane, sums, a, b)
+    for i in range(whole, a.size):
+        _square_entry(i, i - whole, sums, a, b)
+    return float(sums.sum())
+
+
+@inlined
 def _line_entry(i: int, lane: int, sums: Sums, u: Vector, a: Vector, b: Vector) -> None:
     off, along = np.float64(u[i]) - np.float64(a[i]), np.float64(b[i]) - np.float64(a[i])
     sums[lane] += off * off
@@ -114,6 +134,13 @@ def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
         raise ValueError(OF_ONE_LENGTH)
     for i in range(out.size):
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
+
+
+@compiled(REAL(OUT, IN, IN, REAL, types.int64))
+def mix_measured(out: Vector, w: Vector, u: Vector, alpha: float, n: int) -> float:
+    """``mix``, and ``|out - w|^2`` over the first n entries."""
+    mix(out, w, u, alpha)
+    return square_distance(out[:n], w[:n])
 
 
 @compiled(types.void(WIDE, IN, REAL))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from freshet.core.making import maker
 from freshet.core.vectors import Vector
 
 Number = float | int
@@ -20,7 +21,7 @@ NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})
 
 
-def weight_of(weights: Vector, vectors: Vectors, packed: int = 0) -> int:
+def weight_of(weights: Vector, vectors: Vectors, packed: int) -> int:
     """Bytes of a model and of what travels with it."""
     model = packed or weights.nbytes
     return model + sum(vector.nbytes for vector in vectors.values()) if vectors else model
@@ -50,7 +51,9 @@ class Assignment(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors, self.packed)
+        if self.packed or self.vectors:
+            return weight_of(self.weights, self.vectors, self.packed)
+        return self.weights.nbytes
 
 
 class Request(NamedTuple):
@@ -76,7 +79,9 @@ class Fresh(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors, self.packed)
+        if self.packed or self.vectors:
+            return weight_of(self.weights, self.vectors, self.packed)
+        return self.weights.nbytes
 
 
 class Upload(NamedTuple):
@@ -94,4 +99,10 @@ class Upload(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return weight_of(self.weights, self.vectors, self.packed)
+        if self.packed or self.vectors:
+            return weight_of(self.weights, self.vectors, self.packed)
+        return self.weights.nbytes
+
+
+#: Those that most trips have.
+make_assignment, make_fresh, make_upload = maker(Assignment), maker(Fresh), maker(Upload)

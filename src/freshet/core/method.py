@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
 from freshet.core.layout import Layout
+from freshet.core.making import maker
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 
@@ -73,6 +74,9 @@ class Aggregate(NamedTuple):
     numbers: Numbers = NO_NUMBERS
     length: float | None = None
     notes: tuple[Noted, ...] = ()
+
+
+make_aggregate = maker(Aggregate)
 
 
 class Discard(NamedTuple):
@@ -138,6 +142,8 @@ class Local(Protocol):
 
     def next_batch(self) -> tuple["Tensor", "Tensor"]: ...
 
+    def held_out(self) -> tuple["Tensor", "Tensor"]: ...
+
     def frozen(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
 
@@ -173,6 +179,11 @@ class LocalRule:
     def check(self, module: "nn.Module") -> None:
         """Raise a ``ConfigError`` if this rule cannot train such a module."""
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether the device keeps some samples apart, which it never trains on, for ``local.held_out``."""
+        return False
+
     def leak(self) -> str | None:
         """What leaves a device beside its model and depends on its samples, so that noise on the model does not cover
         it; None where there is no such thing."""
@@ -181,7 +192,7 @@ class LocalRule:
         return "when it asks for the fresh model may depend on the samples" if self.asks else None
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
-        """When to ask for the fresh model in this trip, or None for never."""
+        """When to ask for the fresh model in this trip, or None for never; ``rng`` is the trip's own, in this call."""
         return None
 
     def begin(self, local: Local) -> None:

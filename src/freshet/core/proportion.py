@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, le
 from typing import Any, NamedTuple
 
 from freshet.core.layout import Layout
@@ -44,30 +45,41 @@ class Excess(NamedTuple):
 
 
 class Lengths:
-    """The last ``WINDOW`` lengths of one kind, and their median."""
+    """The last ``WINDOW`` lengths of one kind, their median, and ``factor`` times that."""
 
-    __slots__ = ("_order", "_ranked", "median")
+    __slots__ = ("_factor", "_order", "_ranked", "limit", "median")
 
-    def __init__(self, lengths: Sequence[float] = ()) -> None:
-        self._order = deque(lengths)
-        self._ranked = sorted(lengths)
+    def __init__(self, lengths: Sequence[float] = (), factor: float = FACTOR) -> None:
+        self._factor = factor
+        self._order: deque[float] = deque()
+        self._ranked: list[float] = []
         #: The middle one (the lower of two); None while there are too few.
-        self.median = self._middle()
+        self.median: float | None = None
+        #: What is not longer is in proportion; while that cannot be said, nothing is.
+        self.limit = -math.inf
+        for length in lengths:
+            self.add(length)
 
     def add(self, length: float) -> None:
+        """One more, in the place of the oldest where there are enough."""
         order, ranked = self._order, self._ranked
-        if len(order) == WINDOW:
-            del ranked[bisect_left(ranked, order.popleft())]
         order.append(length)
+        if len(order) > WINDOW:
+            gone = order.popleft()
+            if gone == length:
+                return  # the same lengths as before
+            del ranked[bisect_left(ranked, gone)]
         insort(ranked, length)
-        self.median = self._middle()
-
-    def _middle(self) -> float | None:
-        ranked = self._ranked
-        return ranked[(len(ranked) - 1) // 2] if len(ranked) >= START else None
+        count = len(ranked)
+        if count >= START:
+            self.median = median = ranked[(count - 1) // 2]
+            self.limit = self._factor * median
 
     def in_order(self) -> list[float]:
         return list(self._order)
+
+
+_limit = attrgetter("limit")
 
 
 class Kind(NamedTuple):
@@ -88,29 +100,31 @@ class Proportion:
         self._parts = [Kind(STEP, step, factor), *(rest if layout.size > layout.learnable else [])]
         self._sent = [Kind(name, step, factor) for name in sends]
         self._kinds = [*self._parts, *self._sent, Kind(STEPS, slice(0, 0), factor)]
-        self._factor, self._known = factor, [Lengths() for _ in self._kinds]
+        self._factor, self._known = factor, [Lengths(factor=factor) for _ in self._kinds]
 
-    def measure(self, upload: Upload, base: Vector, fresh: Vector | None) -> list[float]:
-        """How far the parts of an uploaded model moved, and how long the vectors beside it are."""
-        u = upload.weights
+    def moved(self, u: Vector, base: Vector, fresh: Vector | None) -> list[float]:
+        """How far the parts of an uploaded model moved; all of it is finite if these are."""
         if len(self._parts) == 1:  # the whole model: nothing to cut out
-            lengths = [distance(u, base) if fresh is None else distance_from_line(u, base, fresh)]
-        elif fresh is None:
-            lengths = [distance(u[part], base[part]) for _, part, _ in self._parts]
-        else:
-            lengths = [distance_from_line(u[part], base[part], fresh[part]) for _, part, _ in self._parts]
+            return [distance(u, base) if fresh is None else distance_from_line(u, base, fresh)]
+        if fresh is None:
+            return [distance(u[part], base[part]) for _, part, _ in self._parts]
+        return [distance_from_line(u[part], base[part], fresh[part]) for _, part, _ in self._parts]
+
+    def beside(self, upload: Upload, moved: list[float]) -> list[float]:
+        """What moved, with the lengths of the vectors beside the model and the number of steps at its end."""
         if self._sent:
-            lengths += [norm(upload.vectors[kind.name]) for kind in self._sent]
-        lengths.append(float(upload.steps))
-        return lengths
+            moved += [norm(upload.vectors[kind.name]) for kind in self._sent]
+        moved.append(float(upload.steps))
+        return moved
 
     def excess(self, lengths: Sequence[float], base: Vector, work: int) -> Excess | None:
         """What is out of all proportion in an upload, or None; ``work`` are the samples that its device went through,
         the most steps that there can be without saying."""
+        if all(map(le, lengths, map(_limit, self._known))):  # as nearly always
+            return None
         for kind, known, length in zip(self._kinds, self._known, lengths, strict=True):
-            usual = known.median
-            if usual is None or not length <= self._factor * usual:
-                model = base[kind.beside]
+            if not length <= known.limit:
+                usual, model = known.median, base[kind.beside]
                 sizes = (float(work), 1.0) if kind.name == STEPS else (norm(model), math.sqrt(len(model)))
                 found = self._beyond(kind, length, usual, *sizes)
                 if found is not None:
@@ -134,4 +148,5 @@ class Proportion:
         return {kind.name: known.in_order() for kind, known in zip(self._kinds, self._known, strict=True)}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._known = [Lengths([float(length) for length in state[kind.name]]) for kind in self._kinds]
+        known = ([float(length) for length in state[kind.name]] for kind in self._kinds)
+        self._known = [Lengths(lengths, self._factor) for lengths in known]

@@ -52,28 +52,31 @@ class Uniform:
         Drawing from all and passing over those that are not free is the same as drawing from the free ones.
         """
         chosen: set[int] = set()
-        for _ in range(4 * count + 64):  # enough while most devices are free
-            if len(chosen) == count:
-                return sorted(chosen)
-            device = self._draw()
-            if device not in chosen and self.samples[device] > 0 and free(device):
+        block, place = divmod(self.draws, DRAWS)
+        drawn, left = self._drawn_in(block), 4 * count + 64  # enough while most devices are free
+        while left and len(chosen) < count:
+            if place == DRAWS:
+                block, place = block + 1, 0
+                drawn = self._drawn_in(block)
+            device = drawn[place]
+            place, left = place + 1, left - 1
+            if device >= 0 and free(device):
                 chosen.add(device)
+        self.draws = block * DRAWS + place
         if len(chosen) < count:
             rest = [d for d in candidates(self.samples, free) if d not in chosen]
             chosen.update(rest[index] for index in self._order(rest)[: count - len(chosen)])
         return sorted(chosen)
 
-    def _draw(self) -> int:
-        """The next device of the sequence."""
-        block, place = divmod(self.draws, DRAWS)
+    def _drawn_in(self, block: int) -> list[int]:
+        """A block of the sequence, with -1 for devices without data; the last one that was asked for is kept."""
         if self._block is None or self._block[0] != block:
-            self._block = (block, self._drawn(block))
-        self.draws += 1
-        return self._block[1][place]
+            drawn = self._drawn(block)
+            self._block = (block, np.where(self.samples[drawn] > 0, drawn, -1).tolist())
+        return self._block[1]
 
-    def _drawn(self, block: int) -> list[int]:
-        drawn: list[int] = stream(self.seed, "select", block).integers(len(self.samples), size=DRAWS).tolist()
-        return drawn
+    def _drawn(self, block: int) -> NDArray[np.int64]:
+        return stream(self.seed, "select", block).integers(len(self.samples), size=DRAWS)
 
     def _order(self, rest: list[int]) -> NDArray[np.int64]:
         """In which order the remaining free devices come, when hardly any is left to be found by drawing."""
@@ -87,9 +90,9 @@ class BySamples(Uniform):
         super().__init__(seed, samples)
         self._shares = np.cumsum(samples, dtype=np.float64)
 
-    def _drawn(self, block: int) -> list[int]:
+    def _drawn(self, block: int) -> NDArray[np.int64]:
         points = stream(self.seed, "select by samples", block).random(DRAWS) * self._shares[-1]
-        drawn: list[int] = np.searchsorted(self._shares, points, side="right").tolist()
+        drawn: NDArray[np.int64] = np.searchsorted(self._shares, points, side="right")
         return drawn
 
     def _order(self, rest: list[int]) -> NDArray[np.int64]:

@@ -12,9 +12,9 @@ from freshet.core import gates, saving
 from freshet.core.deadline import GIVEN_UP
 from freshet.core.defence import Defence
 from freshet.core.entrance import Entrance
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected, make_aggregated
 from freshet.core.links import Links
-from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload, make_assignment, make_fresh
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
 from freshet.core.proportion import FACTOR
 from freshet.core.schedules import Schedule
@@ -84,7 +84,10 @@ class Server:
         self.links = links
         if links is not None:
             self.upload_bytes += links.sizes()[1] - gates.FLOAT32.itemsize * world.layout.size
-        self._prejudges = overrides(type(method), Method, "prejudge")
+        #: What the method has of its own; the rest need not be asked.
+        self._prejudges, self._instructs, self._adds = (
+            overrides(type(method), Method, name) for name in ("prejudge", "instruct", "vectors")
+        )
         self._buffers = method.about.replaces == "aggregation"
         self.urgent: list[int] = []
 
@@ -101,7 +104,7 @@ class Server:
     @property
     def age(self) -> int:
         """What the formulas take the root of: the round of a synchronous method, the version otherwise."""
-        return self.round if self.synchronous else self.version
+        return self.round if self.synchronous else self.store.current
 
     @property
     def busy(self) -> int:
@@ -110,7 +113,7 @@ class Server:
 
     def staleness(self, flight: Flight) -> int:
         """``s = t - o + 1``: a fresh upload has staleness 1. The only place where it is counted."""
-        return self.version - flight.base + 1
+        return self.store.current - flight.base + 1
 
     @property
     def rounds(self) -> int:
@@ -151,16 +154,19 @@ class Server:
             if self.flights:
                 raise ValueError("a round is still open")
             self.round += 1
-        return [self._assign(device, lr) for device in devices]
-
-    def _assign(self, device: int, lr: float) -> Assignment:
-        trip = self.trips[device] = self.trips.get(device, 0) + 1
-        epochs, version, age = self.method.epochs(self, device), self.version, self.age
-        weights = self.store.hold(version)
-        self.flights[device] = Flight(trip, version, age, epochs, lr)
-        instruction, vectors = self.method.instruct(self, device), self.method.vectors(self, device)
-        assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
-        return assignment if self.links is None else self.links.assigned(assignment)
+        method, links, trips, flights = self.method, self.links, self.trips, self.flights
+        instructs, adds = self._instructs, self._adds
+        version, age, assignments = self.store.current, self.age, list[Assignment]()
+        weights = self.store.hold(version, len(devices))
+        for device in devices:
+            trip = trips[device] = trips.get(device, 0) + 1
+            epochs = method.epochs(self, device)
+            flights[device] = Flight(trip, version, age, epochs, lr)
+            instruction = method.instruct(self, device) if instructs else {}
+            vectors = method.vectors(self, device) if adds else NO_VECTORS
+            assignment = make_assignment((device, trip, version, age, weights, epochs, lr, instruction, vectors, 0))
+            assignments.append(assignment if links is None else links.assigned(assignment))
+        return assignments
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
@@ -182,14 +188,14 @@ class Server:
             raise Refused("asks without a slot")
         if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
             raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
-        flight.slot = request.slot.epoch
-        if flight.fresh is None and self.version > flight.base:
-            flight.fresh, flight.fresh_age = self.version, self.age
-            self.store.hold(self.version)
+        flight.slot, version = slot.epoch, self.store.current
+        if flight.fresh is None and version > flight.base:
+            flight.fresh, flight.fresh_age = version, self.age
+            self.store.hold(version)
         if flight.fresh is None:
             return None
-        vectors = self.method.vectors(self, request.device)
-        fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        vectors = self.method.vectors(self, request.device) if self._adds else NO_VECTORS
+        fresh = make_fresh((flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors, 0))
         return fresh if self.links is None else self.links.freshened(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
@@ -215,9 +221,13 @@ class Server:
             events = self._apply(unseen, device, flight)
             self._land(device)
             return events + self._after_landing(), None
-        upload = look()
+        upload, entrance = look(), self.entrance
+        let_in: Upload | None = upload
+        notes: tuple[Noted, ...] = ()
         base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
-        let_in, refusal, notes = self.entrance.judge(upload, device, flight, base, fresh)
+        refusal = entrance.refusal(upload, device, flight, base, fresh)
+        if refusal is None and entrance.defence is not None:
+            let_in, refusal, notes = entrance.defended(entrance.defence, upload, device, flight, base)
         if refusal is None:
             events = [] if let_in is None else self._receive(let_in, flight)
             self._land(device)
@@ -233,11 +243,15 @@ class Server:
     def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
         """The method's rule on an upload that is let in."""
         verdict = self.method.receive(self, upload, flight)
-        if self._buffers and isinstance(verdict, Wait):
-            self.waiting.add(upload.device)
-        events = self._apply(verdict, upload.device, flight)
-        if isinstance(verdict, Wait) or (isinstance(verdict, Aggregate) and isinstance(events[0], Aggregated)):
+        if isinstance(verdict, Wait):
+            if self._buffers:
+                self.waiting.add(upload.device)
+            if verdict.urgent:
+                self.urgent += verdict.urgent
             self.consumed += 1
+            return []
+        events = self._apply(verdict, upload.device, flight)
+        self.consumed += isinstance(events[0], Aggregated)
         return events
 
     def take_urgent(self) -> list[int]:
@@ -316,7 +330,11 @@ class Server:
             if isinstance(verdict, Reject):
                 self.waiting.clear()  # what they waited for will not be
                 return [Rejected(verdict.reason, device, trip)]
-        verdict = self._kept_contract(verdict)
+            answer = " ".join(repr(verdict).split())[:80]
+            raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
+        problem = gates.aggregate_problem(verdict, self.world.layout.size)
+        if problem is not None:  # a method from elsewhere that does not keep to its side is told so in one sentence
+            raise RunError(f"{self._name} gave an Aggregate whose {problem}")
         n, length = self.world.layout.learnable, verdict.length
         if length is None:
             new, old = verdict.weights, self.store.weights
@@ -328,7 +346,7 @@ class Server:
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)
-        event = Aggregated(self.version, length, parts, device, trip, round_, verdict.numbers)
+        event = make_aggregated((self.store.current, length, parts, device, trip, round_, verdict.numbers))
         self.store.advance(verdict.weights)
         if self.waiting:
             self.waiting.clear()
@@ -337,16 +355,6 @@ class Server:
     @property
     def _name(self) -> str:
         return f"method {type(self.method).__name__}"
-
-    def _kept_contract(self, verdict: object) -> Aggregate:
-        """A method from elsewhere that does not keep to its side is told so in one sentence."""
-        if not isinstance(verdict, Aggregate):
-            answer = " ".join(repr(verdict).split())[:80]
-            raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
-        problem = gates.aggregate_problem(verdict, self.world.layout.size)
-        if problem is not None:
-            raise RunError(f"{self._name} gave an Aggregate whose {problem}")
-        return verdict
 
     def _forget(self, device: int) -> list[Event]:
         verdict = self.method.forget(self, device)

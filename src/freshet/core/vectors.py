@@ -56,6 +56,12 @@ def mix(w: Vector, u: Vector, alpha: float, out: Vector | None = None) -> Vector
     return result
 
 
+def mix_measured(w: Vector, u: Vector, alpha: float, n: int) -> tuple[Vector, float]:
+    """``mix``, and how far its first n entries lie from those of w, in one call."""
+    result = np.empty_like(w)
+    return result, math.sqrt(_kernels().mix_measured(result, w, u, alpha, n))
+
+
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
     result: float = _kernels().dot(a, b)
@@ -80,13 +86,16 @@ def norm(a: Vector) -> float:
 
 
 def distance(a: Vector, b: Vector) -> float:
-    """``|a - b|``."""
-    return math.sqrt(dot_differences(a, b, a, b))
+    """``|a - b|``: not finite where one of two entries is not, and only there, as no float32 has too long a square."""
+    return math.sqrt(_kernels().square_distance(a, b))
 
 
 def distance_from_line(u: Vector, a: Vector, b: Vector) -> float:
-    """``min |u - a - x (b - a)|`` over 0 <= x <= 1: how far u lies from the line between a and b."""
+    """``min |u - a - x (b - a)|`` over 0 <= x <= 1: how far u lies from the line between a and b; not finite where u or
+    a is not."""
     square, product, length = _kernels().line_products(u, a, b)
+    if not square < math.inf:
+        return math.inf
     x = min(1.0, max(0.0, product / length)) if length > 0.0 else 0.0
     return math.sqrt(max(0.0, square - x * (2.0 * product - x * length)))
 

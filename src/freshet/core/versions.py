@@ -35,10 +35,10 @@ class VersionStore:
         """The weights of a version that is current or held."""
         return self._held[version].weights
 
-    def hold(self, version: int) -> Vector:
-        """Keep a version until the matching ``release``."""
+    def hold(self, version: int, times: int = 1) -> Vector:
+        """Keep a version until the matching ``release``, or so many of them."""
         held = self._held[version]
-        held.holders += 1
+        held.holders += times
         return held.weights
 
     def release(self, version: int) -> None:

@@ -38,6 +38,8 @@ def damaged(path: Path) -> Iterator[None]:
     except OSError as error:  # unreadable, bad gzip, or Pillow's UnidentifiedImageError
         reason = error.strerror or _first_line(error)
         raise DataError(f"{path} cannot be read ({reason}); get it again or mend its rights") from error
+    except MemoryError:  # which is no fault of the file
+        raise
     except Exception as error:  # decoders raise many types on foreign bytes; all mean the same to the user
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise DataError(f"{path} is damaged, cut short or of another format ({reason}); get it again") from error

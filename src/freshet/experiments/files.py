@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.report.columns import DEVICES
+from freshet.report.export import harmless
 from freshet.runs.writer import write_atomically
 
 _SPREADS = ("accuracy", "best", "time_raw", "time_mean")
@@ -56,7 +57,9 @@ def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") ->
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows(
+        {key: harmless(value) if isinstance(value, str) else value for key, value in row.items()} for row in table
+    )
     files = folder / f"{stem}.json", folder / f"{stem}.csv"
     write_atomically(files[0], (json.dumps(results, indent=2) + "\n").encode())
     write_atomically(files[1], text.getvalue().encode())

@@ -6,7 +6,7 @@ an upload that is lost, does not enter: no cell has any.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -48,19 +48,16 @@ def model_bytes(config: Config) -> int:
 
 @cache
 def _bytes(data_json: str, model_json: str) -> int:
-    import torch
-
     from freshet.models.registry import build
-    from freshet.training.flat import layout_of
+    from freshet.training.flat import build_quietly, layout_of
 
     data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
     shape, classes, vocabulary = _samples(data)
-    with torch.device("meta"):
-        network = build(
-            model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
-            vocabulary=vocabulary, **model.own(),
-        )  # fmt: skip
-    return 4 * layout_of(network).size
+    network = partial(
+        build, model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
+        vocabulary=vocabulary, **model.own(),
+    )  # fmt: skip
+    return 4 * layout_of(build_quietly(network)).size  # on the meta device, torch loads a second's worth of modules
 
 
 def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:

@@ -42,8 +42,11 @@ def find_cell(name: str) -> Cell:
 
 def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     """The settings of a cell for one method, all but the length of the run: the paper's rates where they concern it."""
-    known = find(method)[0].Options.model_fields
-    rates = {key: getattr(cell, key) for key in _RATES if key in known} if "eta_lambda" in known else {}
+    found, preset = find(method)
+    known = found.Options.model_fields
+    own = getattr(found.Options, "following", {}).get(("controls", preset.get("controls")), {})  # on another scale
+    rates = {key: getattr(cell, key) for key in _RATES if key in known and key not in own}
+    rates = rates if "eta_lambda" in known else {}
     return {
         "method": {"name": method} | rates,
         "training": {key: OPEN_CHOICES[key] for key in ("epochs", "batch_size")} | {"lr": cell.lr},

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from freshet.errors import FreshetError, RunError
+from freshet.files import open_own, writing
 from freshet.runs import checkpoint
 from freshet.runs.reader import ENDED, Run
 from freshet.runs.writer import write_atomically
@@ -90,7 +91,9 @@ class Store:
     def locked(self) -> Iterator[None]:
         """Only one command at a time works in a folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as file:
+        with writing(self.folder, "nothing was changed"):
+            file = open_own(self.folder / ".lock", create=True)
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet._version import __version__
-from freshet.compute.processes import ONE_THREAD
+from freshet.compute.forking import ONE_THREAD
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Options, Verdict
 from freshet.core.server import Flight, Server

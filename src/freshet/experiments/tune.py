@@ -22,6 +22,7 @@ from freshet.errors import RunError
 from freshet.experiments.compare import Watch, Workers, execute
 from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key
 from freshet.experiments.store import State, Store
+from freshet.files import open_own, reason
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
 from freshet.runs.facts import ACCURACY, Metric, metric_of
@@ -36,6 +37,8 @@ FIRST_SEED = 1000
 LR = Range(1e-3, 0.5, log=True)
 #: What a run that diverged is worth, where the worst of a metric is not known to be 0.
 WORST = -1e9
+#: Optuna's record of a study.
+JOURNAL = "study.journal"
 Values = dict[str, Any]
 
 
@@ -71,7 +74,8 @@ def load_optuna() -> Any:
 def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
     """What the tuner may change, ``section.key`` to range: the learning rate, and what the method declares in its
     ``about.space``; ``in_flight`` bounds the number of uploads to wait for."""
-    declared = find(method)[0].about.space
+    about = find(method)[0].about
+    declared = {**about.space, **about.spaces.get(method, {})}
     space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items()}
     return space if in_flight is None else {key: each.within(in_flight) for key, each in space.items()}
 
@@ -128,6 +132,16 @@ def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int]
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
     content += [dict(each.hashes) for each in made]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def mend_journal(path: Path) -> None:
+    """Cut off what a killed process left half written: Optuna would write on behind it and never read it again. What is
+    not a file of this folder (a link, a pipe) is refused."""
+    try:
+        with open_own(path, create=True) as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    except OSError as error:
+        raise RunError(f"{path} cannot be used ({reason(error)})") from None
 
 
 # ---- watching a trial
@@ -193,7 +207,8 @@ class Tuner:
 
     def _open(self, optuna: Any) -> Any:
         """The study of this folder, new or gone on with; a trial that was cut off is put in line again."""
-        journal = optuna.storages.journal.JournalFileBackend(str(self.folder / "study.journal"))
+        mend_journal(self.folder / JOURNAL)
+        journal = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
         warmup = max(1, step_of({"time": resolve(self.tables).run.until}, 0, trial_config(self.tables, {}, 0)) // 4)
         try:
             study = optuna.create_study(
@@ -206,7 +221,7 @@ class Tuner:
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError) as error:
             problem = f"{type(error).__name__}: {str(error)[:160]}"
             raise RunError(
-                f"{self.folder}/study.journal is damaged ({problem}); remove it to begin anew: finished runs stay"
+                f"{self.folder / JOURNAL} is damaged ({problem}); remove it to begin anew: finished runs stay"
             ) from error
         mine = fingerprint(self.tables, self.space, self.seeds, list(self._made.values()))
         theirs = study.user_attrs.get("fingerprint", mine)

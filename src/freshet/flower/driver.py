@@ -8,12 +8,13 @@ driving thread changes the model, so that a test needs no lock.
 import statistics
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
-from freshet.core.events import Noted
+from freshet.core.events import Noted, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Slot
 from freshet.core.saving import Tree
 from freshet.core.server import NO_TRIP, Refused
@@ -27,8 +28,11 @@ from freshet.runs.writer import RunWriter
 from freshet.training.outcome import Score
 
 WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
+OFTEN = "asks for the fresh model again and again"
 #: Refused questions that are logged, each with a line; more are only counted.
 _LOGGED_REFUSALS = 100
+#: Trips of each device whose seconds are remembered, for the medians.
+_TIMED = 1000
 
 
 class _Known(NamedTuple):
@@ -65,7 +69,7 @@ class Live:
         self._listed = bool(nodes)
         self.session = session or new_ticket()
         self.journeys: dict[int, Journey] = {}
-        self.over = False
+        self.over = self._concluded = False
         self._lock = threading.RLock()
         self._online: set[int] = set()
         self._called, self._refusals = -1e9, 0
@@ -77,8 +81,9 @@ class Live:
         self.done: dict[int, Done] = defaultdict(Done)
         #: Messages that were sent: one per trip, two where the fresh model comes by message.
         self.messages = 0
-        #: Seconds by device and phase, one for each trip.
-        self.seconds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        #: Seconds by device and phase, one for each of the last trips.
+        latest = partial(deque[float], maxlen=_TIMED)
+        self.seconds: dict[int, dict[str, deque[float]]] = defaultdict(lambda: defaultdict(latest))
 
     # ---- Driver
 
@@ -109,12 +114,14 @@ class Live:
 
     def conclude(self) -> None:
         """Test the model that is left, unless that was just done, and look at the result."""
+        with self._lock:
+            self._concluded = True  # who asks from now on gets no answer, and the log no line of it
         if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
             self._test()
         self.coordinator.watch.settle()
 
     def facts(self) -> dict[str, Any]:
-        """The course of the run, and the seconds of its trips by phase, as medians over all trips."""
+        """The course of the run, and the seconds of its trips by phase, as medians over the last trips."""
         phases: dict[str, list[float]] = defaultdict(list)
         for by_phase in self.seconds.values():
             for phase, values in by_phase.items():
@@ -132,12 +139,13 @@ class Live:
     def _tick(self) -> None:
         due = [at for at in self._wakes if at <= self.now]
         self._wakes = [at for at in self._wakes if at not in due]
+        there = {self.devices.get(node, -1) for node in self._online} - {-1}
         for at in due:
             with self._lock:
-                self._carry_out(self.coordinator.tick(at, self._is_there))
-
-    def _is_there(self, device: int) -> bool:
-        return any(self.devices.get(node) == device for node in self._online)
+                if self.server.synchronous and not self.journeys and not there:  # a round without anybody is none
+                    self._wake(self.coordinator.put_off(at, self.now))
+                else:
+                    self._carry_out(self.coordinator.tick(at, there.__contains__))
 
     def _call_roll(self) -> None:
         """Who is there; a node that is not on the list gets the next free device number, where there is no list."""
@@ -249,9 +257,13 @@ class Live:
             now, done = self.now, self.done[device]
             del self.journeys[device]
             done.trips, done.seconds = done.trips + 1, done.seconds + now - journey.started
+            samples, before = self.server.world.samples, int(self.server.world.samples[device])
             if 0 < answer.samples < 2**31:
-                self.server.world.samples[device] = answer.samples
-            self._carry_out(self.coordinator.arrived(now, device, trip, lambda: upload), now)
+                samples[device] = answer.samples
+            effects = self.coordinator.arrived(now, device, trip, lambda: upload)
+            if any(isinstance(event, Rejected) and event.device == device for event in effects.events):
+                samples[device] = before  # what is refused leaves no trace
+            self._carry_out(effects, now)
             if answer.unreached:
                 note = {"device": device, "trip": trip, "reason": answer.unreached}
                 self.writer.event(self.now, Noted("trained on without the fresh model", note))
@@ -282,10 +294,12 @@ class Live:
         """The model of this moment for a device in mid-training; raises ``Refused``."""
         with self._lock:
             journey = self._entitled(device, trip, token)
-            effects = self.coordinator.request(Request(device, trip, slot))
-            self._carry_out(effects)
-            if any(getattr(event, "reason", None) for event in effects.events):
+            asked, often = Request(device, trip, slot), journey.asks_too_often()
+            effects = self.coordinator.refused(OFTEN) if often else self.coordinator.request(asked)
+            if any(isinstance(event, Rejected) for event in effects.events):
+                self._note_refusal(effects)
                 raise Refused("this cannot be asked")
+            self._carry_out(effects)
             journey.slot, journey.fresh = slot, effects.fresh
             return effects.fresh
 
@@ -296,6 +310,8 @@ class Live:
 
     def _entitled(self, device: int, trip: int, token: str) -> Journey:
         """The trip that a token belongs to; a question without one is logged and refused."""
+        if self._concluded:
+            raise Refused("the run is over")
         journey, node = self.journeys.get(device), self._node(device)
         if journey is None or node is None or journey.assignment.trip != trip:
             reason = NO_TRIP
@@ -303,10 +319,14 @@ class Live:
             return journey
         else:
             reason = WRONG_TOKEN
+        self._note_refusal(self.coordinator.refused(reason))
+        raise Refused(reason)
+
+    def _note_refusal(self, effects: Effects) -> None:
+        """Log a refused question, unless there were so many that somebody wants to fill the disk."""
         self._refusals += 1
         if self._refusals <= _LOGGED_REFUSALS:
-            self._carry_out(self.coordinator.refused(reason))
-        raise Refused(reason)
+            self._carry_out(effects)
 
     # ---- testing the model
 
@@ -361,7 +381,7 @@ class Live:
             self.done[int(device)] = Done(trips, seconds)
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
-                self.seconds[int(device)][phase] = list(values)
+                self.seconds[int(device)][phase].extend(values)
 
     def _in_flight(self) -> list[tuple[int, Journey]]:
         """Trips that were not given up (an answer to one that was is still waited for, to know that its device is

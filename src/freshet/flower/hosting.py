@@ -85,7 +85,8 @@ def _task(folder: Folder) -> Iterator[Any]:
         yield grid
         status, details = SubStatus.COMPLETED, ""
     finally:
-        heart.stop()
+        if heart.is_running:  # it dies of answers that it does not know
+            heart.stop()
         grid._retry_invoker.max_tries = 1
         with contextlib.suppress(httpx.HTTPError):  # a SuperLink that is gone needs not be told
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))

@@ -12,6 +12,8 @@ from freshet.core.saving import Tree
 #: What a device spends its time on: process and Flower's part of it, loading our code and torch, data and model,
 #: training, waiting for the fresh model.
 PHASES = ("start", "import", "load", "train", "fresh")
+#: Questions of one trip that are answered: a device that gets no answer tries three times, and may begin anew.
+MOST_QUESTIONS = 20
 
 
 class Reply(NamedTuple):
@@ -69,6 +71,13 @@ class Journey:
     begun: float | None = field(default_factory=time.time)
     #: Seconds by phase of its first message, where it takes two.
     spent: Mapping[str, float] = field(default_factory=dict)
+    #: How often the device has asked for the fresh model.
+    asked: int = 0
+
+    def asks_too_often(self) -> bool:
+        """Count a question; whether these are more than lost answers explain."""
+        self.asked += 1
+        return self.asked > MOST_QUESTIONS
 
     def durations(self, whole: float, timing: Mapping[str, float]) -> dict[str, float]:
         """Where a trip's time went, ``timing`` being what the device says of its last message.

@@ -35,6 +35,8 @@ QUIET = {
 }
 #: Seconds that a process is given to end by itself.
 GRACE = 10.0
+#: Seconds that a command of Flower's may take.
+PATIENCE = 300.0
 
 
 @dataclass
@@ -199,9 +201,12 @@ def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Com
 
 def call(command: Command) -> list[dict[str, Any]]:
     """Run a command of Flower's that answers in JSON; its answers, of which there is at least one."""
-    done = subprocess.run(  # noqa: S603
-        command.words, env=surroundings(command), capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603
+            command.words, env=surroundings(command), capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"Flower has not answered `{command.name}` within {PATIENCE:g} s") from None
     found = _documents(done.stdout)
     if done.returncode or not found or not all(each.get("success") for each in found):
         told = next((str(each["error-message"]) for each in found if each.get("error-message")), "")

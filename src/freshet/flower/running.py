@@ -50,7 +50,11 @@ class ServerRun:
         self.children = processes.start_server(folder)
         self._restarts = folder.server().restarts
         self._begun = 0.0
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            processes.stop(self.children)
+            raise
 
     def _begin(self) -> None:
         for left in ("server.pid", "server.error"):
@@ -133,8 +137,9 @@ def attend(command: Command, say: Say) -> None:
     A SuperNode that comes back before the SuperLink has noticed that it was gone is refused, for about a minute.
     """
     with stoppable():
-        child = Child(command)
+        child = None
         try:
+            child = Child(command)
             while True:
                 if child.ended is not None:
                     say(f"{command.name}: its SuperNode ended with code {child.ended}; started again in {RETRY:g} s")
@@ -144,7 +149,7 @@ def attend(command: Command, say: Say) -> None:
         except Stopped:
             pass
         finally:
-            processes.stop([child])
+            processes.stop([child] if child is not None else [])
 
 
 class LocalRun:

@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -253,7 +253,7 @@ def read_nodes(path: Path, devices: int) -> dict[int, int]:
 
 
 def surroundings(
-    parts: Parts, config: Config, world: World, seconds: Mapping[int, Mapping[str, list[float]]]
+    parts: Parts, config: Config, world: World, seconds: Mapping[int, Mapping[str, Sequence[float]]]
 ) -> RunWorld:
     """world.json: of each device the medians of its trips, in the terms of a simulated fleet (0 where none was made).
 
@@ -286,5 +286,5 @@ def surroundings(
     )
 
 
-def _median(values: list[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0

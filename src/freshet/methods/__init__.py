@@ -94,7 +94,7 @@ def _checked(method: Any, who: str) -> type[Method]:
     if not isinstance(about, About):
         needed = 'about = About(name, "async" or "sync", title, citation)'
         raise ConfigError("method.name", f"{who} does not say what it is; give the class {needed}")
-    for key in about.space:
+    for key in {*about.space, *(key for space in about.spaces.values() for key in space)}:
         if key not in method.Options.model_fields:
             raise ConfigError(f"method.{key}", f"{who} has it in about.space, but not among its options")
     return method

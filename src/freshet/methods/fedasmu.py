@@ -1,6 +1,6 @@
 """FedASMU: asynchronous federated learning with dynamic staleness-aware aggregation and fresh models in mid-training.
 
-J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination" (FedASMU: AAAI 2024).
+J. Jia, J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination" (FedASMU: AAAI 2024).
 
 Server, for an upload ``w_i`` that device i trained from version o while the model is at version t, ``s = t - o + 1``::
 
@@ -11,14 +11,29 @@ Server, for an upload ``w_i`` that device i trained from version o while the mod
 lambda, sigma, iota descend the loss of the model that the device's previous upload produced, with its gradient
 estimated from this upload: ``g = -d / (eta ((1 - beta) n1 + n2))``, n1 and n2 the steps before and after the merge.
 It is an estimate: the gradient is one device's, summed along its path, and taken at w_o, ``gap`` versions later (E10).
+With p, s_p, xi_p, lambda_p, sigma_p those of that previous upload, ``step`` what it moved the model along::
+
+    q = <g, step>      c = mu_alpha / (1 + mu_alpha xi_p)^2      r = 1 / (sqrt(p) s_p^sigma_p)
+    lambda -= eta_lambda q c r      sigma += eta_sigma q c r lambda_p ln(s_p)      iota -= eta_iota q c
 
 Device, at the start of epoch l* with fresh version g > o and ``w_b`` the local model::
 
     phi = gamma / sqrt(g) (1 - upsilon / sqrt(g - o + 1))    beta = mu_beta phi / (1 + mu_beta phi)
     w_a = (1 - beta) w_b + beta w_g
 
-gamma and upsilon descend the mini-batch loss at ``w_a``; the reward ``loss(w_b) - loss(w_a)`` teaches the selector of
-l*. ``equations = "published"`` keeps the printed forms where they are not the derivatives (errata E1, E2, E4-E6).
+gamma and upsilon descend the mini-batch loss at ``w_a``, whose gradient is h::
+
+    q = <h, w_g - w_b>      c = mu_beta / (1 + mu_beta phi)^2
+    gamma -= eta_gamma q c (1 - upsilon / sqrt(g - o + 1)) / sqrt(g)
+    upsilon += eta_upsilon q c gamma / (sqrt(g) sqrt(g - o + 1))
+
+The reward ``R = loss(w_b) - loss(w_a)`` teaches the selector of l*: an LSTM for a device's first trip, by REINFORCE,
+and a table H of the device for later ones, which go from slot l by a in {-1, 0, +1} to l'::
+
+    theta += eta_rl (P / mu) grad log P(l*) (R - b) / std      H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))
+
+b and std are running ones, P / mu the probability of the slot over that with which it was chosen (both 1 when raw).
+``equations = "published"`` keeps the printed forms where they are not the derivatives (errata E1, E2, E4, E6, E13).
 """
 
 import math
@@ -37,11 +52,13 @@ from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import mix
 from freshet.errors import ConfigError
 from freshet.methods.parts import replays
+from freshet.methods.parts.course import Course
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
 from freshet.methods.parts.staleness import (
     Control,
     Past,
     control_gradients,
+    cosine,
     descend,
     saturate,
     staleness_weight,
@@ -73,6 +90,8 @@ class ServerState:
     steps: StepMemory
     meta: "MetaSelector"
     devices: dict[int, DeviceControl] = field(default_factory=dict)
+    #: Under ``controls = "course"``, in the place of ``steps`` and ``devices``.
+    course: Course | None = None
     adaptations: int = 0
     skipped: int = 0
 
@@ -91,6 +110,7 @@ class FedASMU(Method):
             "fedasmu-0": {"dynamic_server": False, "adaptive_device": False},
             "fedasmu-published": {"equations": "published"},
             "fedasmu-progress": {"apply": "progress"},
+            "fedasmu-course": {"apply": "progress", "controls": "course"},
         },
         space={
             "lambda0": Range(0.1, 20.0, log=True),
@@ -98,6 +118,11 @@ class FedASMU(Method):
             "iota0": Range(0.0, 0.3),
             "gamma0": Range(0.1, 5.0, log=True),
             "upsilon0": Range(0.0, 1.0),
+        },
+        # Progress adds up: with 30 devices in flight an alpha of 0.03 to 0.2 makes of their uploads what a mean would.
+        spaces={
+            name: {"lambda0": Range(0.1, 3.0, log=True), "iota0": Range(0.0, 0.1)}
+            for name in ("fedasmu-progress", "fedasmu-course")
         },
         curves=(
             Curve("lambda", "aggregate", "lambda", "λ", "server, scale of α"),
@@ -126,8 +151,13 @@ class FedASMU(Method):
         steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
         self.state = ServerState(steps, MetaSelector(world.epochs, *learning))
+        if options.dynamic_server and options.controls == "course":
+            self.state.course = Course(self._first_control())
         if options.meta_from:
             self.state.meta.load(Path(options.meta_from))
+
+    def _first_control(self) -> Control:
+        return Control(self.options.lambda0, self.options.sigma0, self.options.iota0)
 
     @classmethod
     def rule(cls, options: ASMUOptions) -> LocalRule:
@@ -161,24 +191,27 @@ class FedASMU(Method):
             self.world.layout.learnable,
             self.state,
         )
-        known = state.devices.get(upload.device) or DeviceControl(Control(o.lambda0, o.sigma0, o.iota0))
+        known = state.devices.get(upload.device) or DeviceControl(self._first_control())
         # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
         base, beta = server.store.get(flight.base), float(upload.merged.get("beta", 0.0))
         fresh = base if flight.fresh is None or beta == 0.0 else server.store.get(flight.fresh)
         start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
         new, product = np.empty_like(w), None
-        if o.dynamic_server:
+        if o.dynamic_server and state.course is None:
             measured = beta if o.equations == "corrected" else 0.0
             trained = Trained(upload.weights, base, fresh)
             product, step, length = state.steps.measure(upload.device, trained, start, along, measured)
         else:
-            step = new[:n]
+            step = new[:n] if state.course is None else np.empty(n, np.float32)
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
+        if state.course is not None:
+            product, before = state.course.judged(flight.base, step)
+            known = DeviceControl(state.course.control, before)
         numbers: dict[str, Any] = {"adapted": False, "lr": flight.lr, "steps": upload.steps, "beta": beta}
         numbers["n1"] = int(upload.merged.get("n1", 0))
         c, adapts = known.control, product is not None and known.past is not None
         if product is not None and known.past is not None:
-            c, adaptation = self._adapt(c, known.past, product, upload, flight)
+            c, adaptation = self._adapt(c, known.past, product, length, upload, flight)
             numbers |= adaptation
         elif known.past is not None:
             numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
@@ -191,29 +224,36 @@ class FedASMU(Method):
             return Reject(NOT_FINITE)
         # Only what is accepted leaves a trace.
         state.adaptations, state.skipped = state.adaptations + adapts, state.skipped + ("forgotten" in numbers)
-        if o.dynamic_server:
+        past = Past(server.version, server.age, s, xi, c, length)
+        if state.course is not None:
+            numbers["course"] = state.course.follow(past, alpha, step, server.store.__contains__)
+        elif o.dynamic_server:
             state.steps.remember(upload.device, step)
-        past = Past(server.version, server.age, s, xi, c) if o.dynamic_server else None
-        state.devices[upload.device] = DeviceControl(c, past)
+            state.devices[upload.device] = DeviceControl(c, past)
+        else:
+            state.devices[upload.device] = DeviceControl(c)
         news = self._learn_slot(upload)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
         part = Contribution(upload.device, flight.base, s, alpha)
         return Aggregate(new, (part,), numbers, alpha * length, news)
 
     def _adapt(
-        self, control: Control, past: Past, product: float, upload: Upload, flight: Flight
+        self, control: Control, past: Past, product: float, length: float, upload: Upload, flight: Flight
     ) -> tuple[Control, dict[str, Any]]:
-        """The device's controls, moved down the loss of the model that its last upload produced, and the numbers."""
+        """The device's controls (or those of all), moved down the loss of the model that its last upload produced (or
+        along the course that led to its base), and the numbers. ``length`` is that of the new step."""
         o = self.options
-        scale, numbers = flight.lr * flight.epochs, dict[str, Any]()  # as printed
+        scale, numbers = flight.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
         if o.equations == "corrected":
-            # E1: training moves against the gradient. E5: it sums steps, not epochs. E6: what the merge left of them.
+            # E1: training moves against the gradient. E6: of the steps before the merge it left a part.
             # A step is what the optimiser makes of a unit gradient: 1 for plain SGD, more with momentum.
             n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
             reach = [self.world.reach(n1), self.world.reach(upload.steps)]
             scale = -training_scale(flight.lr, reach[1], reach[0], beta)
             numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
         q = product / scale
+        if o.controls != "loss":  # <g, step> / (|g| |step|), and g points against what training produced
+            q, numbers = -cosine(product, length, past.length), numbers | {"length": length, "length_p": past.length}
         gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations)
         moved = descend(control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
         names = ("grad_lambda", "grad_sigma", "grad_iota")
@@ -233,8 +273,12 @@ class FedASMU(Method):
         }
 
     def opening(self) -> list[str]:
+        return [*self.options.slow_rates(), *self._memory()]
+
+    def _memory(self) -> list[str]:
+        """What becomes of the steps that memory does not hold."""
         limit, devices = self.state.steps.limit, self.world.devices
-        if not self.options.dynamic_server or limit is None or limit >= devices:
+        if not self.options.dynamic_server or self.state.course is not None or limit is None or limit >= devices:
             return []
         kept = f"{self.options.control_budget_mb} MiB (method.control_budget_mb) hold the steps of {limit} devices"
         if self.options.control_memory == "exact":

@@ -50,10 +50,10 @@ class FedAsyncOptions(Options):
             return polynomial(tau, self.poly_a)
         return hinge(tau, self.hinge_a, self.hinge_b) if self.staleness == "hinge" else 1.0
 
-    def weight(self, tau: int, updates: int) -> float:
-        """``alpha_tau``, after so many updates of the global model."""
+    def weight(self, discount: float, updates: int) -> float:
+        """``alpha_tau`` with this ``s(tau)``, after so many updates of the global model."""
         halved = self.halve_after and updates >= self.halve_after
-        return self.alpha * (0.5 if halved else 1.0) * self.discount(tau)
+        return self.alpha * (0.5 if halved else 1.0) * discount
 
 
 class FedAsync(Method):
@@ -78,15 +78,15 @@ class FedAsync(Method):
         return proximal(options.rho)
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        tau = server.staleness(flight) - 1
-        alpha = self.options.weight(tau, server.version - 1)
-        return mixed(server, upload, flight, alpha, discount=self.options.discount(tau))
+        discount = self.options.discount(server.staleness(flight) - 1)
+        alpha = self.options.weight(discount, server.version - 1)
+        return mixed(server, upload, flight, alpha, discount=discount)
 
     @classmethod
     def audit(cls, options: FedAsyncOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
         if isinstance(event, Aggregated):
             (part,) = event.contributions
-            tau = part.staleness - 1
-            expect("discount", event.numbers["discount"], options.discount(tau))
-            expect("alpha", event.numbers["alpha"], options.weight(tau, event.version - 1))
+            discount = options.discount(part.staleness - 1)
+            expect("discount", event.numbers["discount"], discount)
+            expect("alpha", event.numbers["alpha"], options.weight(discount, event.version - 1))
             expect("weight", part.weight, event.numbers["alpha"])

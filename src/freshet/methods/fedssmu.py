@@ -1,10 +1,11 @@
 """FedSSMU: FedASMU's two ideas inside synchronous rounds.
 
-J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination".
+J. Jia, J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination".
 
 In round g every upload is merged at once into ``w_{g,k}``, k = uploads merged before it in this round; its staleness is
-``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are FedASMU's with ``sqrt(g)`` for
-``sqrt(t)``. The round ends when all selected devices have uploaded or are lost; ``w_{g+1,0} = w_{g,k}``.
+``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are FedASMU's with the round g
+under the root for the version t and, on the device, for the fresh version; ``g - o + 1`` there is k + 1. The round ends
+when all selected devices have uploaded or are lost; ``w_{g+1,0} = w_{g,k}``.
 
 With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``, and c = 1 makes the
 round's result the plain mean of the old model and all uploads.
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from freshet.core.about import About
+from freshet.core.about import About, Range
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Options, Verdict
 from freshet.core.server import Flight, Server
@@ -25,7 +26,9 @@ from freshet.methods.parts.fresh import ASMUOptions
 class SSMUOptions(ASMUOptions):
     """FedASMU's hyper-parameters with the defaults that suit rounds."""
 
-    progress_defaults: ClassVar[dict[str, Any]] = {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
+    following: ClassVar[dict[tuple[str, str], dict[str, Any]]] = ASMUOptions.following | {
+        ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
+    }
 
     lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.8, description="initial sigma: how fast the weight falls with the place in the round")
@@ -39,15 +42,21 @@ class FedSSMU(FedASMU):
         "fedssmu",
         "sync",
         "FedSSMU",
-        "Liu et al., Efficient Federated Learning with Timely Update Dissemination",
+        "Jia, Liu et al., Efficient Federated Learning with Timely Update Dissemination",
         variants={
             "fedssmu-da": {"dynamic_server": False},
             "fedssmu-fa": {"adaptive_device": False},
             "fedssmu-0": {"dynamic_server": False, "adaptive_device": False},
             "fedssmu-published": {"equations": "published"},
             "fedssmu-progress": {"apply": "progress"},
+            "fedssmu-course": {"apply": "progress", "controls": "course"},
         },
         space=FedASMU.about.space,
+        # Ten uploads of a round with an alpha of 0.1 each add up to their mean.
+        spaces={
+            name: {"lambda0": Range(0.05, 2.0, log=True), "iota0": Range(0.02, 0.3)}
+            for name in ("fedssmu-progress", "fedssmu-course")
+        },
         curves=FedASMU.about.curves,
     )
     Options: ClassVar[type[Options]] = SSMUOptions

@@ -4,7 +4,9 @@ Two addresses exist: the page and its data. The page asks every second; the serv
 answers "nothing new" without work when there is none.
 """
 
+import io
 import json
+import socket
 import sys
 import threading
 import time
@@ -21,7 +23,7 @@ from freshet.report.reading import Reader, RunData
 HOST = "127.0.0.1"
 #: The log is looked at no more often than this, however many pages are open.
 EVERY_SECONDS = 0.8
-#: A client that sends or takes nothing for so many seconds is left.
+#: A client that has not sent a whole question after so many seconds, or takes nothing for as long, is left.
 PATIENCE = 10.0
 #: What is read while a page waits for it: so many new bytes, of a log of so many events.
 AT_ONCE, MANY_EVENTS = 5_000_000, 20_000
@@ -73,6 +75,18 @@ class Source:
         self._version, self._body = version, body
 
 
+class _Incoming(socket.SocketIO):
+    """What a client sends, up to a moment: one that sends a byte now and then is not waited for longer than another."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, "r")
+        self.connection, self.end = connection, 0.0
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.connection.settimeout(max(0.001, self.end - time.monotonic()))
+        return super().readinto(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: "Server"
     protocol_version = "HTTP/1.1"
@@ -80,7 +94,18 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = PATIENCE
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._incoming = _Incoming(self.connection)
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def handle_one_request(self) -> None:
+        self._incoming.end = time.monotonic() + self.timeout
+        super().handle_one_request()
+
     def do_GET(self) -> None:
+        self.connection.settimeout(self.timeout)
         if self.headers.get("Host") not in self.server.names:  # another site's name that points here
             self._send(HTTPStatus.FORBIDDEN, b"", "text/plain")
             return

@@ -4,14 +4,14 @@ What every report asks for (how far the log reaches, how many devices it names, 
 once, as the file is taken in. All else goes through the file again.
 """
 
-import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from freshet.runs.facts import number, whole
+from freshet.runs.facts import contributors, number, parsed, whole
 from freshet.runs.segments import Damaged, lines, size
 
 Record = dict[str, Any]
@@ -19,15 +19,8 @@ Record = dict[str, Any]
 Seen = Callable[[int], None]
 #: A file whose times go back (somebody edited it) is sorted in memory if it is no larger than this.
 SORTED_BYTES = 1 << 25
-
-
-def parsed(line: bytes) -> Record | None:
-    """A line of a log, if it is one."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+#: A bar is told of the lines that were gone through after so many bytes.
+PORTION = 1 << 18
 
 
 class Log:
@@ -45,6 +38,8 @@ class Log:
         self.end, self.devices = 0.0, 0
         #: Tests of the model, each with its numbers.
         self.tests: list[Record] = []
+        #: How many uploads entered an aggregation at which staleness.
+        self.stalenesses: Counter[int] = Counter()
         self._offset, self._line, self._ordered = 0, 0, True
 
     def __len__(self) -> int:
@@ -96,7 +91,10 @@ class Log:
         self.end = max(self.end, time)
         self.kinds[str(row.get("kind"))] += 1
         self.devices = max(self.devices, -1 if device is None else device + 1)
-        if row.get("kind") == "evaluate":
+        kind = row.get("kind")
+        if kind == "aggregate":
+            self.stalenesses.update(each.staleness for each in contributors(row) if each.staleness is not None)
+        elif kind == "evaluate":
             self.tests.append(row)
 
     def __iter__(self) -> Iterator[Record]:
@@ -115,14 +113,16 @@ class Log:
             yield from self._of(*kinds)
 
     def _of(self, *kinds: str) -> Iterator[Record]:
-        if self.path is None or not self._offset:
+        if self.path is None or not self._offset or (kinds and self.kinds.keys().isdisjoint(kinds)):
             return
-        names = [f'"{kind}"'.encode() for kind in kinds]
-        left = self._offset
+        names = re.compile("|".join(f'"{re.escape(kind)}"' for kind in kinds).encode())
+        left, told = self._offset, self._offset
         for line in lines(self.path):
-            self._seen(len(line))
             left -= len(line)
-            if not names or any(name in line for name in names):
+            if told - left >= PORTION or left <= 0:
+                self._seen(told - left)
+                told = left
+            if names.search(line):
                 row = parsed(line)
                 if row is not None and number(row.get("time")) is not None and (not kinds or row.get("kind") in kinds):
                     yield row

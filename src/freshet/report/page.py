@@ -33,8 +33,8 @@ from freshet.runs.facts import ACCURACY, Metric, number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
-#: How often a log is gone through: once as it is read, then for staleness, trips, weights, controls and devices.
-PASSES = 6
+#: How often a log is gone through: once as it is read, then for trips, weights and controls.
+PASSES = 4
 SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
     "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
@@ -162,6 +162,7 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
         "group": place,
         "seed": run.seed,
         "status": run.status,
+        "finished": run.finished,
         "diverged": run.diverged,
         "end": run.end,
         "until": run.setting("run", "until"),

@@ -68,7 +68,7 @@ class _Replay:
     #: Uploads by device and base that nothing has become of yet.
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
     #: What the defence against poisoned updates has measured of the last uploads.
-    measures: list[float] = field(default_factory=list)
+    judged: defence.Seen = field(default_factory=defence.Seen)
     #: The upload that was just logged, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
@@ -132,16 +132,13 @@ def _against_summary(run: Run, found: Audit) -> str | None:
     return None
 
 
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise Mismatch(problem)
-
-
 def _next(replay: _Replay, line: dict[str, Any]) -> Event | None:
     """The event of a line, checked against those before it; None when its kind is not known."""
     replay.seq += 1
-    _require(line["seq"] == replay.seq, f"seq is {line['seq']}, expected {replay.seq}")
-    _require(line["time"] >= replay.time, f"time goes back from {replay.time} to {line['time']}")
+    if line["seq"] != replay.seq:
+        raise Mismatch(f"seq is {line['seq']}, expected {replay.seq}")
+    if not line["time"] >= replay.time:
+        raise Mismatch(f"time goes back from {replay.time} to {line['time']}")
     replay.time = line["time"]
     event = events.parse(line)
     if event is not None:
@@ -150,8 +147,10 @@ def _next(replay: _Replay, line: dict[str, Any]) -> Event | None:
 
 
 def _trigger(replay: _Replay, event: Triggered) -> None:
-    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
-    _require(event.device not in replay.trips, f"device {event.device} is triggered while it is training")
+    if event.version != replay.version:
+        raise Mismatch(f"version is {event.version}, expected {replay.version}")
+    if event.device in replay.trips:
+        raise Mismatch(f"device {event.device} is triggered while it is training")
     replay.trips[event.device] = event
 
 
@@ -160,24 +159,28 @@ def _request(replay: _Replay, event: Requested) -> None:
     newer = replay.version if replay.version > trip.version else None
     if asked is not None and asked[1].trip == event.trip and asked[1].fresh is not None:
         newer = asked[1].fresh  # asked twice: the answer stays
-    _require(event.fresh == newer, f"fresh is {event.fresh}, not the newest model")
+    if event.fresh != newer:
+        raise Mismatch(f"fresh is {event.fresh}, not the newest model")
     replay.requests[event.device] = (replay.time, event)
 
 
 def _merge(replay: _Replay, event: Merged) -> None:
     _trip(replay, event)
     time, request = replay.requests.get(event.device, (0.0, None))
-    _require(request is not None and request.trip == event.trip, "merge without a request")
-    assert request is not None
-    _require(event.fresh == request.fresh, f"merged version {event.fresh}, but got {request.fresh}")
-    _require(replay.time > time, "merged at the time of the request: a download takes time")
+    if request is None or request.trip != event.trip:
+        raise Mismatch("merge without a request")
+    if event.fresh != request.fresh:
+        raise Mismatch(f"merged version {event.fresh}, but got {request.fresh}")
+    if not replay.time > time:
+        raise Mismatch("merged at the time of the request: a download takes time")
     if event.numbers.get("diverged"):
         replay.diverged.add((event.device, event.trip))
 
 
 def _upload(replay: _Replay, event: Uploaded) -> None:
     trip = _trip(replay, event)
-    _require(event.base == trip.version, f"base is {event.base}, but {trip.version} was sent")
+    if event.base != trip.version:
+        raise Mismatch(f"base is {event.base}, but {trip.version} was sent")
     replay.arrived = (event, trip.lr)
     replay.uploads[event.device, event.base] += 1
     _end(replay, event.device)
@@ -194,15 +197,19 @@ def _end(replay: _Replay, device: int) -> None:
 
 
 def _aggregate(replay: _Replay, event: Aggregated) -> None:
-    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    if event.version != replay.version:
+        raise Mismatch(f"version is {event.version}, expected {replay.version}")
     if event.device is not None and event.trip is not None:
         lr = _decided(replay, event)
-        _require((event.device, event.trip) not in replay.diverged, "a trip that diverged was aggregated")
+        if (event.device, event.trip) in replay.diverged:
+            raise Mismatch("a trip that diverged was aggregated")
         logged = event.numbers.get("lr", lr)
-        _require(logged == lr, f"lr is {logged}, the device had {lr}")
+        if logged != lr:
+            raise Mismatch(f"lr is {logged}, the device had {lr}")
     for part in event.contributions:
         expected = replay.version - part.base + 1
-        _require(part.staleness == expected, f"staleness is {part.staleness}, expected {expected}")
+        if part.staleness != expected:
+            raise Mismatch(f"staleness is {part.staleness}, expected {expected}")
         _take(replay, part.device, part.base)
     replay.version += 1
 
@@ -211,7 +218,8 @@ def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float
     """The verdict on an upload comes right after it arrived; returns the learning rate of its trip."""
     arrived, lr = replay.arrived or (None, 0.0)
     same = arrived is not None and (arrived.device, arrived.trip) == (event.device, event.trip)
-    _require(same, "there is no upload that this decides about")
+    if not same:
+        raise Mismatch("there is no upload that this decides about")
     assert arrived is not None
     if not isinstance(event, Aggregated):
         _take(replay, arrived.device, arrived.base)
@@ -221,7 +229,8 @@ def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float
 def _take(replay: _Replay, device: int, base: int) -> None:
     """An upload has been aggregated, discarded or rejected; that happens once."""
     left = replay.uploads.pop((device, base), 0) - 1
-    _require(left >= 0, f"device {device} has not uploaded a model trained from version {base}")
+    if left < 0:
+        raise Mismatch(f"device {device} has not uploaded a model trained from version {base}")
     if left:
         replay.uploads[device, base] = left
 
@@ -229,7 +238,8 @@ def _take(replay: _Replay, device: int, base: int) -> None:
 def _discard(replay: _Replay, event: Discarded) -> None:
     _decided(replay, event)
     expected = replay.version - event.base + 1
-    _require(event.staleness == expected, f"staleness is {event.staleness}, expected {expected}")
+    if event.staleness != expected:
+        raise Mismatch(f"staleness is {event.staleness}, expected {expected}")
 
 
 def _rejected(replay: _Replay, event: Rejected) -> None:
@@ -238,7 +248,8 @@ def _rejected(replay: _Replay, event: Rejected) -> None:
         return
     _decided(replay, event)
     length, limit = event.numbers.get("length"), event.numbers.get("limit")
-    _require(length is None or limit is None or length > limit, f"its length {length} is within the limit {limit}")
+    if length is not None and limit is not None and not length > limit:
+        raise Mismatch(f"its length {length} is within the limit {limit}")
 
 
 def _flies(replay: _Replay, event: Rejected) -> bool:
@@ -251,27 +262,31 @@ def _hurry(replay: _Replay, event: Hurried) -> None:
 
 
 def _evaluate(replay: _Replay, event: Evaluated) -> None:
-    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    if event.version != replay.version:
+        raise Mismatch(f"version is {event.version}, expected {replay.version}")
 
 
 def _devices(replay: _Replay, event: Examined) -> None:
-    _require(event.version == replay.version, f"version is {event.version}, expected {replay.version}")
+    if event.version != replay.version:
+        raise Mismatch(f"version is {event.version}, expected {replay.version}")
     lengths = {len(scores) for scores in event.numbers.values()}
-    _require(len(lengths) == 1, "its lists are not equally long: one entry per device")
+    if len(lengths) != 1:
+        raise Mismatch("its lists are not equally long: one entry per device")
 
 
 def _note(replay: _Replay, event: Noted) -> None:
     if event.about == "slots":
         shares = event.numbers["probabilities"]
-        _require(min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9, "probabilities do not add up to 1")
+        if not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9):
+            raise Mismatch("probabilities do not add up to 1")
     elif event.about == defence.ABOUT:
-        defence.replay(event, replay.measures)
+        defence.replay(event, replay.judged)
 
 
 def _trip(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:
     trip = replay.trips.get(event.device)
-    _require(trip is not None and trip.trip == event.trip, "the device has no such trip in flight")
-    assert trip is not None
+    if trip is None or trip.trip != event.trip:
+        raise Mismatch("the device has no such trip in flight")
     return trip
 
 

@@ -3,15 +3,33 @@
 In one place, so that audits, reports, tables and statistics agree.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 Maybe = float | None
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of a log, if it is one. What the quick reader refuses (a number of a hundred digits, say), the patient one
+    may take."""
+    try:
+        value = orjson.loads(line)
+    except ValueError:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
 
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
+    if type(value) is float:  # nearly always
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -22,8 +40,7 @@ def number(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """A whole number of sensible size, or None."""
-    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    return value if good else None
+    return value if type(value) is int and -(2**53) < value < 2**53 else None
 
 
 class Contributor(NamedTuple):
@@ -43,9 +60,11 @@ def contributors(event: Mapping[str, Any]) -> list[Contributor]:
     alpha, shares = number(event.get("alpha")), [number(part.get("weight")) for part in parts]
     total = sum(share for share in shares if share is not None)
     if alpha is not None and total > 0:
-        shares = [None if share is None else alpha * share / total for share in shares]
-    columns = ([whole(part.get(key)) for part in parts] for key in ("device", "base", "staleness"))
-    return list(map(Contributor, *columns, shares))
+        shares = [None if share is None else alpha * (share / total) for share in shares]  # alpha itself if alone
+    return [
+        Contributor(whole(part.get("device")), whole(part.get("base")), whole(part.get("staleness")), share)
+        for part, share in zip(parts, shares, strict=True)
+    ]
 
 
 class Metric(NamedTuple):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -187,7 +188,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             status = "interrupted"
         finally:
             if status not in ENDED:
-                writer.abandon()
+                writer.abandon(wait=status == "failed")
             weights = server.method.evaluated(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
@@ -198,12 +199,11 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             keep = plan.keep and status != "diverged"
-            sure = 0
+            sure, tidy = 0, None
             if status in ENDED:
                 sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
-            writer.close(summary, server.world.layout, weights, plan.frozen, sure)
-    if status in ENDED:
-        keeper.clear(keep=1 if keep else 0)
+                tidy = partial(keeper.clear, keep=1 if keep else 0)
+            writer.close(summary, server.world.layout, weights, plan.frozen, sure, tidy)
     return Ended(writer.directory, summary, writer.metrics, weights)
 
 

@@ -36,7 +36,7 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 with file:
-                    raise RunError(f"{self.directory} is in use {_owner(file.read(1000))}") from None
+                    raise RunError(f"{self.directory} is in use {_owner(_written(file))}") from None
             except BaseException:
                 file.close()
                 raise
@@ -73,6 +73,15 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _written(file: Any) -> bytes:
+    """What the owner of a lock has written about itself, which it does just after it has taken it."""
+    deadline = time.monotonic() + 1.0
+    while not (content := bytes(file.read(1000))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        file.seek(0)
+    return content
 
 
 def _owner(content: bytes) -> str:

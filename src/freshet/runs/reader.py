@@ -9,6 +9,7 @@ from typing import Any
 
 from freshet.errors import RunError
 from freshet.files import read_regular, reason
+from freshet.runs.facts import parsed
 from freshet.runs.segments import LIVE, LONGEST_LINE, lines
 
 #: How a run may have come to its end, with all that it was to do done: a grid does not run it again.
@@ -121,11 +122,8 @@ class Run:
             raise RunError(f"{self.directory} has no {name}")
         try:
             for number, line in enumerate(lines(path), 1):
-                try:
-                    value = json.loads(line) if len(line) < LONGEST_LINE else None
-                except (ValueError, RecursionError):
-                    value = None
-                if not isinstance(value, dict):
+                value = parsed(line) if len(line) < LONGEST_LINE else None
+                if value is None:
                     raise RunError(f"{path}, line {number}: is not a JSON object")
                 seen(len(line))
                 yield value

@@ -30,6 +30,9 @@ LIVE = "events.jsonl"
 LONGEST_LINE = 1 << 28
 #: A segment of more bytes than this is refused if they are more than so many times those of its file.
 ALWAYS, RATIO = 1 << 26, 1000
+#: A line of more bytes than this is refused if they are more than so many times those of its segment: parsed, it would
+#: take a dozen times as much memory.
+LINE_ALWAYS, LINE_RATIO = 1 << 22, 20
 #: Memory that a segment may ask for to be decompressed; ours ask for a quarter of it.
 _WINDOW = 1 << 23
 _LEVEL, _PORTION = 3, 1 << 17
@@ -68,7 +71,7 @@ def lines(live: Path, start: int = 0) -> Iterator[bytes]:
                 yield from _lines(segment, start)
             start = max(0, start - segment.size)
         file.seek(start)
-        yield from iter(lambda: file.readline(LONGEST_LINE), b"")
+        yield from _each_line(file)
 
 
 def size(live: Path) -> int:
@@ -201,13 +204,28 @@ def _opened(segment: Segment) -> io.BufferedReader:
 
 
 def _lines(segment: Segment, start: int) -> Iterator[bytes]:
+    longest = longest_line(segment.path.stat().st_size)
     with closing(_opened(segment)) as file:
         for _ in _parts(file, start):
             pass
-        for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-            if not line.endswith(b"\n"):
+        for line in _each_line(file, longest):
+            if not line.endswith(b"\n") or len(line) > longest:
                 raise Damaged(f"{segment.path} is damaged (a line without an end)")
             yield line
+
+
+def longest_line(packed: int) -> int:
+    """Bytes that a line of a segment may have whose file has so many."""
+    return min(LONGEST_LINE, max(LINE_ALWAYS, LINE_RATIO * packed))
+
+
+def _each_line(file: BinaryIO, longest: int | None = None) -> Iterator[bytes]:
+    """The lines of a file, read many at a time; what is longer than ``longest`` is cut into pieces."""
+    most = LONGEST_LINE if longest is None else longest
+    while block := file.read(_PORTION):
+        if not block.endswith(b"\n"):
+            block += file.readline(max(0, most - len(block)))
+        yield from io.BytesIO(block)
 
 
 def _parts(file: BinaryIO, length: int) -> Iterator[bytes]:
@@ -236,10 +254,16 @@ def _pack(live: Path, length: int) -> None:
     path = _path(live, len(_paths(live)) + 1)
     with open_regular(live, links=False) as source, replacing(path) as target:
         compressor = zstd.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        line = longest = 0
         with compressor.stream_writer(target, size=length, closefd=False) as packed:
             for part in _parts(source, length):
                 packed.write(part)
+                first, *others = map(len, part.split(b"\n"))
+                longest = max(longest, line + first + 1, *others)
+                line = others[-1] if others else line + first
         _check_ratio(path, length, target.tell())
+        if longest > longest_line(target.tell()):
+            raise Damaged(f"{path} would hold a line that no reader takes")
 
 
 def _behead(live: Path, length: int) -> None:

@@ -15,7 +15,8 @@ from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular
 from freshet.runs.facts import number, whole
-from freshet.runs.writer import plain, write_atomically
+from freshet.runs.lines import plain
+from freshet.runs.writer import write_atomically
 
 NAME = "world.json"
 T = TypeVar("T")

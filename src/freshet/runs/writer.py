@@ -7,7 +7,6 @@ elsewhere and arrive later; such an event keeps its place in line until they are
 import hashlib
 import json
 import logging
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-import orjson
 import tomli_w
 from numpy.typing import NDArray
 from safetensors.numpy import save
@@ -30,6 +28,7 @@ from freshet.errors import ConfigError, RunError, Stop
 from freshet.files import open_own, read_regular, reason, replacing, writing
 from freshet.runs import segments
 from freshet.runs.facts import ACCURACY, Metric
+from freshet.runs.lines import line, plain
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
 
@@ -107,36 +106,6 @@ def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = 
     """Put ``config.toml`` into a run directory, as a whole; a note becomes its first line."""
     heading = f"# {' '.join(note.split())}\n" if note else ""
     write_atomically(directory / "config.toml", (heading + tomli_w.dumps(tables)).encode())
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite becomes null."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def line(record: Record) -> bytes:
-    """One line of a log; floats read back to the same bits, and one that is not finite becomes null."""
-    try:
-        return orjson.dumps(record, _simple, orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # whole numbers beyond 64 bits, texts that are no Unicode
-        return (json.dumps(plain(record), allow_nan=False) + "\n").encode()
-
-
-def _simple(value: Any) -> Any:
-    """What the library does not know by itself."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple):
-        return list(value)
-    raise TypeError
 
 
 class _Line(NamedTuple):
@@ -273,7 +242,8 @@ class RunWriter:
     def position(self) -> Record:
         """Where the log ends now, for a checkpoint; what no checkpoint can cut off any more is compressed first."""
         self.flush()
-        self._rotate(self._sure)
+        with self._logging():
+            self._rotate(self._sure)
         ends = {"events": self.end, "metrics": self._metrics.tell()}
         return {"seq": self.seq, **ends, "settings": self.settings}
 
@@ -292,11 +262,20 @@ class RunWriter:
             return
         path = self.directory / segments.LIVE
         self.lock.check()
-        with self._logging():
-            if segments.rotate(path, sure - self._begins):
-                self._events.close()
-                self._events, self._begins = open_own(path), sure
-                self._events.seek(0, os.SEEK_END)
+        if segments.rotate(path, sure - self._begins):
+            self._events.close()
+            self._events, self._begins = open_own(path), sure
+            self._events.seek(0, os.SEEK_END)
+
+    def _rotate_at_the_end(self, sure: int) -> None:
+        """Compress once more. The run is over and its log whole: a disk too full for that is worth a word, no error."""
+        try:
+            self._rotate(sure)
+        except OSError as error:
+            self.say(f"the end of the log stays uncompressed ({reason(error)})")
+            self.lock.check()
+            with suppress(OSError, RunError):
+                segments.mend(self.directory / segments.LIVE)
 
     def event(
         self,
@@ -311,12 +290,23 @@ class RunWriter:
         ``row`` is the rest of the row of metrics that a test of the model adds.
         """
         self.seq += 1
-        record = {"seq": self.seq, "time": time, **events.record(event)}
+        record = events.record(event, seq=self.seq, time=time)
         if pending is None and row is None and not self._queue:
             self._write(record, None)
         else:
             self._queue.append(_Line(record, pending, fill, row))
             self.drain()
+
+    def events(self, time: float, happened: Sequence[Event]) -> None:
+        """Events at this time of which nothing is missing, in one go where nobody waits or watches."""
+        if self._queue or self.observers:
+            for event in happened:
+                self.event(time, event)
+            return
+        numbered = enumerate(happened, self.seq + 1)
+        lines = [line(events.record(event, seq=seq, time=time)) for seq, event in numbered]
+        self._append(b"".join(lines))
+        self.seq += len(lines)
 
     def drain(self, wait: bool = False) -> None:
         """Write what is complete, in order; with ``wait``, everything."""
@@ -336,11 +326,7 @@ class RunWriter:
 
     def _write(self, record: Record, row: Record | None) -> None:
         written = line(record)
-        try:
-            self._events.write(written)
-        except OSError as error:  # entering a context for each line would cost a third of it
-            with self._logging():
-                raise error
+        self._append(written)
         if self.observers:
             logged = json.loads(written)
             self._tell(lambda observer: observer.on_event(logged))
@@ -355,6 +341,13 @@ class RunWriter:
                 self._metrics.flush()
             self._tell(lambda observer: observer.on_metrics(row))
 
+    def _append(self, lines: bytes) -> None:
+        try:
+            self._events.write(lines)
+        except OSError as error:  # entering a context for each line would cost a third of it
+            with self._logging():
+                raise error
+
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
         self.lock.check()
@@ -366,10 +359,14 @@ class RunWriter:
     def _logging(self) -> AbstractContextManager[None]:
         return writing(self.directory, f"mend that, then: freshet resume {self.directory}")
 
-    def abandon(self) -> None:
-        """Give up on an event whose numbers never arrived, and on those after it: the log stays whole up to there."""
-        with suppress(Exception):  # what failed is known already
-            self.drain()
+    def abandon(self, wait: bool) -> None:
+        """Give up on an event whose numbers never arrive, and on those after it: the log stays whole up to there.
+
+        With ``wait``, numbers that are still on their way are waited for, so that how much is written does not depend
+        on which worker was faster.
+        """
+        with suppress(Exception, KeyboardInterrupt):  # what failed is known already
+            self.drain(wait)
         self.seq -= len(self._queue)
         self._queue.clear()
 
@@ -380,9 +377,10 @@ class RunWriter:
         weights: Vector,
         frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS,
         sure: int = 0,
+        tidy: Callable[[], None] | None = None,
     ) -> None:
-        """Finish the run: logs closed, final model and summary written, the directory free for others. From now on the
-        log is never cut off before ``sure``."""
+        """Finish the run: logs closed, final model and summary written, tidied up, the directory free for others. From
+        now on the log is never cut off before ``sure``."""
         try:
             with self._logging(), self._metrics, self._events:
                 pass
@@ -391,8 +389,10 @@ class RunWriter:
                 write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
                 text = json.dumps(plain(summary), indent=2) + "\n"
                 write_atomically(self.directory / "summary.json", text.encode())
-            self._rotate(sure)
+            self._rotate_at_the_end(sure)
             self._events.close()
+            if tidy is not None:
+                tidy()
         finally:
             self.lock.release()
         self._tell(lambda observer: observer.on_end(summary))

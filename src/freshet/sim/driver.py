@@ -13,6 +13,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,15 @@ from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Examined
 from freshet.core.messages import CONTROL_BYTES, Assignment, Request, Upload
 from freshet.core.saving import Tree
-from freshet.core.streams import stream
+from freshet.core.streams import Streams
 from freshet.runs.writer import RunWriter
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
-from freshet.sim.heap import EventHeap, Happening, Rank
+from freshet.sim.heap import NO_TRIP, Entry, EventHeap, Rank
 from freshet.sim.journeys import Journey, restored, state_of
 from freshet.training.outcome import Outcome, Score
-from freshet.training.trainer import Work
+from freshet.training.trainer import Work, make_work
 
 
 class Simulation:
@@ -52,6 +53,8 @@ class Simulation:
         self.executor, self.writer = executor, writer
         self.eval_every, self._stop_diverged, self._exams = eval_every, stop_diverged, exams
         self.rule, self.links = self.server.rule, self.server.links
+        self._epochs, self._upload_bytes = self.server.world.epochs, self.server.upload_bytes
+        self._always_there = fleet.always_there
         self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
@@ -60,7 +63,7 @@ class Simulation:
         self.until = 0.0
         self.started = self.over = False
         self._tested: tuple[int, Future[Score]] | None = None
-        self._handlers: dict[int, Callable[[Happening], None]] = {
+        self._handlers: dict[int, Callable[[Entry], None]] = {
             Rank.UPLOAD: self._on_upload,
             Rank.LOST: self._on_lost,
             Rank.REQUEST: self._on_request,
@@ -68,6 +71,11 @@ class Simulation:
             Rank.TRIGGER: self._on_trigger,
             Rank.EVALUATE: self._on_evaluate,
         }
+
+    @cached_property
+    def _slots(self) -> Streams:
+        """What devices draw from when they choose their slots."""
+        return Streams(self.server.world.seed, "slot")
 
     @property
     def now(self) -> float:
@@ -84,8 +92,9 @@ class Simulation:
         self.until = until
         if not self.started:
             self.started = True
-            self._wake(self.coordinator.wake(0.0))
-            self.heap.push(Happening(0.0, Rank.EVALUATE))
+            self.coordinator.wake(0.0)
+            self._wake(0.0)
+            self.heap.push((0.0, Rank.EVALUATE, *NO_TRIP))
         heap, handlers, progress = self.heap, self._handlers, self.writer.progress
         watched = bool(self.writer.observers)
         with patient_collector():
@@ -93,9 +102,9 @@ class Simulation:
                 if between():
                     return False
                 entry = heap.pop()
-                handlers[entry.rank](entry)
+                handlers[entry[1]](entry)
                 if watched:
-                    progress(entry.time)
+                    progress(entry[0])
         for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
             if journey.merged and isinstance(journey.merge, OnDemand):
                 journey.merge.start()
@@ -117,152 +126,158 @@ class Simulation:
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
         events, assignments, _, hurry, wake_at, look_at, given_up = effects
-        for event in events:
-            self.writer.event(now, event)
+        self.writer.events(now, events)
         for assignment in assignments:
             self._start(now, assignment)
         for device in given_up:
             self._set_aside(self.journeys.pop(device), finished=False)
         for device in hurry:
             self._hurry(now, device)
-        self._wake(wake_at)
-        self._wake(look_at)
+        if wake_at is not None:
+            self._wake(wake_at)
+        if look_at is not None:
+            self._wake(look_at)
         if self.coordinator.over:
             self.over = True
 
-    def _wake(self, at: float | None) -> None:
-        if at is not None:
-            self.heap.push(Happening(at, Rank.TRIGGER))
+    def _wake(self, at: float) -> None:
+        self.heap.push((at, Rank.TRIGGER, *NO_TRIP))
 
     # ---- starting trips
 
-    def _on_trigger(self, entry: Happening) -> None:
-        now, fleet = entry.time, self.fleet
-        self._carry_out(now, self.coordinator.tick(now, lambda device: fleet.available(device, now)))
+    def _on_trigger(self, entry: Entry) -> None:
+        now = entry[0]
+        self._carry_out(now, self.coordinator.tick(now, _everybody if self._always_there else self._there(now)))
+
+    def _there(self, now: float) -> Callable[[int], bool]:
+        """Which devices are reachable at this time."""
+        return lambda device: self.fleet.available(device, now)
 
     def _start(self, now: float, assignment: Assignment) -> None:
-        device, number = assignment.device, assignment.trip
-        journey = self.journeys[device] = Journey(assignment)
-        start = journey.started = now + self._before(device, assignment, now)
+        device, number, fleet = assignment.device, assignment.trip, self.fleet
+        start = now + self._before(device, assignment, now)
+        journey = self.journeys[device] = Journey(assignment, start)
         if self.rule.asks:
-            rng = stream(self.server.world.seed, "slot", device, number)
-            journey.slot = self.rule.plan(self.devices.get(device), assignment, rng)
+            journey.slot = self.rule.plan(self.devices.get(device), assignment, self._slots(device, number))
         if journey.slot is None:
             self._finish(start, journey, assignment.epochs)
         else:
-            asked = start + (journey.slot.epoch - 1) * self._epoch(device, start)
-            heard = asked + self.fleet.up(device, CONTROL_BYTES, asked)
-            self.heap.push(Happening(heard, Rank.REQUEST, device, number))
-        leaves = self.fleet.leaves(device, now)
-        if leaves < math.inf:
-            self.heap.push(Happening(leaves, Rank.LOST, device, number))
+            asked = start + (journey.slot.epoch - 1) * fleet.epoch(device, self._epochs, start)
+            heard = asked + fleet.up(device, CONTROL_BYTES, asked)
+            self.heap.push((heard, Rank.REQUEST, device, number))
+        if not self._always_there:
+            leaves = fleet.leaves(device, now)
+            if leaves < math.inf:
+                self.heap.push((leaves, Rank.LOST, device, number))
 
     def _before(self, device: int, assignment: Assignment, time: float) -> float:
         """Seconds between a trigger and the first step of training."""
         return self.fleet.down(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
 
-    def _epoch(self, device: int, time: float) -> float:
-        return self.fleet.epoch(device, self.server.world.epochs, time)
-
     def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
-        device, number = journey.assignment.device, journey.assignment.trip
-        done = resume + epochs * self._epoch(device, resume)
-        arrival = done + self.fleet.up(device, self.server.upload_bytes, done)
+        assignment, fleet = journey.assignment, self.fleet
+        device, number = assignment.device, assignment.trip
+        done = resume + epochs * fleet.epoch(device, self._epochs, resume)
+        arrival = done + fleet.up(device, self._upload_bytes, done)
         self._hand_out(journey, arrival)
-        rank = Rank.LOST if self.fleet.is_lost(device, number) else Rank.UPLOAD
-        self.heap.push(Happening(arrival, rank, device, number))
+        rank = Rank.LOST if fleet.loss and fleet.is_lost(device, number) else Rank.UPLOAD
+        self.heap.push((arrival, rank, device, number))
 
     def _hand_out(self, journey: Journey, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
-        device = journey.assignment.device
-        seconds = self.devices.mean_seconds(device) if self.rule.timed else None
-        memory = self.devices.get(device)
-        work = Work(journey.assignment, journey.slot, journey.fresh, self.rule, memory, seconds)
+        assignment, rule, devices = journey.assignment, self.rule, self.devices
+        device = assignment.device
+        seconds = devices.mean_seconds(device) if rule.timed else None
+        work = make_work((assignment, journey.slot, journey.fresh, rule, devices.get(device), seconds, False))
         journey.due = due
         if due <= self.until:
             journey.future = journey.merge = self.executor.train(work, due)
         else:
-            journey.future = OnDemand(lambda: self.executor.train(work, due))
-            merge_only = work._replace(merge_only=True)
-            journey.merge = OnDemand(lambda: self.executor.train(merge_only, due))
+            journey.future = self._on_demand(work, due)
+            journey.merge = self._on_demand(work._replace(merge_only=True), due)
+
+    def _on_demand(self, work: Work, due: float) -> OnDemand[Outcome]:
+        return OnDemand(lambda: self.executor.train(work, due))
 
     # ---- a trip under way
 
-    def _journey(self, entry: Happening) -> Journey | None:
+    def _journey(self, device: int, trip: int) -> Journey | None:
         """The trip an event belongs to, unless it has ended in the meantime: then its device is told so."""
-        journey = self.journeys.get(entry.device)
-        if journey is not None and journey.assignment.trip == entry.trip:
+        journey = self.journeys.get(device)
+        if journey is not None and journey.assignment.trip == trip:
             return journey
-        self.server.heard(entry.device, entry.trip)
+        self.server.heard(device, trip)
         return None
 
-    def _on_request(self, entry: Happening) -> None:
-        journey = self._journey(entry)
+    def _on_request(self, entry: Entry) -> None:
+        now, _, device, trip = entry
+        journey = self._journey(device, trip)
         if journey is None:
             return
         assert journey.slot is not None
-        effects = self.coordinator.request(Request(entry.device, entry.trip, journey.slot))
-        self._carry_out(entry.time, effects)
+        effects = self.coordinator.request(Request(device, trip, journey.slot))
+        self._carry_out(now, effects)
         journey.fresh = fresh = effects.fresh
         size = CONTROL_BYTES if fresh is None else fresh.nbytes
-        resume = entry.time + self.fleet.down(entry.device, size, entry.time)
+        resume = now + self.fleet.down(device, size, now)
         if fresh is not None:
-            self.heap.push(Happening(resume, Rank.MERGE, entry.device, entry.trip))
+            self.heap.push((resume, Rank.MERGE, device, trip))
         self._finish(resume, journey, journey.assignment.epochs - (journey.slot.epoch - 1))
 
-    def _on_merge(self, entry: Happening) -> None:
-        journey = self._journey(entry)
+    def _on_merge(self, entry: Entry) -> None:
+        now, _, device, trip = entry
+        journey = self._journey(device, trip)
         if journey is None:
             return
         journey.merged = True
-        event = self.coordinator.merged(entry.device, entry.trip)
+        event = self.coordinator.merged(device, trip)
         assert event is not None
-        self.writer.event(entry.time, event, journey.merge, _merge_numbers)
+        self.writer.event(now, event, journey.merge, _merge_numbers)
 
     def _hurry(self, now: float, device: int) -> None:
         """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""
         journey = self.journeys[device]
         heard = now + self.fleet.down(device, CONTROL_BYTES, now)
-        epochs = 1 + int(max(0.0, heard - journey.started) / self._epoch(device, journey.started))
+        epochs = 1 + int(max(0.0, heard - journey.started) / self.fleet.epoch(device, self._epochs, journey.started))
         if journey.slot is None and epochs < journey.assignment.epochs and journey.future is not None:
             journey.future.cancel()
             journey.assignment = journey.assignment._replace(epochs=epochs)
             self._finish(journey.started, journey, epochs)  # arrives before the entry it replaces, which is then void
 
-    def _on_upload(self, entry: Happening) -> None:
-        journey = self._journey(entry)
+    def _on_upload(self, entry: Entry) -> None:
+        now, _, device, trip = entry
+        journey = self._journey(device, trip)
         if journey is None:
             return
-        del self.journeys[entry.device]
+        del self.journeys[device]
         if self.rule.timed:
-            before = self._before(entry.device, journey.assignment, journey.started)
-            self.devices.completed(entry.device, before + (entry.time - journey.started))
-        looked = False
-
-        def look() -> Upload:
-            nonlocal looked
-            assert journey.future is not None
-            looked, outcome = True, journey.future.result()
-            if outcome.memory:
-                self.devices.put(entry.device, outcome.memory)
-            upload = outcome.upload(journey.assignment)
-            return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
-
-        effects = self.coordinator.arrived(entry.time, entry.device, entry.trip, look)
-        if not looked:
+            before = self._before(device, journey.assignment, journey.started)
+            self.devices.completed(device, before + (now - journey.started))
+        effects = self.coordinator.arrived(now, device, trip, partial(self._opened, journey))
+        if journey.future is not None:  # nobody has looked at it
             self._set_aside(journey, finished=True)
-        self._carry_out(entry.time, effects)
+        self._carry_out(now, effects)
 
-    def _on_lost(self, entry: Happening) -> None:
-        journey = self._journey(entry)
+    def _opened(self, journey: Journey) -> Upload:
+        """The upload of a journey, once; its device remembers what it has learned."""
+        assert journey.future is not None
+        outcome, journey.future = journey.future.result(), None
+        if outcome.memory:
+            self.devices.put(journey.assignment.device, outcome.memory)
+        upload = outcome.upload(journey.assignment)
+        return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
+
+    def _on_lost(self, entry: Entry) -> None:
+        now, _, device, trip = entry
+        journey = self._journey(device, trip)
         if journey is None:
             return
-        del self.journeys[entry.device]
-        finished = self.fleet.available(entry.device, entry.time)
+        del self.journeys[device]
+        finished = self.fleet.available(device, now)
         self._set_aside(journey, finished)
-        reason, sent = ("upload lost", self.server.upload_bytes) if finished else ("device left", 0)
-        self._carry_out(entry.time, self.coordinator.lost(entry.time, entry.device, entry.trip, reason, sent))
+        reason, sent = ("upload lost", self._upload_bytes) if finished else ("device left", 0)
+        self._carry_out(now, self.coordinator.lost(now, device, trip, reason, sent))
 
     def _set_aside(self, journey: Journey, finished: bool) -> None:
         """Nobody needs this model; but the device may have learned something on the way."""
@@ -276,9 +291,9 @@ class Simulation:
 
     # ---- testing the model
 
-    def _on_evaluate(self, entry: Happening) -> None:
-        self._test(entry.time)
-        self.heap.push(Happening(next_multiple(entry.time, self.eval_every), Rank.EVALUATE))
+    def _on_evaluate(self, entry: Entry) -> None:
+        self._test(entry[0])
+        self.heap.push((next_multiple(entry[0], self.eval_every), Rank.EVALUATE, *NO_TRIP))
         self.over |= self._has_diverged()
 
     def _has_diverged(self) -> bool:
@@ -322,7 +337,7 @@ class Simulation:
         """Go on from a saved state, with every device in flight."""
         self.coordinator.restore(tree["coordinator"])
         self.devices.restore(tree["devices"])
-        self.heap = EventHeap([Happening(*entry) for entry in tree["heap"]], tree["now"])
+        self.heap = EventHeap(tree["heap"], tree["now"])
         self.last_test, self.until, self.started = tree["last_test"], until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
@@ -356,6 +371,10 @@ def patient_collector() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def _everybody(_: int) -> bool:
+    return True
 
 
 def _merge_numbers(outcome: Outcome) -> dict[str, Any]:

@@ -170,6 +170,11 @@ class Fleet:
         """Whether this trip's upload gets lost on the way."""
         return self.loss > 0 and bool(stream(self.seed, "loss", device, trip).random() < self.loss)
 
+    @property
+    def always_there(self) -> bool:
+        """Whether every device is reachable at all times."""
+        return self.trace is None and self.on_seconds == 0
+
     def available(self, device: int, time: float) -> bool:
         """Whether the device is reachable at this time."""
         if self.trace is not None:

@@ -1,9 +1,9 @@
 """The event queue of virtual time. Entries are plain tuples, so a run in the middle can be saved and compared."""
 
-import heapq
 import math
 from collections.abc import Iterable
 from enum import IntEnum
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 
@@ -27,33 +27,53 @@ class Happening(NamedTuple):
     trip: int = -1
 
 
-class EventHeap:
-    """A priority queue by (time, rank, device). Time never goes back."""
+#: Device and trip of what happens to none.
+NO_TRIP = (-1, -1)
+#: A happening, or its four fields alone, which are made in a fraction of the time: there is one for every trip.
+Entry = tuple[float, int, int, int]
 
-    def __init__(self, entries: Iterable[Happening] = (), now: float = 0.0) -> None:
-        self._heap = [Happening(*entry) for entry in entries]
-        heapq.heapify(self._heap)
+
+class EventHeap:
+    """A priority queue by (time, rank, device). Time never goes back.
+
+    What is due at this very instant (new trips after an arrival) is kept apart: it comes next and need not travel
+    through the many entries of trips under way.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), now: float = 0.0) -> None:
+        self._heap: list[Entry] = [Happening(*entry) for entry in entries]
+        heapify(self._heap)
+        self._due: list[Entry] = []
         self.now = now
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self._due)
 
-    def push(self, entry: Happening) -> None:
+    def push(self, entry: Entry) -> None:
         """Schedule an event, now or later."""
-        if not entry[0] >= self.now:
-            raise ValueError(f"event at {entry.time} lies before the clock, {self.now}")
-        heapq.heappush(self._heap, entry)
+        time, now = entry[0], self.now
+        if time > now:
+            heappush(self._heap, entry)
+        elif time == now:
+            heappush(self._due, entry)
+        else:
+            raise ValueError(f"event at {time} lies before the clock, {now}")
 
     def peek(self) -> float:
         """The time of the next event; infinity when there is none."""
+        if self._due:
+            return self.now
         return self._heap[0][0] if self._heap else math.inf
 
-    def pop(self) -> Happening:
+    def pop(self) -> Entry:
         """The next event; the clock moves to it."""
-        entry = heapq.heappop(self._heap)
+        due, heap = self._due, self._heap
+        if due and not (heap and heap[0] < due[0]):
+            return heappop(due)
+        entry = heappop(heap)
         self.now = entry[0]
         return entry
 
-    def entries(self) -> list[Happening]:
+    def entries(self) -> list[Entry]:
         """All that is scheduled, in order."""
-        return sorted(self._heap)
+        return sorted([*self._heap, *self._due])

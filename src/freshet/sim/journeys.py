@@ -18,12 +18,12 @@ class Journey:
     """A trip in virtual time: what the device was given, and the training that belongs to it."""
 
     assignment: Assignment
+    started: float = 0.0
     slot: Slot | None = None
     fresh: Fresh | None = None
     future: Future[Outcome] | None = None
     merge: Future[Outcome] | None = None
     merged: bool = False
-    started: float = 0.0
     due: float | None = None
 
 
@@ -60,4 +60,4 @@ def restored(server: Server, device: int, saved: Tree) -> Journey:
         vectors = owned(saved["fresh_vectors"])
         fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
     slot = None if saved["slot"] is None else Slot(*saved["slot"])
-    return Journey(assignment, slot, fresh, merged=saved["merged"], started=saved["started"])
+    return Journey(assignment, saved["started"], slot, fresh, merged=saved["merged"])

@@ -4,17 +4,15 @@ Where what they are good at is not given (another device, layout or type of numb
 what torch's layers do.
 """
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import conv2d, pad, relu
 
-from freshet.training.convolving import Convolved, Stage
 from freshet.training.pooling import LARGEST, Pooled
+from freshet.training.tiny import Tiny, outputs
 
+LAST = torch.channels_last
 LANES = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
 """Floats in one of the processor's vectors."""
 
@@ -24,10 +22,11 @@ WORTH = 250_000
 ENTRIES = (250_000, 40_000)
 """Entries of images that make our pooling pay for its call: with enough channels to fill a vector, and with fewer."""
 
+MANY, PIXELS = 128, 4
+"""Channels, at least, and pixels, at most, of images that are faster as matrix products (``tiny``): on 2 x 2 pixels 1.5
+to 3 times, with 64 channels or on 3 x 3 pixels not at all."""
 
-FEW, LEAST, ENOUGH = 16, 9, 50_000
-"""Channels with which torch does not fill the processor's vectors; entries of a kernel, and products per image in a row
-of convolutions, that make our own way pay."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class PairedConv(nn.Conv2d):
@@ -42,12 +41,10 @@ class PairedConv(nn.Conv2d):
     @staticmethod
     def covers(layer: nn.Conv2d) -> bool:
         """Whether pairs of this layer's outputs can be computed together, and are faster so."""
-        simple = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
-        simple = simple and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        return simple and 2 * layer.out_channels <= LANES
+        return is_plain(layer) and 2 * layer.out_channels <= LANES
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not (_is_fast(x) and self._pays(x)):
+        if not (is_fast(x) and self._pays(x)):
             plain: Tensor = super()._conv_forward(x, weight, bias)
             return plain
         wide = torch.cat((pad(weight, (0, 1)), pad(weight, (1, 0))))
@@ -64,14 +61,39 @@ class PairedConv(nn.Conv2d):
         return not x.requires_grad and columns % 2 == 0 and saved >= WORTH
 
 
+class TinyConv(nn.Conv2d):
+    """A convolution with many channels, which takes tiny images as matrix products (``tiny``)."""
+
+    @staticmethod
+    def covers(layer: nn.Conv2d) -> bool:
+        """Whether this layer is plain and has enough channels."""
+        return is_plain(layer) and min(layer.in_channels, layer.out_channels) >= MANY
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = pair(self.padding)
+        if padding is None or not (is_ours(x) and self._pays(x, weight, padding)):
+            plain: Tensor = super()._conv_forward(x, weight, bias)
+            return plain
+        last = x.contiguous(memory_format=LAST)
+        y: Tensor = Tiny.apply(padding, last, weight, bias)  # type: ignore[no-untyped-call]
+        return y
+
+    def _pays(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
+        """Whether these are tiny images that the kernel covers, and nothing stands against it."""
+        (rows, columns), (height, width) = x.shape[2:], self.kernel_size
+        tiny = rows * columns <= PIXELS and rows <= height and columns <= width and x.shape[1] == self.in_channels
+        fits = weight.dtype == torch.float32 and weight.is_contiguous(memory_format=LAST)
+        return tiny and fits and min(outputs((rows, columns), (height, width), padding)) > 0
+
+
 class FusedPool(nn.MaxPool2d):
     """Max pooling of windows that neither overlap nor leave gaps; see ``pooling``."""
 
     @staticmethod
     def covers(layer: nn.MaxPool2d) -> bool:
         """Whether this layer pools such windows."""
-        window, stride = _pair(layer.kernel_size), _pair(layer.stride)
-        simple = _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
+        window, stride = pair(layer.kernel_size), pair(layer.stride)
+        simple = pair(layer.padding) == (0, 0) and pair(layer.dilation) == (1, 1)
         simple = simple and not (layer.ceil_mode or layer.return_indices)
         return simple and window is not None and stride == window and window[0] * window[1] <= LARGEST
 
@@ -80,96 +102,24 @@ class FusedPool(nn.MaxPool2d):
 
     def pooled(self, x: Tensor, *, rectify: bool) -> Tensor:
         """The maxima, after a ReLU if ``rectify``."""
-        height, width = _pair(self.kernel_size) or (0, 0)
-        if _is_fast(x) and x.numel() >= ENTRIES[x.shape[1] < LANES] and x.shape[2] >= height and x.shape[3] >= width:
+        height, width = pair(self.kernel_size) or (0, 0)
+        if is_fast(x) and x.numel() >= ENTRIES[x.shape[1] < LANES] and x.shape[2] >= height and x.shape[3] >= width:
             fused: Tensor = Pooled.apply(x, height, width, rectify)  # type: ignore[no-untyped-call]
             return fused
         y: Tensor = super().forward(x)
         return relu(y) if rectify else y
 
 
-class FusedSequential(nn.Sequential):
-    """Layers in a row, where convolutions with few filters and the pools after them are one operation (``convolving``),
-    and other max pools do the ReLU directly before or after them.
-
-    ``max(relu(x)) = relu(max(x))``, bit for bit and in the gradient too, and there are fewer maxima than entries.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        layers = list(self)
-        place = 0
-        while place < len(layers):
-            run = Run.find(layers, place, x)
-            if run is not None:
-                x, place = run(x), run.after
-                continue
-            pool = _couple(layers, place)
-            x = layers[place](x) if pool is None else pool.pooled(x, rectify=True)
-            place += 1 if pool is None else 2
-        return x
-
-
-class Run(NamedTuple):
-    """Convolutions in a row, what becomes of their images, and the place after them."""
-
-    convs: list[nn.Conv2d]
-    stages: list[Stage]
-    after: int
-
-    @staticmethod
-    def find(layers: list[nn.Module], place: int, x: Tensor) -> "Run | None":
-        """The run that begins at this place, if ``convolving`` is good at it."""
-        if not (isinstance(layers[place], nn.Conv2d) and is_ours(x)):
-            return None
-        run, shape, products = Run([], [], place), tuple(x.shape[1:]), 0
-        while (found := _stage(layers[run.after : run.after + 3], shape)) is not None:
-            conv, stage, shape = found
-            products += math.prod(shape) * math.prod(stage.pool) * conv.in_channels * math.prod(conv.kernel_size)
-            run = Run([*run.convs, conv], [*run.stages, stage], run.after + 3)
-        return run if products >= ENOUGH else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        parameters = [parameter for conv in self.convs for parameter in (conv.weight, conv.bias)]
-        y: Tensor = Convolved.apply(tuple(self.stages), x, *parameters)  # type: ignore[no-untyped-call]
-        return y
-
-
-def _stage(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[nn.Conv2d, Stage, tuple[int, int, int]] | None:
-    """A plain convolution with few channels, ReLU and a pool, in any order, for images of this shape; and the shape of
-    what comes out."""
-    conv, follow = layers[0] if layers else None, {type(layer): layer for layer in layers[1:]}
-    pool = follow.get(FusedPool)
-    if not (type(conv) in (nn.Conv2d, PairedConv) and isinstance(conv, nn.Conv2d) and isinstance(pool, FusedPool)):
-        return None
-    if nn.ReLU not in follow or any(is_watched(layer) for layer in layers):
-        return None
-    plain = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.padding_mode == "zeros"
-    if not plain or isinstance(conv.padding, str) or conv.padding[0] != conv.padding[1]:
-        return None
-    few = max(conv.in_channels, conv.out_channels) <= FEW and math.prod(conv.kernel_size) >= LEAST
-    if not few or conv.weight.dtype != torch.float32 or shape[0] != conv.in_channels:
-        return None
-    stage = Stage(int(conv.padding[0]), _pair(pool.kernel_size) or (0, 0), rectify=True)
-    outcome = stage.shape(shape, conv.weight)
-    return (conv, stage, outcome) if min(outcome) > 0 else None
-
-
-def _couple(layers: list[nn.Module], place: int) -> FusedPool | None:
-    """The pool of a pool and a ReLU at this place, if nobody can see what is between them."""
-    first, second = layers[place], layers[place + 1] if place + 1 < len(layers) else None
-    if type(first) is FusedPool and type(second) is nn.ReLU:
-        pool, other = first, second
-    elif type(first) is nn.ReLU and type(second) is FusedPool and not (first.inplace and place == 0):
-        pool, other = second, first  # at the first place, a ReLU in place changes what the caller holds
-    else:
-        return None
-    return None if is_watched(pool) or is_watched(other) else pool
+def is_plain(conv: nn.Conv2d) -> bool:
+    """Whether a convolution moves pixel by pixel over all channels, with a border of zeros or none."""
+    simple = conv.stride == conv.dilation == (1, 1) and conv.groups == 1
+    return simple and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def is_watched(layer: nn.Module) -> bool:
     """Whether somebody has hooked into a layer or given it a ``forward`` of its own."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks) or "forward" in vars(layer)
+    own = vars(layer)
+    return "forward" in own or any(map(own.get, HOOKS))
 
 
 def is_ours(x: Tensor) -> bool:
@@ -179,12 +129,12 @@ def is_ours(x: Tensor) -> bool:
     return ours and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
-def _is_fast(x: Tensor) -> bool:
+def is_fast(x: Tensor) -> bool:
     """Whether the same holds, and the images lie channels last."""
-    return is_ours(x) and x.is_contiguous(memory_format=torch.channels_last)
+    return is_ours(x) and x.is_contiguous(memory_format=LAST)
 
 
-def _pair(sides: object) -> tuple[int, int] | None:
+def pair(sides: object) -> tuple[int, int] | None:
     """A layer's setting for height and width; None if it is something else than one or two integers."""
     if isinstance(sides, int):
         return sides, sides

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from freshet.core.messages import Assignment, Number, Upload
+from freshet.core.messages import Assignment, Number, Upload, make_upload
 from freshet.core.method import Memory
 from freshet.core.vectors import Vector
 
@@ -23,8 +23,8 @@ class Outcome(NamedTuple):
 
     def upload(self, assignment: Assignment) -> Upload:
         """What goes up; the memory stays with the device."""
-        device, trip, base, *_ = assignment
-        return Upload(device, trip, base, self.weights, self.steps, self.report, self.merged, self.vectors, self.packed)
+        weights, steps, report, merged, vectors, _, _, packed = self
+        return make_upload((*assignment[:3], weights, steps, report, merged, vectors, packed))
 
 
 class Score(NamedTuple):

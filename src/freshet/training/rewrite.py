@@ -2,11 +2,12 @@
 
 from torch import nn
 
-from freshet.training.layers import FusedPool, FusedSequential, PairedConv
+from freshet.training.layers import FusedPool, PairedConv, TinyConv
+from freshet.training.sequences import FusedSequential
 
 
 def faster(module: nn.Module) -> nn.Module:
-    """Let ``layers`` stand for torch's own where they can.
+    """Let ``layers`` and ``sequences`` stand for torch's own where they can.
 
     Layers only change their class: names, parameters, attributes, hooks and all that is shared stay as they are. Users'
     subclasses and layers with a ``forward`` of their own are left alone.
@@ -18,6 +19,8 @@ def faster(module: nn.Module) -> nn.Module:
             layer.__class__ = FusedPool
         elif type(layer) is nn.Conv2d and PairedConv.covers(layer):
             layer.__class__ = PairedConv
+        elif type(layer) is nn.Conv2d and TinyConv.covers(layer):
+            layer.__class__ = TinyConv
         elif type(layer) is nn.Sequential:
             layer.__class__ = FusedSequential
     return module

@@ -4,7 +4,7 @@ Images lie with the sample innermost, (C, H, W, N), so that a vector holds one p
 processor can fill it, however few channels there are. A *tile* is a few vectors of sums that stay in registers while
 its loops run; how many of them fit (12 of 16) decides its form. Tiles are intrinsics for numba: called from compiled
 loops with a tuple of addresses and strides, in numbers of floats. numba keeps compiled loops by the file that they are
-in: who changes a tile also has to touch ``convolving_kernels.py``.
+in: who changes a tile also has to touch ``convolving_kernels.py`` and ``rectifying_kernels.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -114,7 +114,36 @@ def contest_tile() -> Any:
     return _intrinsic(body)
 
 
+def transposition_tile() -> Any:
+    """Code for ``out[k, r] = x[r, k]`` where ``mask[r, k]`` is not <= 0, and 0 elsewhere; ``LANES`` rows and columns.
+    Neighbours exchange halves of their rows, then quarters and so on."""
+
+    def body(builder: Builder, given: Sequence[Value]) -> None:
+        x, mask, out, x_row, out_row = given
+        rows = []
+        for r in range(LANES):
+            offset = builder.mul(x_row, ir.Constant(_INT, r))
+            entry, sign = (_load(builder, _at(builder, _floats(builder, place), offset)) for place in (x, mask))
+            rows.append(builder.select(builder.fcmp_ordered("<=", sign, _ZERO), _ZERO, entry))
+        step = 1
+        while step < LANES:
+            low = [LANES + lane - step if lane & step else lane for lane in range(LANES)]
+            high = [LANES + lane if lane & step else lane + step for lane in range(LANES)]
+            for r in (r for r in range(LANES) if not r & step):
+                pair = rows[r], rows[r + step]
+                rows[r], rows[r + step] = (builder.shuffle_vector(*pair, _lane_numbers(half)) for half in (low, high))
+            step *= 2
+        for r, row in enumerate(rows):
+            _store(builder, row, _at(builder, _floats(builder, out), builder.mul(out_row, ir.Constant(_INT, r))))
+
+    return _intrinsic(body)
+
+
 # ---- in terms of which they are written
+
+
+def _lane_numbers(lanes: Sequence[int]) -> Value:
+    return ir.Constant(ir.VectorType(_LANE, len(lanes)), list(lanes))
 
 
 def _intrinsic(body: Callable[[Builder, Sequence[Value]], None]) -> Any:
@@ -191,7 +220,7 @@ def _spread(builder: Builder, place: Value) -> Value:
     """The number at this place in every lane."""
     nothing, first = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_LANE, 0)
     one = builder.insert_element(nothing, builder.load(place), first)
-    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES))
+    return builder.shuffle_vector(one, nothing, _lane_numbers([0] * LANES))
 
 
 def _everywhere(builder: Builder, number: Value) -> Value:

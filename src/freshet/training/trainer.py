@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from freshet.core.making import maker
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import torch_seed
@@ -35,6 +36,9 @@ class Work(NamedTuple):
     seconds: float | None = None
     #: Stop after the merge: only its numbers are wanted.
     merge_only: bool = False
+
+
+make_work = maker(Work)
 
 
 class Trainer:

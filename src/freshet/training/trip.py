@@ -25,6 +25,7 @@ from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import RunError
 from freshet.training.attacks import poisoned
+from freshet.training.batches import Indices
 from freshet.training.flat import view
 from freshet.training.outcome import Outcome
 
@@ -70,7 +71,7 @@ class LocalTrip:
         self.scratch: dict[str, Any] = {}
         self.phase, self.epochs, self.epoch, self.steps = Phase.TO_SLOT, assignment.epochs, 0, 0
         device, trip, seed = assignment.device, assignment.trip, trainer.seed
-        self._shard = torch.from_numpy(trainer.data.shards[device])
+        self._shard, self._held_out = _apart(trainer.data.shards[device], rule, seed, device)
         self._hostile = device in trainer.attackers
         self._rng = stream(seed, "batches", device, trip)
         self._augment = stream(seed, "augment", device, trip) if self.options.augment else None
@@ -236,6 +237,12 @@ class LocalTrip:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
         return self._poisoned(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Samples of the device that it never trains on; of a device with too few, the next mini-batch."""
+        if not len(self._held_out):
+            return self.next_batch()
+        return self._poisoned(self._trainer.data.train.take(self._held_out.to(self.weights.device)))
+
     def loss_at(self, x: Tensor, y: Tensor) -> float:
         """Plain loss at the model as it is, without touching its statistics."""
         with torch.no_grad():
@@ -308,6 +315,15 @@ class LocalTrip:
 
     def _tensors(self, saved: dict[str, Any]) -> dict[str, Any]:
         return {key: self.tensor(value) if isinstance(value, np.ndarray) else value for key, value in saved.items()}
+
+
+def _apart(shard: Indices, rule: LocalRule, seed: int, device: int) -> tuple[Tensor, Tensor]:
+    """A device's samples to train on, and the tenth that it keeps apart if a rule wants it, the same in every trip."""
+    if not rule.holds_out:
+        return torch.from_numpy(shard), torch.empty(0, dtype=torch.int64)
+    mixed = shard[stream(seed, "held out", device).permutation(len(shard))]
+    apart = len(shard) // 10
+    return torch.from_numpy(mixed[apart:]), torch.from_numpy(mixed[:apart])
 
 
 def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:

@@ -5,12 +5,12 @@ Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with ou
 
 from typing import Any
 
-from freshet.core.events import Contribution
+from freshet.core.events import make_contribution
 from freshet.core.gates import overflows
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Reject
+from freshet.core.method import Aggregate, Reject, make_aggregate
 from freshet.core.server import NOT_FINITE, Flight, Server
-from freshet.core.vectors import distance, mix
+from freshet.core.vectors import mix_measured
 
 
 def polynomial(tau: int, a: float) -> float:
@@ -26,10 +26,9 @@ def hinge(tau: int, a: float, b: float) -> float:
 def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate | Reject:
     """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
     w, layout = server.weights, server.world.layout
-    new = mix(w, upload.weights, alpha)
+    new, length = mix_measured(w, upload.weights, alpha, layout.learnable)
     layout.max_counters(new, w, upload.weights)
-    length = distance(new[: layout.learnable], w[: layout.learnable])
     if overflows(new, length):
         return Reject(NOT_FINITE)
-    part = Contribution(upload.device, flight.base, server.staleness(flight), alpha)
-    return Aggregate(new, (part,), {"alpha": alpha, **numbers}, length)
+    part = make_contribution((upload.device, flight.base, server.staleness(flight), alpha))
+    return make_aggregate((new, (part,), {"alpha": alpha, **numbers}, length, ()))

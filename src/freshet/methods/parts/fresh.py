@@ -8,17 +8,30 @@ with a learned weight beta, at a moment that the reward ``loss(w_b) - loss(w_a)`
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.core.method import Local, LocalRule, Memory, Options
-from freshet.core.vectors import dot_difference, mix
+from freshet.core.vectors import distance, dot_difference, mix, norm
 from freshet.methods.parts import slots
-from freshet.methods.parts.staleness import Equations, freshness_weight, merge_gradients, moved, saturate
+from freshet.methods.parts.staleness import (
+    Equations,
+    cosine,
+    far_ahead,
+    freshness_weight,
+    merge_gradients,
+    moved,
+    saturate,
+)
 from freshet.methods.parts.steps import ControlMemory
+
+#: The rates of what is learned as a weight.
+RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
+#: Rates below this move no control that descends a cosine in a run of ordinary length.
+SLOW = 1e-3
 
 
 class ASMUOptions(Options):
@@ -28,10 +41,13 @@ class ASMUOptions(Options):
     alpha depends on ``apply``: ``apply = "progress"`` has its own initial controls where none are given.
     """
 
-    #: Defaults under ``apply = "progress"``.
-    progress_defaults: ClassVar[dict[str, Any]] = {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05}
-    #: Defaults under ``equations = "published"``.
-    published_defaults: ClassVar[dict[str, Any]] = {"advantage": "raw"}
+    #: Defaults that follow from another option's value.
+    following: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
+        ("equations", "published"): {"advantage": "raw"},
+        ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05},
+        ("controls", "direction"): dict.fromkeys(RATES, 0.02),
+        ("controls", "course"): dict.fromkeys(RATES[:3], 0.005),
+    }
 
     lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
@@ -66,6 +82,22 @@ class ASMUOptions(Options):
     apply: Literal["mix", "progress"] = Field(
         "mix", description="mix the uploaded model in (the paper's), or add only what its training produced (ours)"
     )
+    controls: Literal["loss", "direction", "course"] = Field(
+        "loss",
+        description="what the controls descend: the loss (the paper's); direction: its slope per unit of length, a "
+        "cosine, of the same size for every network; course: that of who starts from a new model, along the way that "
+        "led there, one set of controls for all devices (ours, both with apply = progress)",
+    )
+    probe: Literal["batch", "held-out"] = Field(
+        "batch",
+        description="what rewards and the slope of beta are measured on: the mini-batch that is trained on next (the "
+        "paper's), or a tenth of the device's samples that it never trains on (ours)",
+    )
+    distance: bool = Field(
+        False,
+        description="phi is also multiplied by 2 a / (a + b), a and b how far server and device have gone from their "
+        "common base: the more, the farther the server is ahead (ours)",
+    )
     control_memory: ControlMemory = Field(
         "exact", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
     )
@@ -83,11 +115,27 @@ class ASMUOptions(Options):
         if not isinstance(given, dict):
             return given
         follow: dict[str, Any] = {}
-        if given.get("equations") == "published":
-            follow |= cls.published_defaults
-        if given.get("apply") == "progress":
-            follow |= cls.progress_defaults
+        for (key, value), defaults in cls.following.items():
+            follow |= defaults if given.get(key) == value else {}
         return follow | given
+
+    @model_validator(mode="after")
+    def _direction_of_progress(self) -> Self:
+        if self.controls != "loss" and self.apply != "progress":
+            raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
+        return self
+
+    def slow_rates(self) -> list[str]:
+        """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""
+        own = self.following.get(("controls", self.controls), {})
+        slow = [key for key in own if 0.0 < getattr(self, key) < SLOW]
+        if not slow:
+            return []
+        named = ", ".join(f"method.{key}" for key in slow)
+        usual = own[slow[0]]
+        return [
+            f"controls = {self.controls} hardly moves with rates below {SLOW:g} ({named}); its default is {usual:g}"
+        ]
 
 
 @dataclass(frozen=True)
@@ -96,8 +144,12 @@ class FreshModelRule(LocalRule):
 
     remembers: ClassVar[bool] = True
     #: Where neither slots nor gamma and upsilon are learned, which ``leak`` sees to.
-    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after")
+    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after", "far")
     options: ASMUOptions
+
+    @property
+    def holds_out(self) -> bool:
+        return self.options.probe == "held-out"
 
     def leak(self) -> str | None:
         o = self.options
@@ -125,10 +177,14 @@ class FreshModelRule(LocalRule):
         o, memory, n = self.options, local.memory, local.learnable
         gamma, upsilon = memory["gamma"], memory["upsilon"]
         age, s = fresh.age, fresh.version - local.assignment.version + 1
-        phi = freshness_weight(gamma, upsilon, age, s)
+        before, corrected, numbers = local.snapshot(), o.equations == "corrected", dict[str, Number]()
+        if o.distance:
+            base = local.assignment.weights[:n]
+            numbers["far"] = far_ahead(distance(fresh.weights[:n], base), distance(before[:n], base))
+        far = float(numbers.get("far", 1.0))
+        phi = freshness_weight(gamma, upsilon, age, s, far)
         beta = saturate(o.mu_beta, phi)
-        x, y = local.next_batch()
-        before, corrected = local.snapshot(), o.equations == "corrected"
+        x, y = local.next_batch() if o.probe == "batch" else local.held_out()
         loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
         merged = mix(before, fresh.weights, beta)
         local.layout.max_counters(merged, before, fresh.weights)
@@ -137,7 +193,9 @@ class FreshModelRule(LocalRule):
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
         h, at = (h_after, before) if h_before is None else (h_before, merged)
         q = dot_difference(fresh.weights[:n], at[:n], h)
-        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations)
+        if o.controls == "direction":
+            q = cosine(q, norm(h), distance(fresh.weights[:n], at[:n]))
+        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations, far)
         memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
         memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
         return {
@@ -152,6 +210,7 @@ class FreshModelRule(LocalRule):
             "upsilon_after": memory["upsilon"],
             "loss_before": loss_before,
             "loss_after": loss_after,
+            **numbers,
         }
 
     def finish(self, local: Local) -> None:

@@ -9,6 +9,7 @@ from freshet.methods.parts.staleness import (
     Control,
     Past,
     control_gradients,
+    cosine,
     descend,
     freshness_weight,
     merge_gradients,
@@ -22,7 +23,6 @@ from freshet.methods.parts.staleness import (
 def asmu(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) -> None:
     """Every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
     if isinstance(event, Triggered):
-        memory["epochs", event.device] = event.epochs
         memory.pop(("asked", event.device), None)
     elif isinstance(event, Requested) and event.fresh is not None:
         memory["asked", event.device] = event.trip
@@ -49,7 +49,10 @@ def _start(options: Any) -> tuple[Control, Past | None]:
 
 def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Kind) -> None:
     (part,), n = event.contributions, event.numbers
-    control, past = memory.get(("server", part.device), _start(options))
+    course = options.dynamic_server and options.controls == "course"
+    control, past = memory.get(("server", None if course else part.device), _start(options))
+    if course:
+        past = memory.get(("made", part.base))
     age = event.round if kind == "sync" else event.version
     assert age is not None
     if kind == "sync":
@@ -69,7 +72,9 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         for name, value in (kept | {"iota_p": c.iota}).items():
             expect(name, n[name], value)
         expect("gap", n["gap"], part.base - past.version - 1)
-        expect("q", n["q"], n["product"] / _scale(options, n, memory["epochs", part.device]))
+        if options.controls != "loss":
+            expect("length_p", n["length_p"], past.length)
+        expect("q", n["q"], _slope(options, n))
         gradients = control_gradients(n["q"], options.mu_alpha, options.xi_min, past, options.equations)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, n[name], value)
@@ -81,14 +86,28 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
     expect("xi", n["xi"], xi)
     expect("alpha", n["alpha"], saturate(options.mu_alpha, xi))
     expect("weight", part.weight, n["alpha"])
-    now = Past(event.version, age, part.staleness, xi, control) if options.dynamic_server else None
-    memory["server", part.device] = (control, now)
+    length = event.update_norm / n["alpha"]
+    if "length" in n:
+        expect("length", n["length"], length)
+    now = Past(event.version, age, part.staleness, xi, control, n["course"] if course else length)
+    if course:
+        memory["server", None], memory["made", event.version + 1] = (control, None), now
+        memory.pop(("made", event.version - options.tau_max), None)  # who starts there is too stale
+    else:
+        memory["server", part.device] = (control, now if options.dynamic_server else None)
 
 
-def _scale(options: Any, n: Numbers, epochs: int) -> float:
+def _slope(options: Any, n: Numbers) -> float:
+    """The slope of the loss along the last step, or, unless ``controls = "loss"``, its cosine."""
+    if options.controls != "loss":
+        return -cosine(n["product"], n["length"], n["length_p"])
+    return float(n["product"] / _scale(options, n))
+
+
+def _scale(options: Any, n: Numbers) -> float:
     """What the displacement is divided by to give the pseudo-gradient (E1, E5, E6)."""
     if options.equations == "published":
-        return float(n["lr"] * epochs)
+        return float(n["lr"] * n["steps"])
     before, whole = n.get("reach", (n["n1"], n["steps"]))
     return -training_scale(n["lr"], whole, before, n["beta"])
 
@@ -104,13 +123,14 @@ def _merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> N
     s = event.fresh - event.base + 1
     if s < 2:
         raise Mismatch(f"fresh version {event.fresh} is not newer than base {event.base}")
-    phi = freshness_weight(gamma, upsilon, age, s)
+    far = n["far"] if options.distance else 1.0
+    phi = freshness_weight(gamma, upsilon, age, s, far)
     expect("phi", n["phi"], phi)
     expect("beta", n["beta"], saturate(options.mu_beta, phi))
     slopes = (0.0, 0.0)  # where losses are withheld ([privacy]), nothing is learned from them
     if "reward" in n:
         expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
-        slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations)
+        slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)
     expect("gamma_after", n["gamma_after"], moved(gamma, options.eta_gamma, slopes[0]))
     expect("upsilon_after", n["upsilon_after"], moved(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from freshet.core.events import Contribution
+from freshet.core.events import make_contribution
 from freshet.core.gates import overflows
+from freshet.core.making import maker
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, Reject, Verdict, Wait, World
 from freshet.core.server import NOT_FINITE, Flight, Server
@@ -25,6 +26,9 @@ class Member(NamedTuple):
     lr: float
     steps: int
     vectors: dict[str, Vector]
+
+
+make_member = maker(Member)
 
 
 def sample_shares(members: list[Member]) -> list[float]:
@@ -54,16 +58,10 @@ class RoundMethod(Method):
         self.state = Round()
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        samples = self.world.samples.item(upload.device)
-        self.state.members[upload.device] = Member(
-            upload.device,
-            upload.weights,
-            samples,
-            flight.trip,
-            flight.lr,
-            upload.steps,
-            dict(upload.vectors) if upload.vectors else {},
-        )
+        device, trip, _, weights, steps, _, _, vectors, _ = upload
+        samples = self.world.samples.item(device)
+        kept = dict(vectors) if vectors else {}
+        self.state.members[device] = make_member((device, weights, samples, trip, flight.lr, steps, kept))
         return WAIT
 
     def finish_round(self, server: Server) -> Verdict | None:
@@ -80,7 +78,8 @@ class RoundMethod(Method):
         if overflows(new, length) or not self.is_sane():
             self.state = before
             return Reject(NOT_FINITE)
-        parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
+        version = server.version
+        parts = [make_contribution((m.device, version, 1, share)) for m, share in zip(members, shares, strict=True)]
         return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
 
     def is_sane(self) -> bool:

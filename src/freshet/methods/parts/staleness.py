@@ -31,6 +31,8 @@ class Past:
     s_p: int
     xi_p: float
     control: Control
+    #: How long the step was that it took.
+    length: float = 0.0
 
 
 def discount(age: int, s: int, sigma: float) -> float:
@@ -77,6 +79,12 @@ def training_scale(lr: float, steps: float, before: float, beta: float) -> float
     return lr * ((1.0 - beta) * before + (steps - before))
 
 
+def cosine(product: float, a: float, b: float) -> float:
+    """``<x, y> / (|x| |y|)``, held in [-1, 1] (an inner product may be an estimate); 0 where one of them is nothing."""
+    lengths = a * b
+    return max(-1.0, min(1.0, product / lengths)) if lengths > 0.0 else 0.0
+
+
 def control_gradients(
     q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations
 ) -> tuple[float, float, float]:
@@ -104,22 +112,38 @@ def descend(control: Control, gradients: tuple[float, float, float], rates: tupl
     return Control(*(moved(*item) for item in zip(values, rates, gradients, strict=True)))
 
 
-def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
-    """``gamma / sqrt(age) (1 - upsilon / sqrt(s))``, before any clamp."""
-    return gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s))
+def far_ahead(server: float, device: float) -> float:
+    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2]: above 1 where the server has gone farther from the
+    common base than the device has, so that there is more to take than to lose (``distance``, ours)."""
+    both = server + device
+    return 2.0 * server / both if both > 0.0 else 1.0
 
 
-def freshness_weight(gamma: float, upsilon: float, age: int, s: int) -> float:
-    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0."""
-    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s)), LARGEST)
+def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
+    """``far gamma / sqrt(age) (1 - upsilon / sqrt(s))``, before any clamp."""
+    return far * (gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s)))
+
+
+def freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
+    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0; ``far`` is 1 in the
+    paper."""
+    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s, far)), LARGEST)
 
 
 def merge_gradients(
-    q: float, mu_beta: float, phi: float, gamma: float, upsilon: float, age: int, s: int, equations: Equations
+    q: float,
+    mu_beta: float,
+    phi: float,
+    gamma: float,
+    upsilon: float,
+    age: int,
+    s: int,
+    equations: Equations,
+    far: float = 1.0,
 ) -> tuple[float, float]:
     """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 where phi is held (erratum E13)."""
-    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s) <= LARGEST:
+    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s, far) <= LARGEST:
         return 0.0, 0.0
-    c = q * saturation_slope(mu_beta, phi)
+    c = q * saturation_slope(mu_beta, phi) * far
     g_gamma, g_upsilon = _finite(c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s))
     return g_gamma, g_upsilon

@@ -8,7 +8,6 @@
   const hidden = new Set();
   const world = () => doc.worlds[place];
   const target = () => Results.target(world());
-  const ended = (run) => run.status === "finished" || run.status === "diverged";
   const sentences = (...parts) => parts.filter(Boolean).join(" ");
 
   // ---- head and results
@@ -32,9 +31,9 @@
 
   function results() {
     const several = doc.worlds.length > 1;
-    const soFar = doc.runs.length === 1 && !ended(doc.runs[0]) ? doc.runs[0] : null;
+    const soFar = doc.runs.length === 1 && !doc.runs[0].finished ? doc.runs[0] : null;
     $$("worlds").replaceChildren(...doc.worlds.map((each) => Results.block(each, several, live, soFar)));
-    uncounted(doc.runs.filter((run) => !ended(run)));
+    uncounted(doc.runs.filter((run) => !run.finished));
     $$("notes").replaceChildren(...doc.notes.map((note) => el("li", {}, note)));
   }
   function uncounted(others) {

@@ -1,0 +1,108 @@
+"""What FedASMU's parts do in a run: ``python scripts/why.py CONFIG.toml [--until 1500]``.
+
+It runs the configuration with a watcher beside the server and prints, for each fifth of the run: the weights alpha and
+beta, where the controls have gone, the rewards, and the drag-back. Mixing moves the model by alpha (w_i - w), and ::
+
+    w_i - w = d + (1 - beta) (w_o - w) + beta (w_g - w)
+
+d is what training produced, the rest points back to models that the server had before. The columns are the lengths of
+both, their share that is not progress, and the cosine between them.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from freshet import Federation
+from freshet.config import load_tables, resolve
+from freshet.core.messages import Upload
+from freshet.core.server import Flight, Server
+from freshet.methods.fedasmu import FedASMU
+from freshet.runs.reader import Run
+
+PARTS = 5
+Row = dict[str, float]
+
+
+@contextmanager
+def watched(seen: list[Row]) -> Iterator[None]:
+    """Note for every upload how much of it is progress and how much points back."""
+    receive = FedASMU.receive
+
+    def look(self: FedASMU, server: Server, upload: Upload, flight: Flight) -> Any:
+        n, beta = self.world.layout.learnable, float(upload.merged.get("beta", 0.0))
+        base = server.store.get(flight.base)
+        fresh = base if flight.fresh is None or not beta else server.store.get(flight.fresh)
+        start = (1 - beta) * base[:n].astype(np.float64) + beta * fresh[:n]
+        d, back = upload.weights[:n] - start, start - server.weights[:n]
+        lengths = float(np.linalg.norm(d)), float(np.linalg.norm(back))
+        both = lengths[0] * lengths[1]
+        seen.append({"d": lengths[0], "back": lengths[1], "cosine": float(d @ back) / both if both else 0.0})
+        return receive(self, server, upload, flight)
+
+    FedASMU.receive = look  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FedASMU.receive = receive  # type: ignore[method-assign]
+
+
+def parts(rows: Sequence[Any]) -> list[Sequence[Any]]:
+    return [rows[len(rows) * k // PARTS : len(rows) * (k + 1) // PARTS] for k in range(PARTS)]
+
+
+def line(name: str, rows: Sequence[Any], value: Callable[[Any], float], fold: Callable[..., float] = median) -> None:
+    found = (fold([value(row) for row in part]) if part else float("nan") for part in parts(rows))
+    print(f"{name:34}" + "".join(f"{each:12.5g}" for each in found))
+
+
+def tell(run: Run, seen: Sequence[Row]) -> None:
+    """The tables, one line per quantity, one column per fifth of the run."""
+    events = list(run.events())
+    aggregates = [event for event in events if event["kind"] == "aggregate"]
+    merges = [event for event in events if event["kind"] == "merge"]
+    requests = [event for event in events if event["kind"] == "request"]
+    print(f"{len(aggregates)} aggregations, {len(requests)} requests, {len(merges)} merges; medians of each fifth\n")
+    line("staleness", aggregates, lambda event: event["contributions"][0]["staleness"])
+    line("alpha", aggregates, lambda event: event["alpha"])
+    for name in ("lambda", "sigma", "iota"):
+        line(name, aggregates, itemgetter(name))
+    adapted = [event for event in aggregates if event["adapted"]]
+    line("|q|, slope along the last step", adapted, lambda event: abs(event["q"]))
+    line("slopes that ask for more", adapted, lambda event: float(event["q"] < 0), fmean)
+    line("beta", merges, lambda event: event["beta"])
+    line("gamma", merges, lambda event: event["gamma_after"])
+    line("upsilon", merges, lambda event: event["upsilon_after"])
+    line("reward, mean", merges, lambda event: event["reward"], fmean)
+    line("reward, share above 0", merges, lambda event: event["reward"] > 0, fmean)
+    line("slot asked in, mean", requests, lambda event: event["slot"], fmean)
+    line("|d|, progress", seen, lambda row: row["d"])
+    line("|back|, what points back", seen, lambda row: row["back"])
+    line("back / (d + back)", seen, lambda row: row["back"] / (row["back"] + row["d"]))
+    line("cosine of d and back", seen, lambda row: row["cosine"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--until", type=float, default=1500.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    tables = load_tables(arguments.config)
+    tables["run"] |= {"until": arguments.until, "seed": arguments.seed, "executor": "serial"}
+    tables["data"] |= {"validation": 0.0}
+    seen: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, watched(seen):
+        result = Federation.from_config(resolve(tables)).run(out=Path(folder) / "run")
+        tell(Run(result.directory), seen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Devices with keys of their own that do harm over the network: no trace, no flood, no gap in the log."""
+
+import threading
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.core.messages import Slot
+from freshet.core.server import Refused
+from freshet.flower import driver, wire
+from freshet.flower.driver import OFTEN
+from freshet.flower.journeys import MOST_QUESTIONS
+from freshet.runs import checkpoint, segments
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from tests.flower.fakes import TOKENS, Town
+
+
+def token(town: Town, device: int) -> tuple[int, int, str]:
+    journey = town.live.journeys[device]
+    trip = journey.assignment.trip
+    return device, trip, TOKENS.make(100 + device, device, trip, journey.ticket)
+
+
+def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -> None:
+    town = Town(tmp_path, method="fedavg")
+    town.step()
+    before = town.live.server.world.samples.copy()
+    number = next(iter(town.post.sent))
+    answer = town.answer(number)
+    assert answer.upload is not None
+    upload = answer.upload._replace(weights=np.full_like(answer.upload.weights, np.nan))
+    town.post.put(number, wire.answer_record(wire.Answer(answer.ticket, upload, samples=2**31 - 1)))
+    town.step()
+    assert len(town.events("rejected")) == 1
+    assert np.array_equal(town.live.server.world.samples, before)
+
+
+def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.step()
+    who = token(town, 0)
+    for _ in range(MOST_QUESTIONS):
+        town.live.answer(*who, Slot(2, "q"))
+    for _ in range(500):
+        with pytest.raises(Refused, match="this cannot be asked"):
+            town.live.answer(*who, Slot(2, "q"))
+    with pytest.raises(Refused):
+        town.live.answer(*token(town, 1), Slot(99, "q"))
+    reasons = [event["reason"] for event in town.events("rejected")]
+    assert reasons == [OFTEN] * driver._LOGGED_REFUSALS and len(town.events("request")) == MOST_QUESTIONS
+    assert town.live.answer(*token(town, 1), Slot(2, "q")) is None, "others are answered as before"
+    assert audit(Run(tmp_path / "run")).passed
+
+
+def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_TIMED", 3)
+    town = Town(tmp_path, devices=1)
+    while town.live.server.version < 6:
+        town.step()
+        town.train()
+    assert {len(values) for by_phase in town.live.seconds.values() for values in by_phase.values()} == {3}
+
+
+@pytest.mark.timeout(300)
+def test_a_log_is_rotated_while_the_service_answers_from_threads_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    town = Town(tmp_path)
+    live, ended = town.live, threading.Event()
+    live.writer.rotate_bytes = 600
+
+    def ask(device: int) -> None:
+        for turn in count():
+            if ended.is_set():
+                return
+            try:
+                who = token(town, device)
+                live.answer(*(who if turn % 3 else (device, who[1], "wrong")), Slot(2, "q"))
+            except (Refused, KeyError):
+                ended.wait(0.002)
+
+    threads = [threading.Thread(target=ask, args=(place % 3,)) for place in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            town.step()
+            town.train()
+            tree = live.state()
+            checkpoint.write(tmp_path / "run", tree | {"wall_seconds": 0.0})
+            live.writer.saved(tree["log"]["events"])
+        live.conclude()
+        end = live.writer.seq
+        with pytest.raises(Refused, match="the run is over"):
+            live.answer(0, 1, "any", Slot(2, "q"))
+        assert live.writer.seq == end
+        live.writer.close({"status": "finished"}, live.server.world.layout, live.server.weights, sure=live.writer.end)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert len(list((tmp_path / "run").glob("events-*.jsonl.zst"))) > 10
+    numbers = [event["seq"] for event in Run(tmp_path / "run").events()]
+    assert numbers == list(range(1, end + 1)) and segments.size(tmp_path / "run" / segments.LIVE) > 6000
+    assert audit(Run(tmp_path / "run")).passed

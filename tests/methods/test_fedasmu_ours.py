@@ -1,0 +1,188 @@
+"""Options of ours beside the paper's method: controls that learn from a direction, a reward on samples kept apart, a
+merge weight that also knows distance."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freshet import Federation
+from freshet.core.messages import Assignment, Fresh, Slot
+from freshet.data.dataset import from_arrays
+from freshet.errors import ConfigError
+from freshet.methods import options_for
+from freshet.methods.parts.fresh import FreshModelRule
+from freshet.methods.parts.staleness import cosine, far_ahead, freshness_weight, saturate
+from freshet.runs.audit import audit
+from freshet.runs.reader import Run
+from freshet.training.batches import FederatedData
+from freshet.training.options import TrainingOptions
+from freshet.training.outcome import Outcome
+from freshet.training.trainer import Trainer, Work
+from freshet.training.trip import LocalTrip
+from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
+
+OURS = {"controls": "direction", "probe": "held-out", "distance": True}
+
+
+# ---- controls that learn from a direction
+
+
+def adapted(size: float, **options: Any) -> tuple[dict[str, Any], float]:
+    """The second aggregation of a device whose two steps have this size, and minus the cosine of the two."""
+    first, second = np.random.default_rng(2).normal(size=(2, 40)) * size
+    w0 = np.zeros(40, np.float32)
+    server = server_of("fedasmu-progress", w0, plain_layout(40), controls="direction", **options)
+    for step in (first, second):
+        server.trigger([0])
+        base = server.weights.astype(np.float64)
+        (found,) = send(server, 0, base + step, steps=3)
+    return found, -float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+
+
+def test_the_slope_is_minus_the_cosine_between_the_last_step_and_what_training_makes_now() -> None:
+    found, expected = adapted(1.0)
+    assert found["q"] == pytest.approx(expected, rel=1e-5)
+    assert found["grad_iota"] != 0 and np.sign(found["grad_iota"]) == np.sign(expected)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 30.0])
+def test_the_slope_is_the_same_for_networks_of_every_size(size: float) -> None:
+    there, here = adapted(size)[0], adapted(1.0)[0]
+    for key in ("q", "grad_lambda", "grad_sigma", "grad_iota"):
+        assert there[key] == pytest.approx(here[key], rel=1e-3)
+
+
+def test_its_rates_move_the_controls_where_those_of_the_paper_do_not() -> None:
+    found, _ = adapted(1e-3)
+    paper = adapted(1e-3, eta_lambda=1e-4, eta_sigma=1e-4, eta_iota=1e-4)[0]
+    assert abs(found["iota"] - 0.05) == pytest.approx(200 * abs(paper["iota"] - 0.05), rel=1e-6)
+
+
+def test_a_cosine_is_one_whatever_an_estimate_says_and_nothing_has_none() -> None:
+    assert cosine(5.0, 1.0, 2.0) == 1.0 and cosine(-5.0, 1.0, 2.0) == -1.0 and cosine(0.0, 0.0, 2.0) == 0.0
+
+
+def test_rates_that_are_meant_for_a_loss_are_pointed_out() -> None:
+    direction = {"controls": "direction"}
+    given = {"eta_lambda": 1e-4, "eta_iota": 0.0}
+    (said,) = options_for("fedasmu-progress", direction | given).slow_rates()
+    assert "method.eta_lambda)" in said and "0.02" in said, "a rate of 0 is meant so"
+    assert options_for("fedasmu-progress", direction).slow_rates() == []
+    assert options_for("fedasmu-progress", given).slow_rates() == []
+
+
+def test_it_needs_progress() -> None:
+    with pytest.raises(ConfigError, match='it needs apply = "progress"'):
+        options_for("fedasmu", {"controls": "direction"})
+
+
+# ---- a merge weight that also knows distance
+
+
+def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> Outcome:
+    """A trip that asks before its first step; its base lies a little off ``w_b``."""
+    x, y = samples()
+    data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
+    trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=1e-6), seed=0)
+    rates = {"eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5}
+    rule = FreshModelRule(options_for("fedasmu-progress", rates | options))  # type: ignore[arg-type]
+    sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, 1e-6), Fresh(9, 9, w_g)
+    return trainer.train(Work(sent, Slot(1, "fixed"), fresh, rule, {"gamma": 1.2, "upsilon": 0.7}))
+
+
+@pytest.fixture
+def models() -> tuple[np.ndarray, np.ndarray]:
+    w_b = SmoothLoss().flat.dump()
+    return w_b, w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
+
+
+def test_the_farther_the_server_has_gone_beside_the_device_the_more_of_it_is_taken() -> None:
+    assert [far_ahead(server, 1.0) for server in (0.0, 1.0, 3.0)] == [0.0, 1.0, 1.5]
+    assert far_ahead(1.0, 0.0) == 2.0 and far_ahead(0.0, 0.0) == 1.0
+
+
+def test_with_distance_gamma_and_upsilon_still_follow_the_derivatives(models: tuple[np.ndarray, np.ndarray]) -> None:
+    w_b, w_g = models
+    found, loss = merged(w_b, w_g, distance=True).merged, SmoothLoss()
+    assert found["far"] == pytest.approx(2.0, abs=1e-4), "the device has not moved yet, the server has"
+
+    def at(gamma: float, upsilon: float) -> float:
+        beta = saturate(1.5, freshness_weight(gamma, upsilon, 9, 6, found["far"]))
+        return loss((1 - beta) * w_b.astype(np.float64) + beta * w_g.astype(np.float64))
+
+    true = central(lambda v: at(v, 0.7), 1.2), central(lambda v: at(1.2, v), 0.7)
+    assert (1.2 - found["gamma_after"], 0.7 - found["upsilon_after"]) == pytest.approx(true, rel=1e-3)
+
+
+def test_a_merge_along_a_direction_has_a_cosine_for_a_slope(models: tuple[np.ndarray, np.ndarray]) -> None:
+    w_b, w_g = models
+    found, loss = merged(w_b, w_g, controls="direction").merged, SmoothLoss()
+    after = (1 - found["beta"]) * w_b.astype(np.float64) + found["beta"] * w_g.astype(np.float64)
+    h, way = loss.gradient(after), (w_g - w_b).astype(np.float64)
+    assert found["q"] == pytest.approx(h @ way / np.linalg.norm(h) / np.linalg.norm(way), rel=1e-3)
+
+
+# ---- samples kept apart
+
+
+def trip_of(shard: np.ndarray, number: int, probe: str = "held-out") -> LocalTrip:
+    x, y = np.arange(200, dtype=np.float32).reshape(40, 5), np.arange(40) % 3
+    data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [shard])
+    trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=4, lr=1e-6), seed=0)
+    rule = FreshModelRule(options_for("fedasmu-progress", {"probe": probe}))  # type: ignore[arg-type]
+    sent = Assignment(0, number, 4, 4, trainer.flat.dump(), 1, 1e-6)
+    return LocalTrip(trainer, sent, None, rule, {})
+
+
+def rows(x: torch.Tensor) -> set[int]:
+    return {int(value) // 5 for value in x[:, 0].tolist()}
+
+
+def test_a_tenth_of_the_samples_is_kept_apart_in_every_trip_and_never_trained_on() -> None:
+    shard, kept = np.arange(0, 40, 2), set()
+    for number in (1, 2, 3):
+        trip = trip_of(shard, number)
+        trained = {int(index) for batch in trip._batches_of_epoch() for index in batch}
+        apart = rows(trip.held_out()[0])
+        assert len(apart) == 2 and apart.isdisjoint(trained) and apart | trained == set(shard.tolist())
+        kept.add(frozenset(apart))
+    assert len(kept) == 1
+
+
+def test_without_it_every_sample_is_trained_on() -> None:
+    trained = {int(index) for batch in trip_of(np.arange(20), 1, "batch")._batches_of_epoch() for index in batch}
+    assert trained == set(range(20))
+
+
+def test_a_device_with_too_few_samples_is_judged_on_its_next_mini_batch() -> None:
+    trip = trip_of(np.arange(6), 1)
+    assert rows(trip.held_out()[0]) == rows(trip.next_batch()[0])
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize("name", ["fedasmu-progress", "fedssmu-progress"])
+def test_a_run_with_all_of_them_adds_up_for_the_audit(
+    name: str, tmp_path: Path, federate: Callable[..., Federation]
+) -> None:
+    result = federate({"name": name, **OURS}).run(120, out=tmp_path / "run")
+    found = audit(Run(result.directory))
+    assert found.passed and found.audited and found.merges > 5, found.problem
+    events = list(Run(result.directory).events())
+    assert all(0 <= event["far"] <= 2 and abs(event["q"]) <= 1 for event in events if event["kind"] == "merge")
+
+
+def test_an_audit_finds_a_length_that_was_changed(tmp_path: Path, federate: Callable[..., Federation]) -> None:
+    result = federate({"name": "fedasmu-progress", **OURS}).run(60, out=tmp_path / "run")
+    log = result.directory / "events.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    place = next(place for place, event in enumerate(lines) if "length_p" in event)
+    lines[place]["length_p"] *= 2
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert f"line {place + 1} (aggregate): length_p" in str(audit(Run(result.directory)).problem)

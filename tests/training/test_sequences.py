@@ -1,0 +1,121 @@
+"""Convolutions and ReLU in a row as one operation: torch's own layers are the twin, bit for bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from freshet.training import sequences
+from freshet.training.rewrite import faster
+from freshet.training.sequences import FusedSequential
+
+LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a handful of images."""
+    monkeypatch.setattr(sequences, "LARGE", 1)
+
+
+def networks() -> list[nn.Sequential]:
+    """Ends flattened or not, one convolution or several, with all that moves a kernel; channels on both sides of a
+    vector's length."""
+    conv, relu = nn.Conv2d, nn.ReLU
+    return [
+        nn.Sequential(conv(3, 17, 2), relu(), conv(17, 9, 2), relu(), nn.Flatten(1)),
+        nn.Sequential(conv(3, 64, 2), relu(), conv(64, 32, 2, bias=False), relu(), nn.Flatten()),
+        nn.Sequential(conv(3, 16, 3, stride=2, padding=1), relu(), conv(16, 20, 3, dilation=2, groups=2), relu()),
+        nn.Sequential(conv(3, 12, 3, padding=(1, 0)), relu(inplace=True)),
+        nn.Sequential(conv(3, 16, 3), relu(), nn.BatchNorm2d(16), conv(16, 12, 3), relu(), nn.Flatten(1)),
+    ]
+
+
+def both(network: nn.Module, x: Tensor) -> tuple[list[Tensor], str]:
+    """Outputs and gradients of input and parameters, and the name of the last operation."""
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = network(x)
+    along = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    gradients = torch.autograd.grad((y * along).sum(), [x, *network.parameters()])
+    return [y.detach(), *gradients], type(y.grad_fn).__name__
+
+
+@pytest.mark.parametrize("place", range(len(networks())))
+@pytest.mark.parametrize("samples", [1, 10])
+def test_values_and_gradients_have_the_bits_of_torch(place: int, samples: int) -> None:
+    torch.manual_seed(place)
+    plain = networks()[place].to(memory_format=LAST)
+    ours = faster(copy.deepcopy(plain))
+    x = torch.randn(samples, 3, 13, 11).to(memory_format=LAST)
+    x[0, 0, 5, 5] = float("nan")
+    (expected, _), (found, name) = both(plain, x), both(ours, x)
+    assert name == "RectifiedBackward"
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_other_layouts_and_small_images_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = faster(networks()[0])
+    assert both(network, torch.randn(2, 3, 9, 9))[1] != "RectifiedBackward"
+    monkeypatch.setattr(sequences, "LARGE", 2 * (17 * 8 * 8 + 9 * 7 * 7))
+    x = torch.randn(2, 3, 9, 9).to(memory_format=LAST)
+    assert both(network, x)[1] == "RectifiedBackward"
+    assert both(network, x[:1])[1] != "RectifiedBackward"
+    with pytest.raises(RuntimeError, match="greater than actual input size"):
+        network(torch.randn(2, 3, 2, 2).to(memory_format=LAST))
+
+
+def test_who_begins_to_watch_sees_every_layer() -> None:
+    network, x, seen = faster(networks()[0]), torch.randn(2, 3, 9, 9).to(memory_format=LAST), list[Tensor]()
+    expected = network(x)
+    handle = network[1].register_forward_hook(lambda layer, given, result: seen.append(result))
+    torch.testing.assert_close(network(x), expected)
+    assert len(seen) == 1 and bool((seen[0] >= 0).all())
+    handle.remove()
+    assert type(network(x).grad_fn).__name__ == "RectifiedBackward"
+    network[2] = nn.Conv2d(17, 9, 2)
+    assert not torch.equal(network(x), expected)
+
+
+def test_runs_that_are_remembered_do_not_pile_up_or_travel_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "REMEMBERED", 3)
+    network = faster(networks()[0])
+    assert isinstance(network, FusedSequential)
+    for side in range(5, 12):
+        network(torch.randn(2, 3, side, side).to(memory_format=LAST))
+    assert len(network._runs) <= 3
+    twin = copy.deepcopy(network)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    x = torch.randn(2, 3, 11, 11).to(memory_format=LAST)
+    assert not torch.equal(twin(x), network(x))
+
+
+def test_gradients_can_be_differentiated_and_taken_per_sample() -> None:
+    torch.manual_seed(0)
+    x, found = torch.randn(2, 3, 6, 6).to(memory_format=LAST), []
+    plain = networks()[0]
+    for network in (plain, faster(copy.deepcopy(plain))):
+        first = network[0].weight
+        (gradient,) = torch.autograd.grad(network(x).square().sum(), first, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), first)[0])
+
+        def loss(state: dict[str, Tensor], sample: Tensor, network: nn.Module = network) -> Tensor:
+            return functional_call(network, state, (sample[None],)).square().sum()
+
+        state = {name: p.detach() for name, p in network.named_parameters()}
+        found.append(vmap(grad(loss), in_dims=(None, 0))(state, x)["0.weight"])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1], found[3], rtol=1e-4, atol=1e-4)
+
+
+def test_what_comes_out_and_weights_must_not_change_before_the_gradient_is_taken() -> None:
+    network = faster(networks()[0])
+    for change in ("output", "weight"):
+        y = network(torch.randn(2, 3, 9, 9).to(memory_format=LAST))
+        with torch.no_grad():
+            (y if change == "output" else network[2].weight).add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
