@@ -49,7 +49,13 @@ class Town:
     """A server and its devices in one process, driven step by step."""
 
     def __init__(
-        self, folder: Path, method: str = "fedasmu", devices: int = 3, fresh: str = "side", **run: Any
+        self,
+        folder: Path,
+        method: str = "fedasmu",
+        devices: int = 3,
+        fresh: str = "side",
+        wait_for: int = 1,
+        **run: Any,
     ) -> None:
         training = {"epochs": 2, "batch_size": 32}
         options = {"K": 2} if method in ("port", "fedbuff") else {}
@@ -58,7 +64,7 @@ class Town:
         kind = {"trigger": "concurrency"} if find(method)[0].about.kind != "sync" else {}
         self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
         self.parts: Parts = assemble(self.config, Given())
-        self.folder, self.fresh = folder, fresh
+        self.folder, self.fresh, self.wait_for = folder, fresh, wait_for
         self.post = FakePost({100 + device for device in range(devices)})
         self.live = self.build(RunWriter.create(folder / "run", self.config.tables()))
         self.device = Device()
@@ -67,7 +73,7 @@ class Town:
         server = self.parts.server(self.config)
         coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
         nodes = {100 + device: device for device in range(self.config.fleet.devices)}
-        network = Network(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, roll_call=0.0)
+        network = Network(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, wait_for=self.wait_for, roll_call=0.0)
         score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
         return Live(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 

@@ -67,6 +67,26 @@ def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
     assert [event["round"] for event in town.events("aggregate")] == [1] and passes_audit(town)
 
 
+@pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
+def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(tmp_path: Path, method: str) -> None:
+    town = Town(tmp_path, method, wait_for=2, period=0.001)
+    devices, town.post.there = town.post.there, {100}
+    for _ in range(4):
+        town.step()
+        time.sleep(0.01)
+    assert not town.post.sent and not town.events("trigger")
+    town.post.there = devices
+    town.step()
+    assert len(town.post.sent) == 3
+    town.train()
+    town.post.there = {100}
+    for _ in range(3):
+        town.step()
+        time.sleep(0.01)
+    assert [node for node, _ in town.post.sent.values()] == [100], "afterwards it goes on with whoever is there"
+    assert passes_audit(town)
+
+
 def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_path: Path) -> None:
     town = Town(tmp_path, fresh="messages")
     town.step()

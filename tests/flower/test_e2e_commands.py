@@ -186,7 +186,8 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
             command = [processes.program("flower-supernode"), *place, str(own_port), "--node-config", told]
             command += ["--superlink", f"127.0.0.1:{port}"]
             children.append(Child(Command("node", command, where, tmp_path / f"node_{node}.log")))
-        run = [processes.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", f'out="{out}"']
+        told = f'out="{out}" wait-for=2'
+        run = [processes.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", told]
         processes.call(Command("run", run, where))
         await_((out / "world.json").is_file, "the end of the run")
     finally:
@@ -210,10 +211,10 @@ from freshet import Federation
 from mine import Net, samples
 
 federation = Federation(
-    Net, samples(300, 500), samples(300, 500), devices=2, training={{"epochs": 3}},
-    run={{"rounds": 4, "trigger": "concurrency", "period": 1.0, "eval_every": 5.0}},
+    Net, samples(300, 500), samples(300, 500), devices=2, method="fedssmu", training={{"epochs": 3}},
+    run={{"rounds": 3, "per_round": 2, "period": 1.0, "eval_every": 5.0}},
 )
-result = federation.deploy("deploy", server={{"port": {port}, "fresh_port": {fresh_port}}})
+result = federation.deploy("deploy", server={{"port": {port}, "fresh_port": {fresh_port}, "wait_for": 2}})
 print(result.summary["status"], sum(p.numel() for p in result.module().parameters()))
 """
     (tmp_path / "serve.py").write_text(script)

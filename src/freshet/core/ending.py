@@ -27,12 +27,12 @@ class Test(Protocol):
     def result(self) -> Losing: ...
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """A test whose loss is known."""
 
     loss: float
 
-    def result(self) -> "_Known":
+    def result(self) -> "Known":
         return self
 
 
@@ -75,7 +75,7 @@ class Watch:
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``."""
         self.first, self.diverged, last = state["first"], state["diverged"], state["last"]
-        self._last = None if last is None else (last[0], _Known(last[1]))
+        self._last = None if last is None else (last[0], Known(last[1]))
 
 
 class Rounds:

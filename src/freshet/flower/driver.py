@@ -11,9 +11,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
+from freshet.core.ending import Known
 from freshet.core.events import Noted, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Slot
 from freshet.core.saving import Tree
@@ -33,15 +34,6 @@ OFTEN = "asks for the fresh model again and again"
 _LOGGED_REFUSALS = 100
 #: Trips of each device whose seconds are remembered, for the medians.
 _TIMED = 1000
-
-
-class _Known(NamedTuple):
-    """A test whose result is there."""
-
-    score: Score
-
-    def result(self) -> Score:
-        return self.score
 
 
 class Live:
@@ -142,10 +134,14 @@ class Live:
         there = {self.devices.get(node, -1) for node in self._online} - {-1}
         for at in due:
             with self._lock:
-                if self.server.synchronous and not self.journeys and not there:  # a round without anybody is none
+                if not self.journeys and len(there) < self._awaited():
                     self._wake(self.coordinator.put_off(at, self.now))
                 else:
                     self._carry_out(self.coordinator.tick(at, there.__contains__))
+
+    def _awaited(self) -> int:
+        """Devices that trips wait for: at first those of ``wait_for``; later a round without anybody is none."""
+        return int(self.server.synchronous) if self.messages else self.network.wait_for
 
     def _call_roll(self) -> None:
         """Who is there; a node that is not on the list gets the next free device number, where there is no list."""
@@ -163,6 +159,8 @@ class Live:
                 self.writer.say(f"node {node} is not one of this federation's devices and is left alone")
             number = -1 if self._listed or not free else free[0]
             self.devices = self.devices | {node: number}  # a new dict: the service's threads read the old one
+        if found != self._online and not self.messages and 1 < self.network.wait_for > len(found):
+            self.writer.say(f"waiting for {self.network.wait_for} devices; {len(found)} there")
         self._online = found
 
     def _node(self, device: int) -> int | None:
@@ -340,7 +338,7 @@ class Live:
             if at <= self._last_test:
                 return
             self._last_test = at
-            self.coordinator.watch.test(at, _Known(score))
+            self.coordinator.watch.test(at, Known(score.loss))
             event, row = self.coordinator.test()
             self.writer.event(at, event._replace(numbers={**score.metrics, "loss": score.loss}), row=row)
 

@@ -34,6 +34,7 @@ class ServerFile(Options):
     out: str = Field("", description="run directory (default: run/ in the deployment's folder)")
     ttl: float = Field(600.0, gt=0, description="seconds after which a trip that has not been answered is lost")
     patience: float = Field(120.0, gt=0, description="seconds that a triggered device may be away")
+    wait_for: int = Field(1, ge=1, description="devices that have to be there before the first trip starts")
     restarts: int = Field(5, ge=0, description="how often a server app that died is started again from its checkpoint")
 
 
@@ -169,6 +170,7 @@ def run_config(folder: Folder) -> dict[str, Any]:
         "pid": str(folder.state / "server.pid"),
         "ttl": server.ttl,
         "patience": server.patience,
+        "wait-for": server.wait_for,
     }
 
 

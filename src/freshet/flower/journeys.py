@@ -48,6 +48,8 @@ class Network:
     ttl: float = 600.0
     poll: float = 0.2
     patience: float = 120.0
+    #: Devices that have to be there before the first trip of a run.
+    wait_for: int = 1
     #: Seconds between two looks for nodes that have come or gone.
     roll_call: float = 2.0
 

@@ -71,6 +71,8 @@ class ServerSettings:
     ttl: float = 600.0
     poll: float = 0.2
     patience: float = 120.0
+    #: Devices that have to be there before the first trip of a run.
+    wait_for: int = 1
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> "ServerSettings":
@@ -200,7 +202,17 @@ def _ready(
     tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
-    network = Network(settings.fresh, settings.fresh_address, authority, settings.ttl, settings.poll, settings.patience)
+    if not 1 <= settings.wait_for <= config.fleet.devices:
+        raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the federation's devices")
+    network = Network(
+        settings.fresh,
+        settings.fresh_address,
+        authority,
+        settings.ttl,
+        settings.poll,
+        settings.patience,
+        settings.wait_for,
+    )
     live = Live(
         coordinator,
         post,

@@ -44,6 +44,7 @@ nodes = ""
 pid = ""
 ttl = 600.0
 patience = 120.0
+wait-for = 1
 poll = 0.2
 """
 
