@@ -15,7 +15,8 @@ from freshet.report.columns import Column, judged
 from freshet.runs.facts import metric_of
 from freshet.runs.writer import Observer
 
-#: A run is timed once so many uploads, so much of its length and so many seconds of it are over.
+#: The pace of a run is taken from so many uploads on, over at least so much of its length and so many seconds: before
+#: them workers start and loops are compiled.
 FIRST_UPLOADS, FIRST_SHARE, FIRST_SECONDS = 3, 0.01, 1.0
 #: A shorter run is not worth a line about its duration.
 LONG_SECONDS = 20.0
@@ -73,7 +74,7 @@ class LiveProgress(Observer):
         if self._task is None:
             return
         self._share = min(1.0, max(self._share, share))
-        if self._began is None:
+        if self._began is None and self._uploads >= FIRST_UPLOADS:
             self._began = (time.monotonic(), self._share)
         length = self.expected()
         if length is not None:
@@ -82,12 +83,12 @@ class LiveProgress(Observer):
         self.bar.update(self._task, total=1.0, completed=self._share, **shown)
 
     def expected(self) -> float | None:
-        """Real seconds from start to end, by the pace since the first event; None before the first trips."""
+        """Real seconds from start to end, by the pace since the first trips; None before them."""
         if self._began is None:
             return None
         began, share = self._began
         spent, done = time.monotonic() - began, self._share - share
-        if self._uploads < FIRST_UPLOADS or done < FIRST_SHARE or spent < FIRST_SECONDS:
+        if not self._uploads or done < FIRST_SHARE or spent < FIRST_SECONDS:
             return None
         return (began - self._start) + spent / done * (1.0 - share)
 
