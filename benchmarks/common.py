@@ -19,13 +19,18 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from freshet.core.streams import stream
 from freshet.data.dataset import DataSet
 from freshet.models.registry import build
+from freshet.models.textcnn import TextCNN
 
-BATCH, LR = 50, 0.03
+BATCH, LR, VOCABULARY = 50, 0.03, 20_000
 
 
 def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSet:
-    """Images of the given shape as uint8; what they show does not matter for speed."""
+    """Images of the given shape as uint8, or texts of a given length; what they show does not matter for speed."""
     rng = np.random.default_rng(0)
+    if len(shape) == 1:
+        x = rng.integers(1, VOCABULARY, (samples, *shape), dtype=np.int32)
+        y = rng.integers(0, classes, samples)
+        return DataSet("synthetic", x, y, x[:50], y[:50], classes, pad_id=0, vocabulary=VOCABULARY)
     x = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
     y = rng.integers(0, classes, samples)
     half = (0.5,) * shape[0]
@@ -33,11 +38,33 @@ def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSe
 
 
 def factory_of(network: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    settings = {"vocabulary": VOCABULARY} if len(shape) == 1 else {}
+    if network in ("textcnn", "vgg11"):
+        settings["dropout"] = 0.0  # so that both loops compute the same
+
     def factory() -> nn.Module:
         torch.manual_seed(1)
-        return build(network, input_shape=shape, classes=10)
+        return build(network, input_shape=shape, classes=10, **settings)
 
     return factory
+
+
+def as_in_tutorials(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The same network where ours is written in another way than a tutorial would: TextCNN from plain layers."""
+
+    def written_out() -> nn.Module:
+        model = factory()
+        if isinstance(model, TextCNN):
+            model.encode = lambda x: _encoded(model, x)  # type: ignore[method-assign]
+        return model
+
+    return written_out
+
+
+def _encoded(model: TextCNN, x: Tensor) -> Tensor:
+    words = model.embedding(x).transpose(1, 2)
+    pad = nn.functional.pad
+    return torch.cat([conv(pad(words, (0, conv.kernel_size[0] - 1))).relu().amax(2) for conv in model.convolutions], 1)
 
 
 class Ordered(Sampler[int]):
@@ -70,6 +97,8 @@ def textbook(
 
 
 def normalised(data: DataSet) -> TensorDataset:
+    if data.vocabulary:
+        return TensorDataset(torch.from_numpy(data.x_train).long(), torch.from_numpy(data.y_train))
     x: Tensor = (torch.from_numpy(data.x_train).float() / 255 - 0.5) / 0.5
     return TensorDataset(x, torch.from_numpy(data.y_train))
 

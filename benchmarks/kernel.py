@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import torch
-from common import BATCH, LR, Child, factory_of, normalised, race, serve, synthetic, textbook
+from common import BATCH, LR, Child, as_in_tutorials, factory_of, normalised, race, serve, synthetic, textbook
 
 from freshet.compute.memory import keep_freed_memory
 from freshet.core.messages import Assignment
@@ -28,6 +28,8 @@ CELLS = {
     "CNN / CIFAR-10": ("cnn", (3, 32, 32), 200, 1, BATCH),
     "AlexNet / CIFAR-10": ("alexnet", (3, 32, 32), 200, 1, BATCH),
     "ResNet20 / CIFAR-10": ("resnet20", (3, 32, 32), 150, 1, BATCH),
+    "VGG-11 / CIFAR-10": ("vgg11", (3, 32, 32), 50, 1, BATCH),
+    "TextCNN / IMDb": ("textcnn", (256,), 100, 1, BATCH),
     "LeNet5 / Fashion-MNIST, 10": ("lenet5", (1, 28, 28), 200, 2, 10),
     "LeNet5 / CIFAR-10, 10": ("lenet5", (3, 32, 32), 200, 2, 10),
     "CNN / CIFAR-10, 10": ("cnn", (3, 32, 32), 100, 1, 10),
@@ -47,7 +49,7 @@ def ours(cell: str):  # type: ignore[no-untyped-def]
 
 def theirs(cell: str):  # type: ignore[no-untyped-def]
     network, shape, samples, epochs, batch = CELLS[cell]
-    factory, dataset = factory_of(network, shape), normalised(synthetic(shape, samples))
+    factory, dataset = as_in_tutorials(factory_of(network, shape)), normalised(synthetic(shape, samples))
     return lambda: textbook(factory, dataset, epochs, 0, 1, batch)
 
 

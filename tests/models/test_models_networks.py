@@ -225,6 +225,36 @@ def test_textcnn_keeps_texts_of_a_batch_apart() -> None:
     torch.testing.assert_close(network(texts)[:1], network(texts[:1, :3]), rtol=1e-5, atol=1e-6)
 
 
+def plainly(network: nn.Module, texts: torch.Tensor) -> torch.Tensor:
+    """The features of TextCNN as one would write them down: every window, and autograd's own way back."""
+    real = (texts != 0).unsqueeze(1)
+    words = network.embedding(texts).transpose(1, 2) * real  # type: ignore[operator]
+    maxima = []
+    for conv in network.convolutions:  # type: ignore[union-attr]
+        windows = torch.relu(conv(nn.functional.pad(words, (0, conv.kernel_size[0] - 1))))
+        maxima.append((windows * real).amax(dim=2))
+    return torch.cat(maxima, dim=1)
+
+
+def test_textcnn_has_the_features_and_gradients_of_the_plain_formulation() -> None:
+    """Texts of all lengths, an empty one, one word again and again (all its windows are at the maximum)."""
+    network = small("textcnn").double()
+    texts = torch.randint(1, VOCABULARY, (14, 12), generator=torch.Generator().manual_seed(3))
+    for length in range(13):
+        texts[length, length:] = 0
+    texts[13] = 7
+    weights = torch.randn(network.features(texts).shape, generator=torch.Generator().manual_seed(4)).double()
+    found = []
+    for features in (network.features, lambda given: plainly(network, given)):
+        network.zero_grad()
+        (features(texts) * weights).sum().backward()
+        found.append([features(texts), *(p.grad for p in network.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) == 8  # features, embedding, three filters with their biases
+    for ours, plain in zip(*found, strict=True):
+        assert plain.any()
+        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
+
+
 def test_textcnn_takes_an_empty_text_and_its_gradient_is_finite() -> None:
     network = small("textcnn")
     texts = torch.zeros(2, 12, dtype=torch.long)

@@ -13,6 +13,9 @@ from freshet.errors import ConfigError
 
 #: What `freshet paper` says about the suite theory: name, title, cells, methods, settings.
 THEORY = ("theory", "convergence theorem against measured gradients", "digits, convex", "2", "tau_max, local steps")
+#: The same about results, which runs nothing.
+RESULTS = ("results", "docs/results.md and its pictures, from the runs that were kept", "12", "–", "–")
+_OF_RESULTS = "Only with results"
 
 Cell = Annotated[str | None, typer.Option("--cell", help="One of the paper's cells, see [b]freshet cells[/b].")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
@@ -30,6 +33,27 @@ Reference = Annotated[
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try runs that crashed once more.")]
 Listing = Annotated[bool, typer.Option("--list", help="Show what would run, and run nothing.")]
+
+Page = Annotated[Path, typer.Option("--page", help="The page that results writes.", rich_help_panel=_OF_RESULTS)]
+Take = Annotated[
+    list[Path] | None,
+    typer.Option("--take", help="Folder of runs to bring in first. Repeatable.", rich_help_panel=_OF_RESULTS),
+]
+TakenCell = Annotated[
+    str | None,
+    typer.Option("--cell", help="Whose runs --take brings in (else lenet-fmnist's).", rich_help_panel=_OF_RESULTS),
+]
+TakenSuite = Annotated[
+    str | None,
+    typer.Option(
+        "--suite",
+        metavar="NAME[/SETTING]",
+        help="The suite that they belong to, if they are not main runs: ablation, skew/Dirichlet-0.1.",
+        rich_help_panel=_OF_RESULTS,
+    ),
+]
+#: Parameters of `freshet paper` that results takes, those that nothing else takes last.
+_FOR_RESULTS = ("suite", "out", "page", "take", "cell", "part")
 
 
 def compare(
@@ -97,13 +121,30 @@ def paper(
     workers: WorkerCount = None,
     retry: Retry = False,
     listing: Listing = False,
+    page: Page = Path("docs/results.md"),
+    take: Take = None,
+    cell: TakenCell = None,
+    part: TakenSuite = None,
 ) -> None:
     """Repeat an experiment of the FedASMU paper, full or scaled down, beside its published numbers.
 
     Without SUITE it lists the suites. Like compare, it goes on where it was interrupted.
 
+    The suite results runs nothing: it writes the page of results from the runs that are kept in --out (here: results).
+
     Example: freshet paper ablation --scale 0.1 --seeds 3
     """
+    given = _given(context)
+    if suite == "results":
+        from freshet.cli import findings
+
+        folder = out if "out" in given else Path("results")
+        others = [option for name, option in given.items() if name not in _FOR_RESULTS]
+        findings.results(folder, page, take or [], cell, part, others)
+        return
+    for name in _FOR_RESULTS[2:]:
+        if name in given:
+            raise ConfigError(given[name], "is for freshet paper results; leave it out")
     if suite is None:
         from freshet.cli.tables import wide_console
 
@@ -194,7 +235,15 @@ def _suites() -> Table:
         settings = ", ".join(setting.name for setting in suite.settings if setting.name) or "–"
         table.add_row(suite.name, suite.title, cells, str(len(suite.methods)), settings)
     table.add_row(*THEORY)
+    table.add_row(*RESULTS)
     return table
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """Parameters that stand on the command line, with what they are called there."""
+    names = {each.name or "": each.opts[0] for each in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return {name: names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def _run_settings(until: str | None, executor: str | None, workers: int | None) -> list[str]:

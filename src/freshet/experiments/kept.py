@@ -3,38 +3,47 @@
 How they are counted is a protocol's: accuracy is the mean of the last tests, and a win needs all seeds.
 """
 
-import json
-import shutil
-import tomllib
+import re
 from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from freshet.errors import ConfigError, RunError
 from freshet.experiments.claims import Outcome, compare
-from freshet.runs.reader import ENDED
+from freshet.files import read_regular, reason
+from freshet.methods import known
+from freshet.runs import reader
+from freshet.runs.writer import write_atomically
 
 KEPT = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
 #: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.
 LAST, TIE = 5, 0.01
 #: With fewer seeds nothing is told.
 SEEDS = 3
+#: What a page may print without a second look.
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Numbers = Annotated[list[Number], Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
+Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
 
 
 class Run(NamedTuple):
     """One run, as far as results tell of it."""
 
     method: str
-    seed: int
-    times: list[float]
-    accuracies: list[float]
-    reached: float | None
-    sha: str
-    lr: float
-    uploads: int
-    staleness: float | None
-    diverged: float | None
+    seed: Count
+    times: Numbers
+    accuracies: Numbers
+    reached: Number | None
+    sha: Sha
+    lr: Number
+    uploads: Count
+    staleness: Number | None
+    diverged: Number | None
     options: dict[str, Any]
 
     @property
@@ -48,40 +57,72 @@ class Run(NamedTuple):
 
     def until(self, end: float) -> "Run":
         """The run as it stood then: what it does not know of its end, it does alike."""
-        tests = sum(time <= end for time in self.times)
+        tests = max(1, sum(time <= end for time in self.times))
         reached = None if self.reached is None or self.reached > end else self.reached
         return self._replace(times=self.times[:tests], accuracies=self.accuracies[:tests], reached=reached)
 
     @staticmethod
     def read(folder: Path) -> "Run":
-        summary = json.loads((folder / "summary.json").read_text())
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        config = tomllib.loads((folder / "config.toml").read_text())
-        return Run(
-            summary["method"],
-            summary["seed"],
-            [row["time"] for row in rows],
-            [row["accuracy"] for row in rows],
-            summary["time_to_target"],
-            summary["weights_sha256"],
-            config["training"]["lr"],
-            summary["uploads"],
-            summary["mean_staleness"],
-            summary["diverged"],
-            config.get("method", {}),
-        )
+        """A kept run, if all that is told of it is of the right kind."""
+        run = reader.Run(folder)
+        summary, rows, config = run.summary(), run.metrics(), run.config()
+        told = {
+            "method": summary.get("method"),
+            "seed": summary.get("seed"),
+            "times": [row.get("time") for row in rows],
+            "accuracies": [row.get("accuracy") for row in rows],
+            "reached": summary.get("time_to_target"),
+            "sha": summary.get("weights_sha256"),
+            "lr": config.get("training", {}).get("lr"),
+            "uploads": summary.get("uploads"),
+            "staleness": summary.get("mean_staleness"),
+            "diverged": summary.get("diverged"),
+            "options": config.get("method", {}),
+        }
+        try:
+            found = _RUN.validate_python(told)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise RunError(f"{folder} cannot be used: {where}: {problem['msg'].lower()}") from None
+        if known(found.method) is None:
+            raise RunError(f"{folder} cannot be used: its method, {found.method[:40]!r}, is not a built-in one")
+        return found
 
 
-def take(folders: Iterable[Path], into: Path) -> None:
-    """Bring finished runs in: what draws every figure again, without logs and models."""
-    for folder in folders:
-        for run in sorted((folder / "runs").iterdir()):
-            summary = run / "summary.json"
-            if summary.is_file() and json.loads(summary.read_text())["status"] in ENDED:
-                place = into / "runs" / run.name
-                place.mkdir(parents=True, exist_ok=True)
-                for name in KEPT:
-                    shutil.copy(run / name, place / name)
+_RUN = TypeAdapter(Run)
+
+
+def ended(folder: Path) -> list[Path]:
+    """The runs in the folder of a grid that came to their end, each of them whole."""
+    if not (folder / "runs").is_dir():
+        raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
+    found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
+    found = [run for run in found if reader.Run(run).finished()]
+    if not found:
+        raise ConfigError("--take", f"no run in {folder} has come to its end yet")
+    for run in found:
+        Run.read(run)
+    return found
+
+
+def take(folders: Iterable[Path], into: Path) -> list[Path]:
+    """Bring finished runs in: what draws every figure again, without logs and models. Returns where they lie."""
+    places = []
+    for run in [run for folder in folders for run in ended(folder)]:
+        place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT}
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            write_atomically(place / name, content)
+        places.append(place)
+    return places
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({reason(error)})") from None
 
 
 def read(folder: Path) -> dict[str, list[Run]]:
@@ -89,7 +130,10 @@ def read(folder: Path) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in sorted(folder.glob("runs/*/")):
         one = Run.read(run)
-        found.setdefault(one.method, []).append(one)
+        group = found.setdefault(one.method, [])
+        if any(other.seed == one.seed for other in group):
+            raise RunError(f"{folder} holds two runs of {one.method} with seed {one.seed}; remove one of them")
+        group.append(one)
     seeds = max((len(runs) for runs in found.values()), default=0)
     return {method: sorted(runs, key=lambda run: run.seed) for method, runs in found.items() if len(runs) == seeds}
 
@@ -100,9 +144,14 @@ def variants(folder: Path, main: Sequence[Run]) -> dict[str, list[Run]]:
     for run in map(Run.read, sorted(folder.glob("runs/*/"))):
         own = run.method != main[0].method
         differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
-        words = [f"{key} = {str(value).lower()}" for key, value in differ.items() if not key.startswith("eta_")]
+        words = [_plain(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")]
         found.setdefault(", ".join(words) or run.method, []).append(run)
     return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
+
+
+def _plain(setting: str) -> str:
+    """A setting as a table may show it: nothing that a page would take for its own."""
+    return re.sub(r"[^\w .,:=+/'()-]", "?", setting)[:80]
 
 
 def middle(runs: Sequence[Run]) -> float:

@@ -128,7 +128,7 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 def find_suite(name: str) -> Suite:
     """The suite of this name."""
     if name not in SUITES:
-        raise ConfigError("SUITE", f"{name!r} is not known; choose one of {', '.join(SUITES)}")
+        raise ConfigError("SUITE", f"{name!r} is not known; choose one of {', '.join(SUITES)}, theory, results")
     return SUITES[name]
 
 
