@@ -6,7 +6,7 @@
 - start: seconds from the call of run() to the moment when a worker would train the first trip (workers started, data
   handed over, initial model tested by a worker)
 
-    python benchmarks/simulator.py [--trips N] [--method fedavg fedasmu]
+    python benchmarks/simulator.py [--trips N] [--method fedavg fedasmu] [--cell lenet-cifar10] [--only-machine]
 """
 
 import argparse
@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,19 +29,34 @@ from freshet.compute.serial import SerialExecutor
 from freshet.training.outcome import Outcome
 from freshet.training.trainer import Work
 
-SHAPE, DEVICES, EACH, EPOCHS = (1, 28, 28), 100, 600, 5
+DEVICES, EPOCHS = 100, 5
 
 
-def federation(method: str, executor: str, workers: int) -> Federation:
-    data = synthetic(SHAPE, DEVICES * EACH)
+class Cell(NamedTuple):
+    """Network, shape of an image, samples of a device."""
+
+    network: str
+    shape: tuple[int, ...]
+    each: int
+
+
+CELLS = {
+    "lenet-fmnist": Cell("lenet5", (1, 28, 28), 600),
+    "lenet-cifar10": Cell("lenet5", (3, 32, 32), 500),
+    "cnn-cifar10": Cell("cnn", (3, 32, 32), 500),
+}
+
+
+def federation(cell: Cell, method: str, executor: str, workers: int) -> Federation:
+    data, each = synthetic(cell.shape, DEVICES * cell.each), cell.each
     return Federation(
-        model=factory_of("lenet5", SHAPE),
+        model=factory_of(cell.network, cell.shape),
         train=(data.x_train, data.y_train),
         test=(data.x_test, data.y_test),
         method=method,
         devices=DEVICES,
         training={"epochs": EPOCHS, "batch_size": 50, "lr": LR},
-        shards=[np.arange(d * EACH, (d + 1) * EACH) for d in range(DEVICES)],
+        shards=[np.arange(d * each, (d + 1) * each) for d in range(DEVICES)],
         run={"executor": executor, "workers": workers, "eval_every": 1e6, "checkpoint_minutes": 0.0},
     )
 
@@ -62,38 +79,42 @@ class Recording(SerialExecutor):
         self._trainer.train = train  # type: ignore[method-assign]
 
 
-def run(method: str, executor: str, workers: int, until: float, pool: WorkerPool | None = None) -> tuple[float, int]:
+def run(
+    cell: Cell, method: str, executor: str, workers: int, until: float, pool: WorkerPool | None = None
+) -> tuple[float, int]:
     """Seconds and uploads of a run (building the federation is not counted)."""
-    fed = federation(method, executor, workers)
+    fed = federation(cell, method, executor, workers)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         result = fed.run(until, out=Path(folder) / "run", pool=pool)
         return time.perf_counter() - started, result.summary["uploads"]
 
 
-def overhead(method: str, until: float) -> float:
+def overhead(cell: Cell, method: str, until: float) -> float:
     """Time of a one-worker run over the time that its training alone takes (measured inside the same run)."""
     import freshet.compute.choice as room
 
     room.SerialExecutor, before = Recording, room.SerialExecutor  # type: ignore[misc]
     Recording.seconds = 0.0
-    taken, _ = run(method, "serial", 1, until)
+    taken, _ = run(cell, method, "serial", 1, until)
     room.SerialExecutor = before  # type: ignore[misc]
     return taken / Recording.seconds
 
 
-def bare(trips: int) -> float:
+def bare(cell: str, trips: int) -> float:
     """Seconds that two processes with one thread each need for so many textbook trips."""
     children = [
-        subprocess.Popen([sys.executable, __file__, "--child", str(trips // 2)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, __file__, "--cell", cell, "--child", str(trips // 2)], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     return max(float(child.communicate()[0]) for child in children)
 
 
-def textbook_trips(trips: int) -> None:
+def textbook_trips(cell: Cell, trips: int) -> None:
     torch.set_num_threads(1)
-    factory, data = factory_of("lenet5", SHAPE), normalised(synthetic(SHAPE, EACH))
+    factory, data = factory_of(cell.network, cell.shape), normalised(synthetic(cell.shape, cell.each))
     textbook(factory, data, 1, 0, 1)
     started = time.perf_counter()
     for trip in range(trips):
@@ -105,26 +126,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trips", type=int, default=200)
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedasmu"])
+    parser.add_argument("--cell", choices=CELLS, default="lenet-fmnist")
+    parser.add_argument("--only-machine", action="store_true", help="two workers against two textbook loops, no more")
     parser.add_argument("--child", type=int)
     arguments = parser.parse_args()
+    cell = CELLS[arguments.cell]
     if arguments.child is not None:
-        textbook_trips(arguments.child)
+        textbook_trips(cell, arguments.child)
         return
-    seconds, trips = run("fedavg", "processes", 2, 1.0)  # nobody is back after one virtual second
-    print(f"start-up to the first trip: {seconds:.1f} s ({trips} trips ended)", flush=True)
+    if not arguments.only_machine:
+        seconds, trips = run(cell, "fedavg", "processes", 2, 1.0)  # nobody is back after one virtual second
+        print(f"start-up to the first trip: {seconds:.1f} s ({trips} trips ended)", flush=True)
     for method in arguments.method:
         until = arguments.trips * (5.0 if method == "fedavg" else 1.0) + 30.0
-        print(f"{method}: run / its training alone = {overhead(method, until):.3f}", flush=True)
-        pools = {workers: WorkerPool(workers) for workers in (1, 2)}
-        for workers, pool in pools.items():
-            run(method, "processes", workers, 60.0, pool)
-        one, _ = run(method, "processes", 1, until, pools[1])
-        two, uploads = run(method, "processes", 2, until, pools[2])
-        loop = bare(uploads)
-        for pool in pools.values():
-            pool.close()
-        print(f"{method}: 1 worker / 2 workers = {one / two:.2f} ({uploads} trips)")
-        print(f"{method}: 2 workers / two-process textbook loop = {two / loop:.2f} per trip", flush=True)
+        if not arguments.only_machine:
+            print(f"{method}: run / its training alone = {overhead(cell, method, until):.3f}", flush=True)
+            with closing(WorkerPool(1)) as pool:
+                run(cell, method, "processes", 1, 60.0, pool)
+                one, _ = run(cell, method, "processes", 1, until, pool)
+        with closing(WorkerPool(2)) as pool:
+            run(cell, method, "processes", 2, 60.0, pool)
+            two, uploads = run(cell, method, "processes", 2, until, pool)
+        if not arguments.only_machine:
+            print(f"{method}: 1 worker / 2 workers = {one / two:.2f} ({uploads} trips)")
+        ratio = two / bare(arguments.cell, uploads)
+        print(f"{method}: 2 workers / two-process textbook loop = {ratio:.2f} per trip ({uploads} trips)", flush=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def main() -> None:
     for _ in range(given.repeat):
         names.clear()
         for contender in field_of:
-            textbook.append(bare(given.trips) / given.trips)
+            textbook.append(bare("lenet-fmnist", given.trips) / given.trips)
             names.append(contender.turn(textbook[-1]))
             print(f"{names[-1]}: {contender.latest(textbook[-1])}", file=sys.stderr, flush=True)
     print("| | seconds per trip | over the textbook loop | start, s |\n|---|---|---|---|")

@@ -7,7 +7,7 @@ from pathlib import Path
 from work import report, wanted
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulator import run
+from simulator import CELLS, run
 
 from freshet.compute.processes import WorkerPool
 
@@ -16,11 +16,13 @@ def main() -> None:
     given = wanted()
     pool = WorkerPool(given.workers)
     try:
-        run(given.method, "processes", given.workers, 1.0, pool)  # nobody is back after one virtual second
+        run(
+            CELLS["lenet-fmnist"], given.method, "processes", given.workers, 1.0, pool
+        )  # nobody is back after one virtual second
         first = time.time()
-        run(given.method, "processes", given.workers, 60.0, pool)
+        run(CELLS["lenet-fmnist"], given.method, "processes", given.workers, 60.0, pool)
         until = given.trips * (5.0 if given.method == "fedavg" else 1.0) + 30.0
-        seconds, trips = run(given.method, "processes", given.workers, until, pool)
+        seconds, trips = run(CELLS["lenet-fmnist"], given.method, "processes", given.workers, until, pool)
     finally:
         pool.close()
     report(f"Freshet {given.method}", given.workers, first, seconds, trips)
