@@ -1,48 +1,21 @@
 """The page of results says what the protocol counts, from the runs under results/."""
 
-import json
-import runpy
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "results.py"
+from freshet.experiments.claims import CLAIMS
+from freshet.experiments.findings import answers
+from freshet.experiments.findings.others import read_others
+from freshet.experiments.findings.page import INTRO, NOTES, text_of
+from freshet.experiments.findings.pictures import draw, draw_worlds
+from freshet.experiments.findings.studies import STUDIES, Found, marked, seconds, size
+from freshet.experiments.findings.suites import varied, worlds
+from freshet.experiments.findings.tables import verdicts
+from freshet.experiments.kept import middle, outcome, read, take, time_of
+from tests.experiments.kept_runs import write_run
 
-
-@pytest.fixture(scope="module")
-def results() -> Any:
-    class Names:
-        pass
-
-    names = Names()
-    sys.path.insert(0, str(SCRIPT.parent))  # where Python finds what a script imports
-    names.__dict__.update(runpy.run_path(str(SCRIPT)))
-    return names
-
-
-def write_run(
-    folder: Path, method: str, seed: int, accuracies: list[float], reached: float | None, options: str = ""
-) -> None:
-    run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
-    run.mkdir(parents=True)
-    rows = [{"time": 100.0 * n, "accuracy": value} for n, value in enumerate(accuracies)]
-    summary = {
-        "method": method,
-        "seed": seed,
-        "status": "finished",
-        "time_to_target": reached,
-        "weights_sha256": f"{seed}" * 64,
-        "uploads": 600,
-        "mean_staleness": 3.0,
-        "diverged": None,
-    }
-    (run / "summary.json").write_text(json.dumps(summary))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run / "config.toml").write_text(f"[training]\nlr = 0.03\n[method]\n{options}")
-    (run / "world.json").write_text("{}")
-    (run / "events.jsonl").write_text("large")
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -56,35 +29,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_accuracy_is_the_mean_of_the_last_five_tests_and_the_median_over_seeds(results, folder):
-    runs = results.read(folder)
+def test_accuracy_is_the_mean_of_the_last_five_tests_and_the_median_over_seeds(folder):
+    runs = read(folder)
     assert runs["fedasmu"][1].accuracy == pytest.approx((0.81 + 4 * 0.851) / 5)
-    assert results.middle(runs["fedasmu"]) == pytest.approx(runs["fedasmu"][1].accuracy)
+    assert middle(runs["fedasmu"]) == pytest.approx(runs["fedasmu"][1].accuracy)
 
 
-def test_a_method_that_lacks_seeds_is_left_out_and_the_page_says_so(results, folder):
-    runs = results.read(folder)
+def test_a_method_that_lacks_seeds_is_left_out_and_the_page_says_so(folder):
+    runs = read(folder)
     assert set(runs) == {"fedasmu", "fedasync", "fedbuff"}
-    assert "Not run yet: port, asofed, fedsa, fedssmu" in results.page([(results.STUDIES[0], runs, folder)])
+    assert "Not run yet: port, asofed, fedsa, fedssmu" in text_of([Found(STUDIES[0], runs, folder)], {})
 
 
-def test_never_is_later_than_everything(results, folder):
-    runs = results.read(folder)
-    assert results.time_of(runs["fedbuff"]) == float("inf") and results.seconds(float("inf")) == "never"
+def test_never_is_later_than_everything(folder):
+    runs = read(folder)
+    assert time_of(runs["fedbuff"]) == float("inf") and seconds(float("inf")) == "never"
 
 
-def test_accuracy_is_compared_on_common_seeds_and_time_where_one_gets_there(results, folder):
-    runs = results.read(folder)
-    assert results.outcome(runs["fedasmu"], runs["fedbuff"]) == "win"
-    assert results.outcome(runs["fedasmu"], runs["fedasync"]) == "tie"
-    assert results.outcome(runs["fedasmu"], runs["fedasync"], "time") == "win"
-    assert results.outcome(runs["fedbuff"], runs["fedasmu"], "time") == "loss"
-    assert results.outcome(runs["fedbuff"], runs["fedbuff"], "time") == "none"
+def test_accuracy_is_compared_on_common_seeds_and_time_where_one_gets_there(folder):
+    runs = read(folder)
+    assert outcome(runs["fedasmu"], runs["fedbuff"]) == "win"
+    assert outcome(runs["fedasmu"], runs["fedasync"]) == "tie"
+    assert outcome(runs["fedasmu"], runs["fedasync"], "time") == "win"
+    assert outcome(runs["fedbuff"], runs["fedasmu"], "time") == "loss"
+    assert outcome(runs["fedbuff"], runs["fedbuff"], "time") == "none"
 
 
-def test_every_sentence_of_the_paper_gets_an_answer(results, folder):
-    runs = results.read(folder)
-    rows = results.claims([(results.STUDIES[0], runs, folder / "suites")])
+def test_every_sentence_of_the_paper_gets_an_answer(folder):
+    runs = read(folder)
+    rows = answers.section([Found(STUDIES[0], runs, folder / "suites")])
     found = {
         row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:4]] for row in rows if "| fed" in row
     }
@@ -96,96 +69,94 @@ def test_every_sentence_of_the_paper_gets_an_answer(results, folder):
     assert "slots: fedasmu over slot = h1: accuracy 2.4 %" in rows[-2]
 
 
-def test_what_is_run_in_one_cell_only_is_judged_there(results, folder, tmp_path):
+def test_what_is_run_in_one_cell_only_is_judged_there(folder, tmp_path):
     there = tmp_path / "none"
-    both = [(results.STUDIES[0], results.read(folder), folder), (results.STUDIES[1], results.read(there), there)]
-    over = next(claim for claim in results.CLAIMS if str(claim).startswith("fedasmu over fedbuff: accuracy"))
-    assert results.answer(over, both) == (["+40.5 %", "not run"], "confirmed where it was run")
+    both = [Found(STUDIES[0], read(folder), folder), Found(STUDIES[1], read(there), there)]
+    over = next(claim for claim in CLAIMS if str(claim).startswith("fedasmu over fedbuff: accuracy"))
+    assert answers.answer(over, both) == (["+40.5 %", "not run"], "confirmed where it was run")
 
 
-def test_what_must_be_said_of_a_method_stands_beside_its_name(results):
-    assert [results.marked(name) for name in ("fedsa", "asofed", "fedavg")] == ["fedsa [R]", "asofed [-F]", "fedavg"]
+def test_what_must_be_said_of_a_method_stands_beside_its_name():
+    assert [marked(name) for name in ("fedsa", "asofed", "fedavg")] == ["fedsa [R]", "asofed [-F]", "fedavg"]
 
 
-def test_verdicts_stand_beside_the_papers_own_figures(results, folder):
-    runs = results.read(folder)
-    rows = results.verdicts(results.STUDIES[0], runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
+def test_verdicts_stand_beside_the_papers_own_figures(folder):
+    runs = read(folder)
+    rows = verdicts(STUDIES[0], runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
     tie, win = rows[2:4]
     assert [cell.strip() for cell in win.split("|")[1:5]] == ["fedbuff", "+3.1", "+24.3", "confirmed"]
     assert [cell.strip() for cell in tie.split("|")[1:5]] == ["fedasync", "+1.9", "-0.2", "not confirmed (tie)"]
     assert "2.00x" in tie
 
 
-def test_what_is_brought_in_is_small(results, folder, tmp_path):
-    results.take([folder], tmp_path / "into")
+def test_what_is_brought_in_is_small(folder, tmp_path):
+    take([folder], tmp_path / "into")
     found = sorted(path.name for path in (tmp_path / "into" / "runs" / "fedasmu-seed0-0").iterdir())
     assert found == ["config.toml", "metrics.jsonl", "summary.json", "world.json"]
 
 
-def test_a_run_that_was_interrupted_is_not_brought_in(results, folder, tmp_path):
+def test_a_run_that_was_interrupted_is_not_brought_in(folder, tmp_path):
     summary = folder / "runs" / "fedasmu-seed0-0" / "summary.json"
     summary.write_text(summary.read_text().replace("finished", "interrupted"))
-    results.take([folder], tmp_path / "into")
+    take([folder], tmp_path / "into")
     assert not (tmp_path / "into" / "runs" / "fedasmu-seed0-0").exists()
     assert (tmp_path / "into" / "runs" / "fedasmu-seed1-0").exists()
 
 
-def test_the_picture_can_be_drawn(results, folder, tmp_path):
-    results.draw(results.STUDIES[0], results.read(folder), tmp_path / "results.png")
+def test_the_picture_can_be_drawn(folder, tmp_path):
+    draw(STUDIES[0], read(folder), tmp_path / "results.png")
     assert (tmp_path / "results.png").stat().st_size > 10_000
 
 
-def test_the_picture_of_worlds_can_be_drawn_from_whatever_there_is(results, folder, tmp_path):
+def test_the_picture_of_worlds_can_be_drawn_from_whatever_there_is(folder, tmp_path):
     write_run(folder / "suites" / "skew" / "Dirichlet-0.1", "fedbuff", 0, [0.3] * 31, None)
-    results.draw_worlds(results.STUDIES[0], results.read(folder), folder / "suites", tmp_path / "worlds.png")
+    draw_worlds(Found(STUDIES[0], read(folder), folder / "suites"), tmp_path / "worlds.png")
     assert (tmp_path / "worlds.png").stat().st_size > 10_000
 
 
-def test_settings_are_sorted_by_their_size(results):
-    from results_study import size
-
+def test_settings_are_sorted_by_their_size():
     names = ["iid", "bandwidth 1/100", "Dirichlet 0.1", "250 devices", "ratio 5"]
     assert [size(name) for name in names] == [float("inf"), 100.0, 0.1, 250.0, 5.0]
 
 
-def test_a_suite_of_variants_is_held_against_the_main_runs_as_they_stood_then(results, tmp_path):
+def test_a_suite_of_variants_is_held_against_the_main_runs_as_they_stood_then(tmp_path):
     for seed in range(3):
         long = [0.1] + [0.5] * 30 + [0.9] * 30  # at 0.5 until 3,000 s
         write_run(tmp_path, "fedasmu", seed, long, 4000.0, "slot = 'rl'\n")
         suite = tmp_path / "suites" / "slots"
         write_run(suite, "fedasmu", seed, [0.1] + [0.6] * 30, 200.0, "slot = 'h1'\neta_iota = 0.5\n")
         write_run(suite, "fedasmu-fa", seed, [0.1] + [0.4] * 30, None)
-    rows = results.varied(results.STUDIES[0], results.read(tmp_path), suite, "fedasmu")
+    rows = varied(STUDIES[0], read(tmp_path), suite, "fedasmu")
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:6]] for row in rows[4:-1]}
     assert cells["**fedasmu**"] == ["0.500", "0.500, 0.500, 0.500", "never", ""]
     assert cells["slot = h1"] == ["0.600", "0.600, 0.600, 0.600", "200 s", "behind, -10.0"]
     assert cells["fedasmu-fa"][-1] == "ahead, +10.0"
 
 
-def test_with_one_seed_a_suite_says_so(results, tmp_path):
+def test_with_one_seed_a_suite_says_so(tmp_path):
     for seed in range(3):
         write_run(tmp_path, "fedasmu", seed, [0.5] * 31, None)
     write_run(tmp_path / "suites" / "ablation", "fedasmu-da", 1, [0.3] * 31, None)
-    rows = results.varied(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "ablation", "fedasmu")
+    rows = varied(STUDIES[0], read(tmp_path), tmp_path / "suites" / "ablation", "fedasmu")
     assert rows[-2].endswith("1 seed, +20.0 |"), "one seed shows no lead"
 
 
-def test_figures_and_verdicts_are_of_the_seeds_that_both_have(results, tmp_path):
+def test_figures_and_verdicts_are_of_the_seeds_that_both_have(tmp_path):
     for seed, accuracy in enumerate((0.8, 0.5, 0.5)):
         write_run(tmp_path, "fedasmu", seed, [accuracy] * 61, 100.0)
     write_run(tmp_path / "suites" / "slots", "fedasmu", 0, [0.4] * 31, 200.0, "slot = 'h1'\n")
-    runs = results.read(tmp_path)
+    runs = read(tmp_path)
     runs = {"fedasmu": [run._replace(options={"slot": "rl"}) for run in runs["fedasmu"]]}
-    claim = next(one for one in results.CLAIMS if one.rivals == ("slot = h1",) and one.gain == "accuracy")
-    figures, said = results.answer(claim, [(results.STUDIES[0], runs, tmp_path / "suites")])
+    claim = next(one for one in CLAIMS if one.rivals == ("slot = h1",) and one.gain == "accuracy")
+    figures, said = answers.answer(claim, [Found(STUDIES[0], runs, tmp_path / "suites")])
     assert figures == ["+100.0 %"] and said == "cannot be told (too few seeds)"
 
 
-def test_a_suite_of_worlds_has_a_column_for_each_and_for_the_main_runs_in_their_order(results, tmp_path):
+def test_a_suite_of_worlds_has_a_column_for_each_and_for_the_main_runs_in_their_order(tmp_path):
     write_run(tmp_path, "fedasmu", 0, [0.5] * 61, None)
     write_run(tmp_path, "fedavg", 0, [0.4] * 61, None)
     write_run(tmp_path / "suites" / "skew" / "Dirichlet-0.1", "fedasmu", 0, [0.3] * 31, None)
-    rows = results.worlds(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "skew", "Dirichlet 0.5")
+    rows = worlds(STUDIES[0], read(tmp_path), tmp_path / "suites" / "skew", "Dirichlet 0.5")
     assert rows[2:5] == [
         "| | Dirichlet 0.1 | Dirichlet 0.5 |",
         "|---|---|---|",
@@ -194,9 +165,18 @@ def test_a_suite_of_worlds_has_a_column_for_each_and_for_the_main_runs_in_their_
     assert rows[-2].endswith("Seeds: Dirichlet 0.1: 1, Dirichlet 0.5: 1.")
 
 
-def test_the_main_column_of_a_suite_has_the_suites_seeds(results, tmp_path):
+def test_the_main_column_of_a_suite_has_the_suites_seeds(tmp_path):
     for seed, accuracy in enumerate((0.8, 0.5, 0.5)):
         write_run(tmp_path, "fedasmu", seed, [accuracy] * 61, None)
     write_run(tmp_path / "suites" / "bandwidth" / "bandwidth-1-50", "fedasmu", 0, [0.3] * 31, None)
-    rows = results.worlds(results.STUDIES[0], results.read(tmp_path), tmp_path / "suites" / "bandwidth", "bandwidth 1")
+    rows = worlds(STUDIES[0], read(tmp_path), tmp_path / "suites" / "bandwidth", "bandwidth 1")
     assert rows[2] == "| | bandwidth 1 | bandwidth 1/50 |" and rows[4] == "| fedasmu | 0.800, never | 0.300, never |"
+
+
+def test_the_page_in_the_repository_is_what_the_kept_runs_say():
+    results = ROOT / "results"
+    found = [Found.read(study, results) for study in STUDIES]
+    words = [(results / name).read_text(encoding="utf-8") for name in (INTRO, NOTES)]
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == text_of(found, read_others(results), *words), "run: freshet paper results"
+    assert "`freshet paper results`" in page

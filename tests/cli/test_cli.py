@@ -24,7 +24,7 @@ COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
 
 def process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-c", "from freshet.cli import main; main()", *(str(a) for a in arguments)]
-    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
 
 
 # ---- help

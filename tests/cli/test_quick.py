@@ -28,7 +28,7 @@ QUICK = [["--help"], ["-h"], ["--version"], ["methods"], ["methods", "moon"], ["
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
 def test_what_is_slow_to_load_is_not_loaded_for_help_and_lists(arguments):
-    done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, timeout=240)
     said, _, loaded = done.stdout.rpartition("LOADED ")
     assert done.returncode == 0, done.stderr
     assert said.strip() and "freshet.cli" in loaded.split()

@@ -3,34 +3,13 @@
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from freshet.cli import experiments
 from freshet.errors import FreshetError
 from freshet.experiments import compare
 
 from .helpers import TINY
 
 SMALL = [word for setting in TINY for word in ("-s", setting)]
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    for name in ("compare", "paper", "tune"):
-        app.command(name)(getattr(experiments, name))
-    runner = CliRunner()
-
-    def call(*words):
-        done = runner.invoke(app, [str(word) for word in words])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
-
-    return call
 
 
 def test_compare_prints_a_table_writes_files_and_repeats_nothing(command, monkeypatch, tmp_path):
