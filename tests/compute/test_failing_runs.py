@@ -43,10 +43,10 @@ def fragile(executor: str, **training: object) -> Federation:
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_left_running(executor, tmp_path):
-    before, threads = children(os.getpid()), threading.active_count()
+    before, threads = children(os.getpid()), set(threading.enumerate())
     with pytest.raises((RunError, RuntimeError), match="too heavy"):
         fragile(executor).run(200, out=tmp_path / "run")
-    assert children(os.getpid()) == before and threading.active_count() == threads
+    assert children(os.getpid()) <= before and set(threading.enumerate()) <= threads
     run = Run(tmp_path / "run")
     assert run.summary()["status"] == "failed"
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -62,7 +62,7 @@ def test_a_device_that_is_not_there_is_one_sentence_and_nothing_left_running(exe
     before = children(os.getpid())
     with pytest.raises(ConfigError, match=r"training\.device"):
         fragile(executor, device="cuda").run(20, out=tmp_path / "run")
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
 
 
 def test_an_executor_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch):

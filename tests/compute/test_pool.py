@@ -11,7 +11,7 @@ from freshet.compute.host import answer
 from freshet.compute.pool import ATTEMPTS, KEPT_TRAINERS, Pool, StartFailed, WorkerDied
 from freshet.errors import ConfigError, RunError
 
-WAIT = 10
+WAIT = 240
 
 
 class Pretender:

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 from torch import nn
 
+from freshet.compute import ray as on_ray
 from freshet.compute.pool import PoolExecutor, StartFailed
 from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
@@ -47,12 +48,13 @@ def test_an_address_where_nobody_listens_is_said_at_once(monkeypatch):
         RayPool(address="127.0.0.1:1")
 
 
-def test_a_cluster_without_a_free_place_is_given_up_only_when_nobody_works():
-    ray, others = MagicMock(), iter([True, True, False, False, False, False])
-    ray.wait.side_effect = lambda *_, **__: time.sleep(0.02) or ([], [])
+def test_a_cluster_without_a_free_place_is_given_up_only_when_nobody_works(monkeypatch):
+    ray, others = MagicMock(), iter([True] * 5 + [False] * 5)
+    ray.wait.return_value = ([], [])  # and a second is over
+    monkeypatch.setattr(on_ray, "time", SimpleNamespace(monotonic=lambda: ray.wait.call_count))
     with pytest.raises(StartFailed, match="no place"):
-        RayWorker(ray, MagicMock(), lambda: next(others), patience=0.05).wait_ready()
-    assert ray.wait.call_count >= 4
+        RayWorker(ray, MagicMock(), lambda: next(others), patience=2.5).wait_ready()
+    assert ray.wait.call_count == 5 + 3
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,7 @@ def test_a_script_without_a_guard_starts_and_ends_its_own_cluster(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
     assert done.stderr == b""

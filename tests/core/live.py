@@ -41,6 +41,8 @@ class Node:
         slot = rule.plan(self.memory, assignment, rng) if rule.asks else None
         self.trip = trip = LocalTrip(self.trainer, assignment, slot, rule, self.memory)
         await asyncio.sleep(self.seconds / 2)
+        while device % 2 and live.server.version == assignment.version and live.evens_train():
+            await asyncio.sleep(0.005)  # so that some ask when others have uploaded, on a machine of any speed
         if trip.to_slot():
             assert slot is not None
             trip.merge(await live.ask(Request(device, assignment.trip, slot)))
@@ -73,6 +75,9 @@ class Live:
     @property
     def now(self) -> float:
         return time.monotonic() - self._start
+
+    def evens_train(self) -> bool:
+        return any(device % 2 == 0 for device in self.server.flights)
 
     async def run(self, aggregations: int) -> None:
         """Until so many aggregations are there; devices still in flight are left behind."""

@@ -23,7 +23,7 @@ METHODS = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name, tmp_path):
     run = {"per_round": 4, "in_flight": 6, "period": 0.05, "seed": 3}

@@ -121,9 +121,9 @@ def test_ten_thousand_devices_take_about_a_second() -> None:
     labels = np.repeat(np.arange(10), 6000)
     for scheme in ("dirichlet", "dirichlet_by_device"):
         for minimum in (1, 5, 6):
-            start = time.perf_counter()
+            start = time.process_time()
             parts = partition(labels, 10_000, scheme, seed=1, concentration=0.05, min_samples=minimum)
-            assert time.perf_counter() - start < 3.0, scheme
+            assert time.process_time() - start < 3.0, scheme
             assert min(map(len, parts)) >= minimum
 
 

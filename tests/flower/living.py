@@ -39,7 +39,7 @@ def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
     path = directory / "events.jsonl"
     if not path.is_file():
         return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()  # its end may be half a line, or half a letter
     return [event for event in map(json.loads, whole) if event["kind"] in kinds]
 
 
@@ -69,6 +69,7 @@ def until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
 
 
 def adds_up(directory: Path) -> bool:
+    """Whether a log holds together; the run must have been stopped, or its last line may be half a line."""
     found = audit(Run(directory))
     assert found.passed, found.problem
     return True
@@ -109,7 +110,8 @@ def client_processes(folder: Folder, node: int) -> list[int]:
 # ---- devices that stand still, that come late, that leave
 
 _STILL = '''
-"""A device that stands still as long as a file says so: before it asks for the fresh model, or after."""
+"""A device that stands still as long as a file says so: before it asks for the fresh model, or after; in every trip,
+or in one."""
 
 import time
 from pathlib import Path
@@ -120,7 +122,9 @@ from freshet.training.trip import LocalTrip
 
 def held(name, step):
     def slowly(trip):
-        while (Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}").exists():
+        place = Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}"
+        while place.exists() or Path(f"{{place}}_{{trip.assignment.trip}}").exists():
+            place.with_name(f"stands_{{trip.assignment.device}}_{{trip.assignment.trip}}").touch()
             time.sleep(0.2)
         return step(trip)
 
@@ -143,7 +147,8 @@ app = Device().app(Path(__file__).with_name("federation.toml"))
 
 
 def standing_still(root: Path, holds: Path, *names: str) -> None:
-    """Before a federation is made in ``root``: its devices stand still while ``holds`` has a file before_K, after_K."""
+    """Before a federation is made in ``root``: its devices stand still while ``holds`` has a file before_K, after_K, or
+    before_K_T, after_K_T for trip T alone; stands_K_T says that one does."""
     package = root / "app" / APP
     package.mkdir(parents=True)
     (package / "client_app.py").write_text(_STILL.format(folder=str(holds)))

@@ -21,7 +21,7 @@ from freshet.flower.processes import QUIET, Child, Command
 from freshet.flower.running import free_ports
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world
-from tests.flower.living import adds_up, await_, checkpoints, events_of, freshet, with_words
+from tests.flower.living import PATIENCE, adds_up, await_, checkpoints, events_of, freshet, with_words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -70,7 +70,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     for each in begun:
         each.send_signal(signal.SIGTERM)
     for each in begun:
-        each.wait(60)
+        each.wait(PATIENCE)
     assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words("freshet.flower.gate", str(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., 
     saved = checkpoints(run)
     await_(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
     freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
-    assert server.wait(60) == 130 and Run(run).summary()["status"] == "interrupted"
+    assert server.wait(PATIENCE) == 130 and Run(run).summary()["status"] == "interrupted"
     version = Run(run).summary()["versions"]
     server = begin(*deploy("server", str(root)))
     newer = lambda: [e for e in events_of(run, "aggregate") if e["version"] > version]  # noqa: E731
@@ -180,7 +180,7 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     )
     children = [Child(link)]
     try:
-        processes.wait_for_port(port, 60.0, lambda: children[0].ended is None)
+        processes.wait_for_port(port, PATIENCE, lambda: children[0].ended is None)
         for node, own_port in enumerate(nodes):
             told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
             command = [processes.program("flower-supernode"), *place, str(own_port), "--node-config", told]

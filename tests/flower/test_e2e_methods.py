@@ -22,8 +22,9 @@ def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
 
 
 def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], tmp_path: Path) -> None:
-    """Device 1 stands still before its first epoch; told to hurry, it uploads after one epoch instead of three."""
-    standing_still(tmp_path / "deploy", tmp_path / "holds", "before_1")
+    """Device 1 stands still before its first epoch; told to hurry, it uploads after one epoch instead of three.
+    In its second trip it stands still, too: what it remembers is that of its first."""
+    standing_still(tmp_path / "deploy", tmp_path / "holds", "before_1", "before_1_2")
     settings = tables("port", 2, 0, until=1e5)
     settings["method"] |= {"K": 1, "omega": 0}
     local = start(settings)
@@ -36,4 +37,5 @@ def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], t
     config = resolve(load_tables(local.folder.root / "federation.toml"))
     per_epoch = math.ceil(memory["answer"]["samples"] / config.training.batch_size)
     assert memory["answer"]["upload"]["steps"] == per_epoch < config.training.epochs * per_epoch
+    local.stop()
     assert events(local, "upload", device=1)[0]["trip"] == 1 and adds_up(local.server.out)

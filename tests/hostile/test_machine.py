@@ -154,7 +154,7 @@ ENDLESS = [
 ]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["fedavg", "fedasync"])
 @pytest.mark.parametrize("given", ENDLESS, ids=str)
 def test_a_run_that_would_never_end_is_refused_with_its_numbers(tmp_path: Path, given: dict, method: str) -> None:
@@ -281,18 +281,23 @@ def test_a_state_that_makes_no_sense_is_one_sentence_though_its_checksums_are_ri
 # ---- the live view
 
 
-@pytest.mark.timeout(60)
+def half_asked(port: int) -> list[socket.socket]:
+    """Clients that say no more."""
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+    for client in clients:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1")
+    return clients
+
+
 def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeypatch) -> None:
     import threading
     from http.client import HTTPConnection
 
-    monkeypatch.setattr(live._Handler, "timeout", 1.0)
+    monkeypatch.setattr(live._Handler, "timeout", 120.0)  # honest clients on a busy machine have their time
     with live.Server(finished("fedavg").directory) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        slow = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(30)]
-        for client in slow:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1")
+        slow = half_asked(server.server_port)
         try:
             for method, host, code in (
                 ("GET", "", 200),
@@ -300,15 +305,17 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
                 ("POST", "", 501),
                 ("PUT", "", 501),
             ):
-                connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+                connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
                 connection.request(method, "/", headers={"Host": host or f"127.0.0.1:{server.server_port}"})
                 assert connection.getresponse().status == code
                 connection.close()
+            monkeypatch.setattr(live._Handler, "timeout", 1.0)
+            slow += (left := half_asked(server.server_port))
             begun = time.monotonic()
-            for client in slow:
-                client.settimeout(20)
+            for client in left:
+                client.settimeout(60)
                 assert client.recv(1) == b"", "left after its patience"
-            assert time.monotonic() - begun < 15
+            assert time.monotonic() - begun < len(left), "all at once, not one after the other"
         finally:
             for client in slow:
                 client.close()

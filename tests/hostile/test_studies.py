@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize("how", [symlink, hard_link, pipe])
 
 
 @KINDS
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_the_lock_of_a_folder_is_a_file_of_that_folder(tmp_path: Path, how: Any) -> None:
     folder, victim = tmp_path / "study", tmp_path / "victim"
     folder.mkdir()
@@ -42,7 +42,7 @@ def tuner(tmp_path: Path) -> Any:
 
 
 @KINDS
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_the_journal_of_a_study_is_a_file_of_its_folder(tmp_path: Path, tuner: Any, how: Any) -> None:
     victim = tmp_path / "victim"
     victim.write_text("")

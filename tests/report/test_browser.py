@@ -44,7 +44,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    driver.set_script_timeout(30)
+    driver.set_script_timeout(120)
     yield driver
     driver.quit()
 
@@ -159,11 +159,12 @@ def test_hover_shows_a_devices_numbers(opened: Callable[..., Driver], runs: list
         ActionChains(page, duration=0).move_to_element_with_offset(chart, x, -30).perform()
         if not tip.is_displayed():
             continue
-        named = re.match(r"Device (\d+), trip (\d+) \(trains [\d.]+ s\)", tip.text)
-        assert named is not None, tip.text
+        text = tip.text
+        named = re.match(r"Device (\d+), trip (\d+) \(trains [\d.]+ s\)", text)
+        assert named is not None, text
         event = logged.get((int(named[1]), int(named[2])))
         if event is not None:
-            facts = dict(zip(*[iter(tip.text.splitlines()[1:])] * 2, strict=True))
+            facts = dict(zip(*[iter(text.splitlines()[1:])] * 2, strict=True))
             assert facts["staleness"] == str(event["contributions"][0]["staleness"])
             assert float(facts["weight α"]) == pytest.approx(event["alpha"], rel=1e-3)
             checked += 1
@@ -191,7 +192,7 @@ def test_other_axes_hidden_methods_and_other_runs(opened: Callable[..., Driver],
     _, rounds, traffic, wall = page.find_elements("css selector", "#axis button")
     assert all(button.is_enabled() for button in (rounds, traffic, wall))
     press(page, traffic)
-    assert "MB" in page.find_element("css selector", "#chart-accuracy .xtitle").text
+    assert wait(lambda: "MB" in page.find_element("css selector", "#chart-accuracy .xtitle").text)
     press(page, page.find_elements("css selector", "#legend .chip")[1])
     assert page.find_elements("css selector", "#legend .chip")[1].get_attribute("aria-pressed") == "false"
     page.execute_script(
@@ -285,9 +286,9 @@ def test_nothing_foreign_could_run_even_if_it_got_in(opened: Callable[..., Drive
         "const s = document.createElement('script'); s.textContent = 'window.intruder = 1'; document.body.append(s);"
         "const i = document.createElement('img'); i.src = 'http://127.0.0.1:9/x'; document.body.append(i);"
     )
-    time.sleep(0.3)
+    blocked: list[str] = []
+    wait(lambda: blocked.extend(errors(page)) or len(blocked) >= 2)
     assert page.execute_script("return window.intruder") is None
-    blocked = errors(page)
     assert len(blocked) == 2 and all("Content Security Policy" in message for message in blocked)
 
 
