@@ -1,20 +1,50 @@
-"""The documentation is true: its blocks run, links lead somewhere, settings exist, pages made from code are current."""
+"""The documentation is true: its blocks run, links lead somewhere, settings exist, pages made from code are current.
 
+What a page shows is run, in a short form (tests/snippets.py). What is marked ``not run`` needs servers, a network, a
+GPU or other machines, and is read instead:
+
+- our commands by the real parser, with the methods, cells and settings that they name; names of ``pip install``,
+  targets of make, and benchmarks with their options are held against what there is;
+- Python is compiled, its imports of ours are made, and calls of what was imported must fit the signature.
+
+Not checked of those: whether they would succeed, commands of others (``FOREIGN``), what comes out of a variable whose
+type is not known, and imports that need an extra which is not installed.
+"""
+
+import ast
+import importlib
+import inspect
 import re
 import runpy
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 import torch
 import yaml
+from typer.main import get_command
 
+from freshet.cli.app import app
 from freshet.config import SECTIONS
-from tests.snippets import INCLUDED, ROOT, RUN, SHOWN, blocks, run_page
+from freshet.experiments.cells import CELLS
+from freshet.methods import find
+from tests.snippets import INCLUDED, ROOT, RUN, SHOWN, Block, blocks, distributions, run_page
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
+#: First words of commands that are not ours, and whose words nothing here can judge.
+FOREIGN = ("ray", "flwr", "python", "python3", ".")
+#: What `pip install` may name beside our own distribution.
+PACKAGES = ("torch", ".")
+#: Lines of an indented block that could be run, so that it should have a fence.
+RUNNABLE = re.compile(
+    r" {4,}(\$ |freshet |pip |make |flwr |import \w|from [\w.]+ import |def \w|class \w|\w+ = ([A-Z]\w+|\w+\.\w+)\()"
+)
 WITH_CODE = [page for page in (README, *PAGES) if any(block.language in RUN for block in blocks(page))]
 
 
@@ -23,6 +53,37 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch) -> None
     there = [b for b in blocks(page) if b.language in RUN and not b.illustration and not b.included]
     torch.manual_seed(0)
     assert run_page(page, monkeypatch, tmp_path) == len(there)
+
+
+@pytest.mark.parametrize("page", (README, *PAGES), ids=["README.md", *NAMES])
+def test_what_is_not_run_is_read(page: Path) -> None:
+    names: dict[str, Thing | None] = {}
+    for block in blocks(page):
+        where = f"{page.name}, line {block.line}"
+        if block.language == "python" and not block.included:
+            for source in (block.setup, block.body):
+                read_python(source, names, where)
+        elif block.illustration and block.language in RUN:
+            for words in commands(block):
+                read_command(words, f"{where}: {shlex.join(words)}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_what_could_be_run_has_a_fence(page: Path) -> None:
+    """Markdown takes four spaces for code, too, which nothing here would look at: they are for formulas."""
+    fenced = re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in fenced.splitlines() if RUNNABLE.match(line)] == []
+
+
+@pytest.mark.parametrize("page", (README, *PAGES), ids=["README.md", *NAMES])
+def test_the_scripts_it_names_exist_and_have_the_options(page: Path) -> None:
+    """`python benchmarks/scale.py server --hours 4` and the like, to the end of the line or of the backticks."""
+    text = page.read_text(encoding="utf-8")
+    for name, rest in re.findall(r"\bpython ((?:benchmarks|scripts)/\w+\.py)([^`\n]*)", text):
+        assert (ROOT / name).is_file(), f"{page.name} names {name}"
+        script = (ROOT / name).read_text(encoding="utf-8")
+        for option in re.findall(r"(?<=\s)--[a-z-]+", rest.split("#")[0]):
+            assert f'"{option}"' in script, f"{page.name}: {name} has no {option}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -44,6 +105,16 @@ def test_every_linked_file_is_there(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_file_it_names_is_there(page: Path) -> None:
+    """`tests/sim/test_resume.py`, `benchmarks/peers.md`; of tests the name alone will do: `test_fuzz.py`."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:tests|src|benchmarks|scripts|examples|results)/[^`\s:]*)", text):
+        assert "..." in name or any(ROOT.glob(name.rstrip("/"))), f"{page.name} names {name}"
+    for name in re.findall(r"`(test_\w+\.py)`", text):
+        assert any((ROOT / "tests").rglob(name)), f"{page.name} names {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -82,3 +153,131 @@ def _pages(nav: object) -> list[str]:
         return [nav]
     parts = nav.values() if isinstance(nav, dict) else nav
     return [page for part in parts for page in _pages(part)]  # type: ignore[attr-defined]
+
+
+# ---- reading what is not run
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The commands of a block, those after ``&&`` by themselves."""
+    lines = block.body.replace("\\\n", " ").splitlines()
+    for line in lines:
+        if block.language == "bash" or line.startswith("$ "):
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            cuts = [-1, *(place for place, word in enumerate(words) if word == "&&"), len(words)]
+            yield from (words[a + 1 : b] for a, b in pairwise(cuts) if b > a + 1)
+
+
+def read_command(words: list[str], where: str) -> None:
+    match words:
+        case ["freshet", *rest]:
+            read_ours(rest, where)
+        case ["pip", "install", *rest]:
+            named = [word for before, word in zip(["", *rest], rest, strict=False) if not before.startswith("-")]
+            assert {word for word in named if word[0] != "-"} <= {*distributions(), *PACKAGES}, where
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), where
+        case _:
+            assert words[0] in FOREIGN, where
+
+
+def read_ours(words: list[str], where: str) -> None:
+    """By the real parser; then the method, the cell and the settings that it found."""
+    command: Any = get_command(app)
+    while words and words != ["--version"] and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"{where}: there is no {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    if words == ["--version"]:
+        return
+    given = command.make_context(command.name, list(words)).params
+    if given.get("method") and ".py:" not in given["method"]:
+        find(given["method"])
+    assert not given.get("cell") or given["cell"] in CELLS, where
+    for setting in given.get("settings", ()):
+        section, _, key = setting.partition("=")[0].partition(".")
+        free = section in ("method", "model")
+        assert free or key in SECTIONS[section].model_fields, f"{where}: there is no {section}.{key}"
+
+
+class Thing(NamedTuple):
+    """A module, class or function that a block has imported; or something of a class."""
+
+    what: Any
+    made: bool = False
+
+
+def read_python(source: str, names: dict[str, Thing | None], where: str) -> None:
+    """Compile it, import what it imports, and hold its calls against signatures; `names` is what is known so far."""
+    for statement in ast.parse(source).body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names.update(imported(node, where))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call):
+                called(node, names, where)
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                names[name] = known(value, names, where)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names[name] = None
+
+
+def imported(node: ast.Import | ast.ImportFrom, where: str) -> Iterator[tuple[str, Thing | None]]:
+    for alias in node.names:
+        path = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+        name = alias.asname or (alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name)
+        try:
+            module: Any = importlib.import_module(path if isinstance(node, ast.Import) else str(node.module))
+        except ModuleNotFoundError as error:  # a reader's own module, or an extra that is not installed
+            assert str(error.name).partition(".")[0] != "freshet", f"{where}: there is no {error.name}"
+            yield name, None
+            continue
+        if isinstance(node, ast.ImportFrom):
+            if not hasattr(module, alias.name):
+                importlib.import_module(path)
+            yield name, Thing(getattr(module, alias.name))
+        else:
+            yield name, Thing(module if alias.asname else importlib.import_module(name))
+
+
+def known(node: ast.expr, names: dict[str, Thing | None], where: str) -> Thing | None:
+    """What an expression is, as far as imports and annotations tell."""
+    match node:
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Attribute(value=value, attr=name):
+            of = known(value, names, where)
+            if of is None:
+                return None
+            if of.made and re.search(rf"\bself\.{name}\b.* = |^    {name}:", inspect.getsource(of.what), re.MULTILINE):
+                return None  # what it holds, whatever that is
+            assert hasattr(of.what, name), f"{where}: {of.what.__name__} has no {name}"
+            return Thing(getattr(of.what, name))
+        case ast.Call():
+            return called(node, names, where)
+    return None
+
+
+def called(node: ast.Call, names: dict[str, Thing | None], where: str) -> Thing | None:
+    """Hold a call against the signature; what it gives, if that is known."""
+    function = known(node.func, names, where)
+    if function is None or function.made or not callable(function.what):
+        return None
+    what = function.what
+    if not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords):
+        on_instance = isinstance(node.func, ast.Attribute) and bool(
+            (of := known(node.func.value, names, where)) and of.made
+        )
+        try:
+            signature = inspect.signature(what)
+        except ValueError:  # written in C
+            return None
+        try:
+            signature.bind(*[0] * (len(node.args) + on_instance), **{str(k.arg): 0 for k in node.keywords})
+        except TypeError as error:
+            raise AssertionError(f"{where}: {ast.unparse(node)}: {error}") from None
+    try:
+        gives = what if inspect.isclass(what) else get_type_hints(what).get("return")
+    except (NameError, TypeError):
+        return None
+    return Thing(gives, made=True) if inspect.isclass(gives) and gives.__module__.startswith("freshet") else None

@@ -77,7 +77,7 @@ def test_the_notebook_runs_and_is_stored_without_results(tmp_path: Path, monkeyp
     monkeypatch.setenv("FRESHET_SHORT", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     client.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=200, startup_timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
     shown = [
         output.data

@@ -117,7 +117,7 @@ class Server:
     def exit_code(self) -> int | None:
         """How it ended, if it has."""
         with suppress(subprocess.TimeoutExpired):
-            return self.process.wait(1.0)
+            return self.process.wait(10.0)
         return None
 
     def fork(self, connection: Connection) -> Forked:

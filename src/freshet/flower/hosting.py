@@ -24,7 +24,7 @@ from freshet.parts import Given
 from freshet.runs.lifecycle import Ended
 
 #: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
-START, LOOK = 60.0, 1.0
+START, LOOK = processes.PATIENCE, 1.0
 
 
 def host(config: Config, given: Given, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> Ended:

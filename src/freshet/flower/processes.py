@@ -256,7 +256,7 @@ def check_gate(folder: Folder) -> None:
     trust = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
     address = f"https://127.0.0.1:{folder.server().port}/v1/control/list-runs"
     try:
-        answer = httpx.post(address, verify=trust, timeout=30.0, trust_env=False)
+        answer = httpx.post(address, verify=trust, timeout=PATIENCE, trust_env=False)
     except httpx.HTTPError as problem:
         raise RunError(f"the SuperLink does not answer ({problem}); see state/logs/superlink.log") from None
     if answer.status_code != httpx.codes.UNAUTHORIZED:
@@ -293,7 +293,7 @@ def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
     link, starter = superlink(folder)
     children = [Child(link)]
     try:
-        wait_for_port(folder.server().port, 60.0, lambda: children[0].ended is None)
+        wait_for_port(folder.server().port, PATIENCE, lambda: children[0].ended is None)
         check_gate(folder)
         if executor:
             children.append(Child(starter))
@@ -333,7 +333,7 @@ def _process(path: Path, word: bytes) -> int | None:
     return pid
 
 
-def end(folder: Folder, seconds: float = 6 * GRACE) -> None:
+def end(folder: Folder, seconds: float = 12 * GRACE) -> None:
     """Ask the process of ``deploy server`` to end, and wait until it has."""
     pid = deploy_process(folder)
     if pid is None:

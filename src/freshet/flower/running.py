@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import time
@@ -105,7 +106,7 @@ class ServerRun:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-            end = time.monotonic() + 3 * processes.GRACE
+            end = time.monotonic() + 6 * processes.GRACE
             while time.monotonic() < end and processes.server_process(self.folder) == pid:
                 time.sleep(0.2)
         processes.stop(self.children)
@@ -211,15 +212,15 @@ def local_device(folder: Folder, node: int) -> Command:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports that nobody listens on at this moment, below those that systems give to outgoing connections."""
+    found = list[int]()
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            each, port = held.enter_context(socket.socket()), 20_000 + secrets.randbelow(12_000)
+            with contextlib.suppress(OSError):  # taken
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def ended_well(status: str) -> bool:

@@ -77,7 +77,7 @@ class RunLock:
 
 def _written(file: Any) -> bytes:
     """What the owner of a lock has written about itself, which it does just after it has taken it."""
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + 5.0
     while not (content := bytes(file.read(1000))) and time.monotonic() < deadline:
         time.sleep(0.02)
         file.seek(0)
