@@ -154,9 +154,9 @@ def million(method: str, given: dict[str, Any], devices: int, hours: float, in_f
         return build("digits", input_shape=(1, 8, 8), classes=10)
 
     layout = FlatModel(factory()).layout
-    world = World(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0)
+    world = World(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0, under_way=in_flight)
     kind = find(method)[0]
-    rule = kind(options_for(method, given), world)
+    rule = kind(kind.settled(options_for(method, given), world), world)
     server = Server(rule, world, initial_weights(factory, 0), constant(0.1))
     federated = FederatedData.of(data, Shards(data.y_train, devices))
     executor = SerialExecutor(Setup(factory, federated, TrainingOptions(epochs=5, batch_size=10), 0))

@@ -341,7 +341,8 @@ def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
     counts = np.array(samples, np.int64)
     reach = optimiser(config.training).reach
     shape = (config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed)
-    return World(*shape, own_epochs=_own_epochs(config), reach=reach)
+    under_way = config.run.per_round if config.method_class.about.kind == "sync" else config.run.in_flight
+    return World(*shape, own_epochs=_own_epochs(config), under_way=under_way, reach=reach)
 
 
 def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:

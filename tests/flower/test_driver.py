@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,21 +69,25 @@ def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
-def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(tmp_path: Path, method: str) -> None:
-    town = Town(tmp_path, method, wait_for=2, period=0.001)
+def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, sleep=lambda _: None)
+    monkeypatch.setattr("freshet.flower.driver.time", clock)
+    town = Town(tmp_path, method, wait_for=2)
     devices, town.post.there = town.post.there, {100}
     for _ in range(4):
+        clock.now += 400.0
         town.step()
-        time.sleep(0.01)
-    assert not town.post.sent and not town.events("trigger")
+    assert not town.post.sent and not town.events("trigger") and town.live.now == 0.0, "its clock stands still"
     town.post.there = devices
     town.step()
     assert len(town.post.sent) == 3
     town.train()
     town.post.there = {100}
     for _ in range(3):
+        clock.now += 2.0
         town.step()
-        time.sleep(0.01)
     assert [node for node, _ in town.post.sent.values()] == [100], "afterwards it goes on with whoever is there"
     assert passes_audit(town)
 

@@ -1,6 +1,7 @@
 """``controls = "course"`` (ours): all weights are learned together, from those who start from the models they made."""
 
 import json
+import math
 from collections.abc import Callable
 from math import log, sqrt
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from freshet import Federation
+from freshet.config import resolve
 from freshet.core.events import Aggregated
 from freshet.core.messages import Upload
 from freshet.core.server import Server
@@ -19,7 +21,8 @@ from freshet.experiments.cells import CELLS
 from freshet.experiments.presets import cell_settings
 from freshet.methods import options_for
 from freshet.methods.parts.course import Course
-from freshet.methods.parts.staleness import Control, Past
+from freshet.methods.parts.staleness import LARGEST, Control, Past, control_gradients
+from freshet.parts import Given, assemble
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from tests.methods.asmu import plain_layout, server_of
@@ -159,6 +162,49 @@ def test_it_finds_its_weights_from_far_too_small_and_far_too_large_ones(
         alphas = [event["alpha"] for event in Run(directory).events() if event["kind"] == "aggregate"]
         ends.append(median(alphas[-40:]))
     assert max(ends) / min(ends) < 3.0
+
+
+def test_held_weights_come_back_when_devices_ask_for_more(tmp_path: Path, federate: Callable[..., Federation]) -> None:
+    """Controls far below the clamp: every alpha is that of xi_min, until those who start there have asked for more."""
+    options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": -0.05, "eta_iota": 0.02}
+    directory = federate(options).run(600, out=tmp_path / "run").directory
+    alphas = [event["alpha"] for event in Run(directory).events() if event["kind"] == "aggregate"]
+    assert alphas[0] == pytest.approx(0.001, rel=0.01) and median(alphas[-40:]) > 0.01
+    assert audit(Run(directory)).passed
+
+
+@pytest.mark.parametrize(("q", "follows"), [(-0.3, True), (0.3, False), (0.0, False), (math.nan, False)])
+def test_a_held_weight_follows_the_slope_away_from_the_clamp_alone(q: float, follows: bool) -> None:
+    past = Past(3, 4, 2, 0.001, Control(0.1, 0.5, -0.2))
+    found = control_gradients(q, 1.0, 0.001, past, "corrected", comes_back=True)
+    free = control_gradients(q, 1.0, -1.0, past, "corrected")  # the same weight where no clamp is
+    assert found == (free if follows else (0.0, 0.0, 0.0)) and any(found) == follows
+    assert control_gradients(q, 1.0, 0.001, past, "corrected") == (0.0, 0.0, 0.0), "the paper's: erratum E13"
+    huge = Past(3, 4, 2, LARGEST, Control(0.1, 0.5, 2 * LARGEST))
+    assert any(control_gradients(-q, 1.0, 0.001, huge, "corrected", comes_back=True)) == follows
+
+
+@pytest.mark.parametrize(
+    ("method", "run", "span", "rate"),
+    [
+        ("fedasmu-course", {}, 30, 0.005),
+        ("fedasmu-course", {"in_flight": 60}, 60, 0.0025),
+        ("fedasmu-course", {"in_flight": 6, "per_round": 2}, 6, 0.005),
+        ("fedssmu-course", {"per_round": 10}, 10, 0.005),
+        ("fedssmu-course", {"per_round": 40}, 40, 0.00125),
+        ("fedasmu-progress", {"in_flight": 60}, None, 1e-4),
+    ],
+)
+def test_the_more_uploads_are_under_way_the_less_one_of_them_teaches(
+    method: str, run: dict[str, int], span: int | None, rate: float
+) -> None:
+    """A verdict comes as late as uploads are stale, and those that come meanwhile say the same."""
+    config = resolve({"method": {"name": method}, "fleet": {"devices": 80}, "run": run})
+    settled = assemble(config, Given()).settled(config)
+    assert settled.method.span == span and settled.method.control_rates() == pytest.approx((rate,) * 3)
+    assert resolve(settled.tables()).method == settled.method, "the run directory says so"
+    given = resolve({"method": {"name": method, "span": 20}, "fleet": {"devices": 80}, "run": run})
+    assert assemble(given, Given()).settled(given).method.span == 20
 
 
 def test_a_cell_leaves_its_rates_alone_since_the_papers_are_for_a_loss() -> None:

@@ -49,6 +49,8 @@ class World:
     uploads: int = 0
     #: Seconds from trigger to upload of the fastest device (0: not known).
     fastest: float = 0.0
+    #: Uploads that may be under way at once (0: not known).
+    under_way: int = 0
     #: How far n local steps along a constant unit gradient lead, in units of the learning rate; n for plain SGD.
     reach: Callable[[int], float] = float
 

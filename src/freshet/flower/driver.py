@@ -5,7 +5,6 @@ from threads of its own; whatever touches the core or the log holds the lock, an
 driving thread changes the model, so that a test needs no lock.
 """
 
-import statistics
 import threading
 import time
 from collections import defaultdict, deque
@@ -22,7 +21,7 @@ from freshet.core.server import NO_TRIP, Refused
 from freshet.core.vectors import Vector
 from freshet.flower import wire
 from freshet.flower.codec import Malformed
-from freshet.flower.journeys import Done, Journey, Network, Post, Reply, saved
+from freshet.flower.journeys import Done, Journey, Network, Post, Reply, medians, saved
 from freshet.flower.tokens import Tokens, new_ticket
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
@@ -64,7 +63,7 @@ class Live:
         self.over = self._concluded = False
         self._lock = threading.RLock()
         self._online: set[int] = set()
-        self._called, self._refusals = -1e9, 0
+        self._called, self._came, self._refusals = -1e9, -1, 0
         self._start, self._before = time.monotonic(), 0.0
         self._wakes: list[float] = []
         self._next_test, self._last_test = 0.0, -1.0
@@ -93,10 +92,11 @@ class Live:
             if between():
                 return False
             self._call_roll()
-            self._tick()
-            self._send()
-            self._receive()
-            if self.now >= self._next_test:
+            if not (waits := self._waits()):
+                self._tick()
+                self._send()
+                self._receive()
+            if not waits and self.now >= self._next_test:
                 self._test()
                 self._next_test = next_multiple(self.now, self.eval_every)
                 self.over |= self._stop_diverged and self.coordinator.watch.diverged is not None
@@ -114,12 +114,7 @@ class Live:
 
     def facts(self) -> dict[str, Any]:
         """The course of the run, and the seconds of its trips by phase, as medians over the last trips."""
-        phases: dict[str, list[float]] = defaultdict(list)
-        for by_phase in self.seconds.values():
-            for phase, values in by_phase.items():
-                phases[phase] += values
-        medians = {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
-        facts = {"real_time": True, "trip_seconds": medians, "messages": self.messages}
+        facts = {"real_time": True, "trip_seconds": medians(self.seconds.values()), "messages": self.messages}
         return self.coordinator.facts(self.now) | facts
 
     # ---- starting trips
@@ -131,23 +126,32 @@ class Live:
     def _tick(self) -> None:
         due = [at for at in self._wakes if at <= self.now]
         self._wakes = [at for at in self._wakes if at not in due]
-        there = {self.devices.get(node, -1) for node in self._online} - {-1}
+        there = self._there()
         for at in due:
             with self._lock:
-                if not self.journeys and len(there) < self._awaited():
+                if self.server.synchronous and not self.journeys and not there:  # a round without anybody is none
                     self._wake(self.coordinator.put_off(at, self.now))
                 else:
                     self._carry_out(self.coordinator.tick(at, there.__contains__))
 
-    def _awaited(self) -> int:
-        """Devices that trips wait for: at first those of ``wait_for``; later a round without anybody is none."""
-        return int(self.server.synchronous) if self.messages else self.network.wait_for
+    def _there(self) -> set[int]:
+        return {self.devices.get(node, -1) for node in self._online} - {-1}
+
+    def _waits(self) -> bool:
+        """Before its first trip a run waits for its devices, and its clock stands still."""
+        there, wanted, before = len(self._there()), self.network.wait_for, self._came
+        if self.messages or self.journeys or there >= wanted:
+            return False
+        if there != before:
+            self.writer.say(f"waiting for {wanted} device{'s' * (wanted > 1)}; {there} there")
+        self._start, self._came = time.monotonic(), there
+        return True
 
     def _call_roll(self) -> None:
         """Who is there; a node that is not on the list gets the next free device number, where there is no list."""
-        if self.now - self._called < self.network.roll_call:
+        if time.monotonic() - self._called < self.network.roll_call:
             return
-        self._called = self.now
+        self._called = time.monotonic()
         try:
             found = self.post.nodes()
         except ConnectionError as problem:
@@ -159,8 +163,6 @@ class Live:
                 self.writer.say(f"node {node} is not one of this federation's devices and is left alone")
             number = -1 if self._listed or not free else free[0]
             self.devices = self.devices | {node: number}  # a new dict: the service's threads read the old one
-        if found != self._online and not self.messages and 1 < self.network.wait_for > len(found):
-            self.writer.say(f"waiting for {self.network.wait_for} devices; {len(found)} there")
         self._online = found
 
     def _node(self, device: int) -> int | None:

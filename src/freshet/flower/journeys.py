@@ -1,8 +1,10 @@
 """What the real-time driver works with: messages and who carries them, how they travel, trips under way."""
 
 import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -101,6 +103,15 @@ class Done:
 
     trips: int = 0
     seconds: float = 0.0
+
+
+def medians(seconds: Iterable[Mapping[str, Iterable[float]]]) -> dict[str, float]:
+    """Of the seconds by phase of several devices."""
+    phases: dict[str, list[float]] = defaultdict(list)
+    for by_phase in seconds:
+        for phase, values in by_phase.items():
+            phases[phase] += values
+    return {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
 
 
 def check(tree: Tree) -> None:

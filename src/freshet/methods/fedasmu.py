@@ -143,6 +143,12 @@ class FedASMU(Method):
         if isinstance(slot, int) and not 1 <= slot <= epochs:
             raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
+    @classmethod
+    def settled(cls, options: ASMUOptions, world: World) -> ASMUOptions:
+        if options.controls != "course" or options.span is not None or not world.under_way:
+            return options
+        return options.model_copy(update={"span": world.under_way})
+
     def __init__(self, options: ASMUOptions, world: World) -> None:
         from freshet.methods.parts.meta import MetaSelector
 
@@ -254,8 +260,8 @@ class FedASMU(Method):
         q = product / scale
         if o.controls != "loss":  # <g, step> / (|g| |step|), and g points against what training produced
             q, numbers = -cosine(product, length, past.length), numbers | {"length": length, "length_p": past.length}
-        gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations)
-        moved = descend(control, gradients, (o.eta_lambda, o.eta_sigma, o.eta_iota))
+        gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations, o.controls == "course")
+        moved = descend(control, gradients, o.control_rates())
         names = ("grad_lambda", "grad_sigma", "grad_iota")
         return moved, {
             "adapted": True,

@@ -30,6 +30,8 @@ class SSMUOptions(ASMUOptions):
         ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
     }
 
+    usual_span: ClassVar[int] = 10
+
     lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.8, description="initial sigma: how fast the weight falls with the place in the round")
     iota0: float = Field(0.05, description="initial iota: weight that the place in the round does not touch")

@@ -48,6 +48,8 @@ class ASMUOptions(Options):
         ("controls", "direction"): dict.fromkeys(RATES, 0.02),
         ("controls", "course"): dict.fromkeys(RATES[:3], 0.005),
     }
+    #: Uploads under way at once that the rates of ``course`` are meant for.
+    usual_span: ClassVar[int] = 30
 
     lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
@@ -88,6 +90,12 @@ class ASMUOptions(Options):
         "cosine, of the same size for every network; course: that of who starts from a new model, along the way that "
         "led there, one set of controls for all devices (ours, both with apply = progress)",
     )
+    span: int | None = Field(
+        None,
+        ge=1,
+        description="with controls = course: uploads under way at once (default: run.in_flight, synchronous "
+        "run.per_round); where they are more than 30 (FedSSMU: 10), its rates are divided by as many times as many",
+    )
     probe: Literal["batch", "held-out"] = Field(
         "batch",
         description="what rewards and the slope of beta are measured on: the mini-batch that is trained on next (the "
@@ -124,6 +132,15 @@ class ASMUOptions(Options):
         if self.controls != "loss" and self.apply != "progress":
             raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
         return self
+
+    def control_rates(self) -> tuple[float, float, float]:
+        """Rates of lambda, sigma and iota.
+
+        Under ``course`` a weight is judged when about ``span`` more uploads have been weighed like it. All their
+        verdicts add up before the first can tell that it is enough, so that each counts the less, the more they are.
+        """
+        share = min(1.0, self.usual_span / self.span) if self.controls == "course" and self.span else 1.0
+        return share * self.eta_lambda, share * self.eta_sigma, share * self.eta_iota
 
     def slow_rates(self) -> list[str]:
         """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""

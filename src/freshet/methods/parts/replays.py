@@ -75,10 +75,10 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         if options.controls != "loss":
             expect("length_p", n["length_p"], past.length)
         expect("q", n["q"], _slope(options, n))
-        gradients = control_gradients(n["q"], options.mu_alpha, options.xi_min, past, options.equations)
+        gradients = control_gradients(n["q"], options.mu_alpha, options.xi_min, past, options.equations, course)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, n[name], value)
-        control = descend(control, gradients, (options.eta_lambda, options.eta_sigma, options.eta_iota))
+        control = descend(control, gradients, options.control_rates())
     expect("lambda", n["lambda"], control.lambda_)
     expect("sigma", n["sigma"], control.sigma)
     expect("iota", n["iota"], control.iota)

@@ -86,18 +86,22 @@ def cosine(product: float, a: float, b: float) -> float:
 
 
 def control_gradients(
-    q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations
+    q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations, comes_back: bool = False
 ) -> tuple[float, float, float]:
     """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
 
     ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
     the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is). Erratum E13:
-    where xi was held by a clamp, it did not depend on the controls.
+    where xi was held by a clamp, it did not depend on the controls. ``comes_back`` (ours): unless q asks for the way
+    back, which shared controls need, since nobody else's would ever move them again.
     """
     c = q * saturation_slope(mu_alpha, past.xi_p)
     weight = discount(past.p, past.s_p, past.control.sigma)
     if equations == "corrected":
-        if not xi_min <= raw_staleness_weight(past.control, past.p, past.s_p) <= LARGEST:
+        raw = raw_staleness_weight(past.control, past.p, past.s_p)
+        too_small, too_large = raw < xi_min, not raw <= LARGEST
+        asked_back = comes_back and (q < 0.0 if too_small else q > 0.0)
+        if (too_small or too_large) and not asked_back:
             return 0.0, 0.0, 0.0
         inner = -past.control.lambda_ * math.log(past.s_p)
     else:
