@@ -26,6 +26,13 @@ def test_compare_prints_a_table_writes_files_and_repeats_nothing(command, monkey
     assert "6 runs, 0 to do" in listed.output
 
 
+def test_compare_says_that_its_folder_holds_runs_of_another_comparison(command):
+    line = ["compare", "-m", "fedavg", "--seeds", 1, *SMALL]
+    assert "other runs" not in command(*line).output
+    assert "holds 1 other runs" in " ".join(command(*line, "-s", "training.lr=0.01").output.split())
+    assert "other runs" not in command(*line, "-o", "runs/apart").output
+
+
 def test_compare_says_how_much_faster_than_the_reference(command, tmp_path):
     line = ["compare", "-m", "fedasmu,fedasync,fedavg", "--seeds", 1, "--target", 0.2, *SMALL]
     done = command(*line)

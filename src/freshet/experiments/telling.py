@@ -32,7 +32,7 @@ def tell(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
         grid.jobs,
         grid.store,
         title=grid.title,
-        notes=[*grid.notes, *_stopping(grid.jobs)],
+        notes=[*grid.notes, *_stopping(grid.jobs), *_beside(grid)],
         scale=grid.scale,
         look=grid.look,
         named=grid.reference,
@@ -45,3 +45,12 @@ def _stopping(jobs: Sequence[Job]) -> list[str]:
     """Runs that end at their target are not compared by what they would have become."""
     stops = any(job.config.run.stop_at_target for job in jobs)
     return ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
+
+
+def _beside(grid: Grid) -> list[str]:
+    """Runs that an earlier command has left in the same folder are in no table, but a report of the folder has them."""
+    mine, folder = {job.key for job in grid.jobs}, grid.store.folder
+    others = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name not in mine]
+    if not others:
+        return []
+    return [f"{folder} holds {len(others)} other runs, which are not counted here; -o FOLDER keeps experiments apart"]
