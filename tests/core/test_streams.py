@@ -1,6 +1,8 @@
 """Random streams are keyed by purpose and numbers, never by the order of calls."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -53,12 +55,27 @@ words = st.integers(0, 2**32 - 1)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**130), st.sampled_from(["slot", "loss"]), st.lists(st.tuples(words, words), max_size=4))
-def test_many_streams_of_one_purpose_are_the_same_as_one_by_one(seed, purpose, trips):
-    streams = Streams(seed, purpose)
+@given(
+    st.integers(0, 2**130),
+    st.sampled_from(["slot", "loss"]),
+    st.lists(st.tuples(words, words), max_size=4),
+    st.sampled_from([0, 2]),
+)
+def test_many_streams_of_one_purpose_are_the_same_as_one_by_one(seed, purpose, trips, one_by_one):
+    streams = Streams(seed, purpose, one_by_one)
     for device, trip in trips:
         one, of_many = stream(seed, purpose, device, trip), streams(device, trip)
         assert one.integers(7) == of_many.integers(7)  # half a word: the rest of it must not reach the next stream
         assert one.random() == of_many.random()
         np.testing.assert_array_equal(one.integers(2**62, size=9), of_many.integers(2**62, size=9))
         assert one.integers(7) == of_many.integers(7)
+
+
+def test_the_first_streams_wait_for_no_compiled_code():
+    """At the start of a run workers wait for the slots of their first trips."""
+    program = (
+        "import sys; from freshet.core.streams import Streams; streams = Streams(3, 'slot')\n"
+        "[streams(device, 1).random() for device in range(1000)]; assert 'numba' not in sys.modules\n"
+        "streams(1000, 1).random(); assert 'numba' in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

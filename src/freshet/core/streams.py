@@ -1,5 +1,7 @@
 """Keyed random streams: the same (seed, purpose, keys) gives the same numbers, whoever asks and in whatever order."""
 
+from functools import cached_property
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -17,21 +19,35 @@ def _sequence(seed: int, purpose: str, *keys: int) -> np.random.SeedSequence:
 class Streams:
     """Very many streams of one purpose, each of a device and a trip: the numbers are those of ``stream``, in a tenth of
     the time. What they have in common is hashed once, and there is one generator, which is put to the beginning of the
-    stream that is asked for: draw from it before the next one is."""
+    stream that is asked for: draw from it before the next one is.
 
-    def __init__(self, seed: int, purpose: str) -> None:
-        from freshet.core import seeding
+    The first ones are made one by one: that is sooner done than the compiled code is loaded, and workers wait for them.
+    """
 
-        words = max(seeding.POOL, -(-seed.bit_length() // 32)) + 1
-        self._pool, self._multiplier = _sequence(seed, purpose).pool, seeding.multiplier(words)
-        self._write_key = seeding.write_key
-        self._generator = stream(seed, purpose)
-        self._beginning = self._generator.bit_generator.state
+    def __init__(self, seed: int, purpose: str, one_by_one: int = 1000) -> None:
+        self._root, self._one_by_one = (seed, purpose), one_by_one
 
     def __call__(self, device: int, trip: int) -> np.random.Generator:
-        self._write_key(self._beginning["state"]["key"], self._pool, self._multiplier, device, trip)
-        self._generator.bit_generator.state = self._beginning
+        if self._one_by_one:
+            self._one_by_one -= 1
+            return stream(*self._root, device, trip)
+        write_key, pool, multiplier, beginning = self._compiled
+        write_key(beginning["state"]["key"], pool, multiplier, device, trip)
+        self._generator.bit_generator.state = beginning
         return self._generator
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return stream(*self._root)
+
+    @cached_property
+    def _compiled(self) -> tuple[Any, ...]:
+        """What hashes a key; what the streams have in common, hashed; the generator's state at a beginning."""
+        from freshet.core import seeding
+
+        words = max(seeding.POOL, -(-self._root[0].bit_length() // 32)) + 1
+        pool, multiplier = _sequence(*self._root).pool, seeding.multiplier(words)
+        return seeding.write_key, pool, multiplier, self._generator.bit_generator.state
 
 
 def torch_seed(seed: int, purpose: str, *keys: int) -> int:

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from freshet.errors import DataError, FreshetError
 from freshet.files import open_regular
@@ -62,12 +62,18 @@ def members(path: Path, wanted: Wanted, limit: int = MEMBER_LIMIT) -> Iterator[t
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Contents of a plain, .gz or .xz file; more than ``limit`` bytes (a decompression bomb) is refused."""
-    with damaged(path):
-        with open_regular(path, links=False) as raw, _decoded(path, raw) as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise DataError(f"{path} holds more than {limit:,} bytes, too large for this format; it is refused")
-        return data
+    with decoded(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise DataError(f"{path} holds more than {limit:,} bytes, too large for this format; it is refused")
+    return data
+
+
+@contextmanager
+def decoded(path: Path) -> Iterator[BinaryIO]:
+    """A plain, .gz or .xz file, open for reading; what a broken one makes its reader raise is one sentence."""
+    with damaged(path), open_regular(path, links=False) as raw, _decoded(path, raw) as file:
+        yield cast(BinaryIO, file)
 
 
 def _decoded(path: Path, file: BinaryIO) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from freshet.data.archives import read_bounded
+from freshet.data.archives import decoded
 from freshet.data.dataset import Array
 from freshet.errors import DataError
 
@@ -16,15 +17,28 @@ _LIMIT = 1 << 28  # bytes; 60,000 images of 28 x 28 are 47 MB
 
 def read_idx(path: Path, dimensions: int) -> Array:
     """The uint8 array in an IDX file with the given number of dimensions (3: images, 1: labels)."""
-    data = read_bounded(path, _LIMIT)
-    head = 4 + 4 * dimensions
-    if len(data) < head or data[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimension(s)")
-    shape = struct.unpack(f">{dimensions}I", data[4:head])
-    expected = int(np.prod(shape, dtype=object))
-    if len(data) - head != expected:
-        raise DataError(f"{path} promises {expected:,} bytes {shape} but holds {len(data) - head:,}; get it again")
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape).copy()
+    with decoded(path) as file:
+        head = file.read(4 + 4 * dimensions)
+        if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, 8, dimensions]):
+            raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimension(s)")
+        shape = struct.unpack(f">{dimensions}I", head[4:])
+        expected = int(np.prod(shape, dtype=object))
+        if expected > _LIMIT:
+            raise DataError(f"{path} promises {expected:,} bytes {shape}, more than {_LIMIT:,}; it is refused")
+        data = np.empty(expected, np.uint8)
+        found, rest = _fill(data, file), file.read(1)
+    if found < expected or rest:
+        holds = "more" if rest else f"{found:,}"
+        raise DataError(f"{path} promises {expected:,} bytes {shape} but holds {holds}; get it again")
+    return data.reshape(shape)
+
+
+def _fill(data: Array, file: BinaryIO) -> int:
+    """Read into an array, which saves a copy of everything; how many bytes there were."""
+    view, found = memoryview(data.data), 0
+    while found < len(view) and (count := file.readinto(view[found:])):  # type: ignore[attr-defined]
+        found += count
+    return found
 
 
 def read_fashion(paths: tuple[Path, ...]) -> dict[str, Array]:
