@@ -13,8 +13,6 @@ from freshet.experiments.paper import find_suite, plan
 from freshet.experiments.presets import cell_tables
 from freshet.experiments.published import published
 
-from .test_commands import command  # noqa: F401
-
 CELL = "lenet-fmnist"
 WORLD = GridWorld(CELL, CELLS[CELL])
 OVERRIDES = [
@@ -149,7 +147,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(compare, "execute", nothing)
 
 
-def shown(command, tmp_path, *words):  # noqa: F811
+def shown(command, tmp_path, *words):
     command(*words)
     suite = words[0] == "paper"
     folder = tmp_path / "runs" / ("paper" if suite else "compare")
@@ -170,12 +168,12 @@ def shown(command, tmp_path, *words):  # noqa: F811
         (("-s", "run.per_round=3"), False),
     ],
 )
-def test_compare_with_a_cell(command, quick, tmp_path, words, there):  # noqa: F811
+def test_compare_with_a_cell(command, quick, tmp_path, words, there):
     found = shown(command, tmp_path, "compare", "-m", "fedasmu", "--cell", CELL, "--seeds", "1", *words)
     assert (found["fedasmu"] is not None) is there
 
 
-def test_compare_with_tuned_settings(command, quick, tmp_path):  # noqa: F811
+def test_compare_with_tuned_settings(command, quick, tmp_path):
     folder = tmp_path / "tuned"
     folder.mkdir()
     (folder / "best.toml").write_text(tomli_w.dumps({"method": {"name": "fedasmu"}, "training": {"lr": 0.02}}))
@@ -188,7 +186,7 @@ def test_compare_with_tuned_settings(command, quick, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "there"), [((), True), (("--scale", "0.02"), False), (("-s", "fedasmu.sigma0=0.2"), False)]
 )
-def test_the_papers_table(command, quick, tmp_path, words, there):  # noqa: F811
+def test_the_papers_table(command, quick, tmp_path, words, there):
     found = shown(command, tmp_path, "paper", "table", "--cells", CELL, "-m", "fedasmu,fedasmu-progress", *words)
     assert (found["fedasmu"] is not None) is there
     assert found["fedasmu-progress"] is None
