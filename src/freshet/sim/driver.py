@@ -63,14 +63,6 @@ class Simulation:
         self.until = 0.0
         self.started = self.over = False
         self._tested: tuple[int, Future[Score]] | None = None
-        self._handlers: dict[int, Callable[[Entry], None]] = {
-            Rank.UPLOAD: self._on_upload,
-            Rank.LOST: self._on_lost,
-            Rank.REQUEST: self._on_request,
-            Rank.MERGE: self._on_merge,
-            Rank.TRIGGER: self._on_trigger,
-            Rank.EVALUATE: self._on_evaluate,
-        }
 
     @cached_property
     def _slots(self) -> Streams:
@@ -95,7 +87,7 @@ class Simulation:
             self.coordinator.wake(0.0)
             self._wake(0.0)
             self.heap.push((0.0, Rank.EVALUATE, *NO_TRIP))
-        heap, handlers, progress = self.heap, self._handlers, self.writer.progress
+        heap, handlers, progress = self.heap, self._handlers(), self.writer.progress
         watched = bool(self.writer.observers)
         with patient_collector():
             while not self.over and heap.peek() <= until:
@@ -112,6 +104,17 @@ class Simulation:
             heap.now = until
         return True
 
+    def _handlers(self) -> dict[int, Callable[[Entry], None]]:
+        """Not kept: an object that refers to itself, with all its models, waits for the garbage collector."""
+        return {
+            Rank.UPLOAD: self._on_upload,
+            Rank.LOST: self._on_lost,
+            Rank.REQUEST: self._on_request,
+            Rank.MERGE: self._on_merge,
+            Rank.TRIGGER: self._on_trigger,
+            Rank.EVALUATE: self._on_evaluate,
+        }
+
     def conclude(self) -> None:
         """Test the model that is left, unless that was done at this very time, and look at the result."""
         if self.last_test < self.now:
@@ -122,6 +125,7 @@ class Simulation:
     def close(self) -> None:
         """The run is over, or has failed: nothing of it stays behind but its files."""
         self.devices.close()
+        self.journeys.clear()  # what would be trained on demand refers to this object
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
