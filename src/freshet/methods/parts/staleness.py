@@ -92,8 +92,8 @@ def control_gradients(
 
     ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
     the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is). Erratum E13:
-    where xi was held by a clamp, it did not depend on the controls. ``comes_back`` (ours): unless q asks for the way
-    back, which shared controls need, since nobody else's would ever move them again.
+    where xi was held by a clamp, it did not depend on the controls. ``comes_back`` (ours): a slope
+    that leads away from the clamp is followed all the same; controls that all devices share would else stay there.
     """
     c = q * saturation_slope(mu_alpha, past.xi_p)
     weight = discount(past.p, past.s_p, past.control.sigma)
