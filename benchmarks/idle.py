@@ -28,32 +28,20 @@ class Done:
         pass
 
 
-class Moved:
-    """A trip that comes back with every weight moved by as much, which is done when it is asked for."""
-
-    __slots__ = ("_move", "_weights")
-
-    def __init__(self, weights: Vector, move: np.float32) -> None:
-        self._weights, self._move = weights, move
-
-    def result(self) -> Outcome:
-        return Outcome(self._weights + self._move if self._move else self._weights, 1, {}, {}, {}, {})
-
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> None:
-        pass
-
-
 class NoTraining:
-    """An executor whose trips come back as they were, or with every weight moved by as much."""
+    """An executor whose trips come back as they were, or with every weight moved by as much: trips that began from the
+    same model share the result, so that next to nothing of the time is spent here."""
 
     def __init__(self, move: float = 0.0) -> None:
         self._move = np.float32(move)
+        self._last: tuple[Vector | None, Done] = (None, Done(None))
 
-    def train(self, work: Work, due: float) -> Moved:
-        return Moved(work.assignment.weights, self._move)
+    def train(self, work: Work, due: float) -> Done:
+        weights = work.assignment.weights
+        if self._last[0] is not weights:
+            moved = weights + self._move if self._move else weights
+            self._last = (weights, Done(Outcome(moved, 1, {}, {}, {}, {})))
+        return self._last[1]
 
     def evaluate(self, weights: Vector) -> Done:
         return Done(Score({"accuracy": 0.0}, 1.0))
