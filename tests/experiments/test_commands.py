@@ -28,9 +28,14 @@ def test_compare_prints_a_table_writes_files_and_repeats_nothing(command, monkey
 
 def test_compare_says_that_its_folder_holds_runs_of_another_comparison(command):
     line = ["compare", "-m", "fedavg", "--seeds", 1, *SMALL]
-    assert "other runs" not in command(*line).output
-    assert "holds 1 other runs" in " ".join(command(*line, "-s", "training.lr=0.01").output.split())
-    assert "other runs" not in command(*line, "-o", "runs/apart").output
+
+    def said(*more):
+        return " ".join(command(*line, *more).output.split())
+
+    assert "not counted here" not in said()
+    assert "holds another run, which is not counted here" in said("-s", "training.lr=0.01")
+    assert "holds 2 other runs, which are not counted here" in said("-s", "training.lr=0.02")
+    assert "not counted here" not in said("-o", "runs/apart")
 
 
 def test_compare_says_how_much_faster_than_the_reference(command, tmp_path):

@@ -53,4 +53,5 @@ def _beside(grid: Grid) -> list[str]:
     others = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name not in mine]
     if not others:
         return []
-    return [f"{folder} holds {len(others)} other runs, which are not counted here; -o FOLDER keeps experiments apart"]
+    held = "another run, which is" if len(others) == 1 else f"{len(others)} other runs, which are"
+    return [f"{folder} holds {held} not counted here; -o FOLDER keeps experiments apart"]

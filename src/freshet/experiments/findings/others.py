@@ -26,10 +26,10 @@ OTHERS = (
 #: What each cell is to be run with: the paper's methods, and ours.
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 TITLE = "## The other ten cells"
-HEAD = """5,000 training samples, one seed, 1,000 virtual seconds (ResNet20, VGG-11 and TextCNN: 500) and nothing tuned:
-every method has its own defaults and the cell's rate, as `results/CELLS.md` said before the first of these runs. So
-they show a direction and allow no verdict, and none of those below counts them. *Accuracy*: mean of the last five
-tests, the best of a cell and kind in bold; a dash: not run.
+HEAD = """5,000 training samples, one seed, the virtual time that the tables name, and nothing tuned: every method has
+its own defaults and the cell's rate, as `results/CELLS.md` said before the first of these runs. So they show a
+direction and allow no verdict, and none of those below counts them. *Accuracy*: mean of the last five tests, the best
+of a cell and kind in bold; a dash: not run.
 """
 REST = (
     "Accuracies in points of a hundred, against the best of the other methods of the kind; below one point is a tie. "
