@@ -3,7 +3,8 @@
 Least traffic: one lerp into a vector that is already there and one dot product, by PyTorch, on float32 vectors of the
 same size, one thread. What Freshet makes is a new vector, since the old version may still be held. Two uploads: a fresh
 one (trained from the current version), and a stale one that merged a fresh model on its way, so that four different
-models are read. The gate's check that every number is finite, before any rule sees the upload, is printed beside it.
+models are read. What the gates take before any rule sees the upload (its size, its numbers, how far it moved) is
+printed beside it.
 
     python benchmarks/aggregation.py [--parameters N]
 """
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 
 from freshet.compute.memory import keep_freed_memory
-from freshet.core import gates
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
@@ -60,7 +60,8 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
             server.request(Request(0, flight.trip, Slot(1, "fixed")))
             other_device()
         upload = Upload(0, flight.trip, flight.base, models[number % 2], 5, merged=MERGED if stale else {})
-        gate = seconds(lambda: gates.problem(upload, flight.base, flight.fresh, world.layout, ()))  # noqa: B023
+        base, fresh = server.store.get(flight.base), None if flight.fresh is None else server.store.get(flight.fresh)
+        gate = seconds(lambda: server.entrance.refusal(upload, 0, flight, base, fresh))  # noqa: B023
         started = time.perf_counter()
         verdict = method.receive(server, upload, flight)
         rule = time.perf_counter() - started

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSe
 
 
 def factory_of(network: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
-    settings = {"vocabulary": VOCABULARY} if len(shape) == 1 else {}
+    settings: dict[str, Any] = {"vocabulary": VOCABULARY} if len(shape) == 1 else {}
     if network in ("textcnn", "vgg11"):
         settings["dropout"] = 0.0  # so that both loops compute the same
 
@@ -64,7 +65,8 @@ def as_in_tutorials(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]
 def _encoded(model: TextCNN, x: Tensor) -> Tensor:
     words = model.embedding(x).transpose(1, 2)
     pad = nn.functional.pad
-    return torch.cat([conv(pad(words, (0, conv.kernel_size[0] - 1))).relu().amax(2) for conv in model.convolutions], 1)
+    convolutions = [conv for conv in model.convolutions if isinstance(conv, nn.Conv1d)]
+    return torch.cat([conv(pad(words, (0, conv.kernel_size[0] - 1))).relu().amax(2) for conv in convolutions], 1)
 
 
 class Ordered(Sampler[int]):
@@ -91,7 +93,7 @@ def textbook(
     for _ in range(epochs):
         for x, y in DataLoader(dataset, batch_size=batch, sampler=Ordered(rng.permutation(len(dataset)))):
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
             optimiser.step()
     return model
 

@@ -23,7 +23,7 @@ from freshet.core.layout import Layout
 from freshet.core.method import World
 from freshet.core.schedules import constant
 from freshet.core.server import Server
-from freshet.core.trigger import Trigger
+from freshet.core.trigger import Trigger, TriggerKind
 from freshet.core.vectors import load_kernels
 from freshet.methods import find, options_for
 from freshet.options import FleetOptions
@@ -49,7 +49,7 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
     rule = find(method)[0](options_for(method, {}), world)
     server = Server(rule, world, np.zeros(8, np.float32), constant(0.1))
-    kind = "rounds" if rule.about.kind == "sync" else "concurrency"
+    kind: TriggerKind = "rounds" if rule.about.kind == "sync" else "concurrency"
     with tempfile.TemporaryDirectory() as folder:
         writer = (RunWriter if logged else NoLog)(Path(folder))
         trigger = Trigger(kind, at_once, 10.0, at_once)

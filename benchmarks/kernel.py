@@ -7,7 +7,6 @@ the resulting parameters, relative to the largest parameter.
 """
 
 import argparse
-import sys
 
 import numpy as np
 import torch
@@ -86,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

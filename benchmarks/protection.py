@@ -18,8 +18,11 @@ import torch
 
 import freshet
 from freshet import Federation
-from freshet.core.entrance import Entrance, Judgement
+from freshet.core.entrance import Entrance
 from freshet.core.events import Rejected
+from freshet.core.messages import Upload
+from freshet.core.server import Flight
+from freshet.core.vectors import Vector
 from freshet.training.attacks import AttackOptions, attackers, marked
 
 #: Mbit/s up and down at "bandwidth 1".
@@ -81,18 +84,20 @@ def absent() -> Iterator[Case]:
 @contextmanager
 def without(devices: frozenset[int]) -> Iterator[None]:
     """Every upload of these devices is refused."""
-    judge = Entrance.judge
+    refusal = Entrance.refusal
 
-    def refuse(self: Entrance, upload: Any, device: int, flight: Any, *given: Any) -> Judgement:
+    def refuse(
+        self: Entrance, upload: Upload, device: int, flight: Flight, base: Vector, fresh: Vector | None
+    ) -> Rejected | None:
         if device in devices:
-            return Judgement(upload, Rejected("left out", device, flight.trip))
-        return judge(self, upload, device, flight, *given)
+            return Rejected("left out", device, flight.trip)
+        return refusal(self, upload, device, flight, base, fresh)
 
-    Entrance.judge = refuse  # type: ignore[method-assign]
+    Entrance.refusal = refuse  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Entrance.judge = judge  # type: ignore[method-assign]
+        Entrance.refusal = refusal  # type: ignore[method-assign]
 
 
 def krum() -> Iterator[Case]:

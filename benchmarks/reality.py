@@ -94,9 +94,9 @@ def draw(pairs: Sequence[tuple[Course, Course]], path: Path) -> None:
     left.set(xlabel="seconds", ylabel="test accuracy", ylim=(0, 1), title=title)
     left.legend(loc="lower right", frameon=False)
     sides = [[s for both in pairs for s in both[k].staleness] for k in (0, 1)]
-    values = np.arange(1, max(map(max, sides)) + 1)
+    values = np.arange(1, max(max(side) for side in sides) + 1)
     for k, (side, colour, name) in enumerate(zip(sides, (REAL, VIRTUAL), ("real", "virtual"), strict=True)):
-        shares = [side.count(value) / len(side) for value in values]
+        shares = [side.count(value) / len(side) for value in values.tolist()]
         right.bar(values + 0.4 * (k - 0.5), shares, 0.4, color=colour, label=f"{name} ({len(side)} uploads)")
     right.set(xlabel="staleness of an upload", ylabel="share of uploads", title="all seeds together")
     right.set_xticks(values[:: max(1, len(values) // 12)])

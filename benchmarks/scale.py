@@ -204,8 +204,8 @@ def main() -> None:
         server_part(arguments.seconds)
         return
     print(f"{arguments.devices:,} devices, {arguments.hours:g} h, {arguments.in_flight} in flight (or per round)")
-    heads = ("uploads", 8), ("lost", 8), ("discarded", 9), ("stale", 7), ("p90", 7), ("most", 7)
-    heads += ("adapted", 8), ("accuracy", 9), ("seconds", 8), ("MiB", 7)
+    heads = [("uploads", 8), ("lost", 8), ("discarded", 9), ("stale", 7), ("p90", 7), ("most", 7)]
+    heads += [("adapted", 8), ("accuracy", 9), ("seconds", 8), ("MiB", 7)]
     print(f"{'method':28} " + " ".join(f"{head:>{width}}" for head, width in heads), flush=True)
     for line in arguments.method:
         print(million(*parsed(line), arguments.devices, arguments.hours, arguments.in_flight), flush=True)

@@ -10,6 +10,7 @@ is in the figures; the objects of one node are copied to the other as between ma
 """
 
 import argparse
+import importlib
 import os
 import shutil
 import statistics
@@ -74,14 +75,12 @@ def two_nodes() -> Iterator[str]:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     fair = {"RAY_worker_niceness": "0"}  # Ray's workers are nice (15) by default and starve on a machine that is busy
     os.environ |= quiet | fair | {"RAY_TMPDIR": str(folder)}  # read by the import and by the nodes
-    import ray
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": STORE}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    ray, cluster_utils = (importlib.import_module(name) for name in ("ray", "ray.cluster_utils"))
+    node: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": STORE}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     try:
         cluster.add_node(**node)
-        yield cluster.address
+        yield str(cluster.address)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -95,7 +94,7 @@ def seconds_per_trip(case: Case, rounds: int, pool: Pool[Any]) -> float:
         started = time.perf_counter()
         result = fed.run(out=Path(folder) / "run", pool=pool)
         taken = time.perf_counter() - started
-    uploads = result.summary["uploads"]
+    uploads: int = result.summary["uploads"]
     assert uploads == rounds * PER_ROUND, "both must do the same work"
     return taken / uploads
 

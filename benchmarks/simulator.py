@@ -94,10 +94,11 @@ def overhead(cell: Cell, method: str, until: float) -> float:
     """Time of a one-worker run over the time that its training alone takes (measured inside the same run)."""
     import freshet.compute.choice as room
 
-    room.SerialExecutor, before = Recording, room.SerialExecutor  # type: ignore[misc]
+    before = vars(room)["SerialExecutor"]
+    room.__dict__["SerialExecutor"] = Recording
     Recording.seconds = 0.0
     taken, _ = run(cell, method, "serial", 1, until)
-    room.SerialExecutor = before  # type: ignore[misc]
+    room.__dict__["SerialExecutor"] = before
     return taken / Recording.seconds
 
 

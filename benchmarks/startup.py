@@ -46,12 +46,14 @@ class Noting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Lets modules be loaded as always and puts notes around their functions."""
 
     def __init__(self, noted: dict[str, float]) -> None:
-        self.noted, self._inner = noted, {}
+        self.noted = noted
+        self._inner: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name not in {module for module, _, _ in MOMENTS}:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None, f"{name} is not there"
         self._inner[name], spec.loader = spec.loader, self
         return spec
 
@@ -60,7 +62,7 @@ class Noting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for name, function, words in MOMENTS:
             if name == module.__name__ and function is None:
                 self.noted.setdefault(words, time.monotonic())
-            elif name == module.__name__:
+            elif name == module.__name__ and function is not None:
                 _wrap(module, function, functools.partial(self._note, words))
         if module.__name__ == "freshet.compute.pool":
             _wrap(module, "Pool._perform", self._trained)

@@ -1,0 +1,47 @@
+"""Benchmarks still run, in a short form; what they measure is looked at by hand."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freshet.core.entrance import Entrance
+from freshet.runs.reader import Run
+from freshet.training.attacks import AttackOptions, attackers
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+SHORT = {
+    "aggregation.py --parameters 1000 --repeat 1": ["(mix, fresh)", "(progress, stale, merged)"],
+    "events.py --trips 300": ["fedavg      1,000,000   no", "fedasmu     1,000,000  yes"],
+}
+
+
+@pytest.mark.parametrize("line", SHORT)
+def test_it_runs_to_its_end_and_prints_its_rows(line: str) -> None:
+    script, *options = line.split()
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / script), *options]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(row in done.stdout for row in SHORT[line]), done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in FOLDER.glob("*.py")))
+def test_it_can_be_loaded(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is gone from the library shows here; the types are held against it by ``make check``."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    assert runpy.run_path(str(FOLDER / script), run_name="loaded")["__doc__"]
+
+
+def test_the_best_of_all_defences_refuses_those_who_would_attack_and_nobody_else(tmp_path: Path) -> None:
+    names, before = runpy.run_path(str(FOLDER / "protection.py"), run_name="loaded"), Entrance.refusal
+    federation = names["federation"](0, **names["DIGITS"], run={"until": 100.0})
+    left_out = attackers(AttackOptions(kind="label-flip"), 0, federation.config.fleet.devices)
+    with names["without"](left_out):
+        result = federation.run(out=tmp_path / "run")
+    assert Entrance.refusal is before, "the library is left as it was"
+    refused = [event["device"] for event in Run(result.directory).events() if event["kind"] == "rejected"]
+    assert refused and set(refused) <= left_out
