@@ -296,6 +296,14 @@ def summary_of(**changes: Any) -> dict[str, Any]:
                 "gives them up"
             ],
         ),
+        ({"lost": 50, "trips": 100}, []),
+        (
+            {"lost": 51, "trips": 100},
+            [
+                "asofed: 51 of 100 trips were lost; a device that is there for less than a trip (fleet.on_seconds) "
+                "never uploads; see the reasons in events.jsonl"
+            ],
+        ),
         ({"diverged": 240.0}, ["asofed diverged at 240 s: test loss 4e+31; try a smaller training.lr"]),
         ({"diverged": 250.0}, ["asofed diverged at 250 s: test loss is not finite; try a smaller training.lr"]),
     ],

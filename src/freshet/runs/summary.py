@@ -73,6 +73,10 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     if stalled is not None:
         waits = f"has waited since {stalled:g} s of {summary['virtual_time']:g} for devices that do not return"
         said.append(f"{summary['method']} {waits}; run.round_deadline = seconds gives them up")
+    lost, trips = summary.get("lost", 0), summary.get("trips", 0)
+    if 2 * lost > trips:
+        away = "a device that is there for less than a trip (fleet.on_seconds) never uploads"
+        said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {REASONS}")
     if rejected and MANY * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         wild = 2 * summary.get("wild", 0) > rejected
