@@ -4,7 +4,7 @@ In short: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirichlet 0
 (defences: 200 s), one seed. Digits: all, the same fleet, 300 s (multi-Krum: 2,000 s). A run that is there is not
 run again, so that this can be stopped and started.
 
-    python benchmarks/protection.py links|defence|absent|krum|privacy [--out FOLDER] [--seed N]
+    python benchmarks/protection.py links|defence|absent|skewed|krum|privacy [--out FOLDER] [--seed N]
 """
 
 import argparse
@@ -18,11 +18,13 @@ import torch
 
 import freshet
 from freshet import Federation
-from freshet.core.entrance import Entrance
+from freshet.core.defence import ABOUT, Defence
+from freshet.core.entrance import Entrance, Judgement
 from freshet.core.events import Rejected
 from freshet.core.messages import Upload
 from freshet.core.server import Flight
 from freshet.core.vectors import Vector
+from freshet.runs.reader import Run
 from freshet.training.attacks import AttackOptions, attackers, marked
 
 #: Mbit/s up and down at "bandwidth 1".
@@ -35,7 +37,10 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "backdoor": {"kind": "backdoor", "target": TARGET},
 }
 #: The embedded digits instead.
-DIGITS = {"data": {"name": "digits", "train_samples": 0, "test_samples": 0}, "model": {"name": "digits"}}
+DIGITS: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "train_samples": 0, "test_samples": 0},
+    "model": {"name": "digits"},
+}
 Case = tuple[str, dict[str, Any]]
 
 
@@ -100,6 +105,44 @@ def without(devices: frozenset[int]) -> Iterator[None]:
         Entrance.refusal = refusal  # type: ignore[method-assign]
 
 
+def skewed() -> Iterator[Case]:
+    """Whom the direction would refuse where devices hold few classes: everybody is let in, and the log says it."""
+    worlds: dict[str, dict[str, Any]] = {
+        "two classes per device": {"partition": "by_label", "shards_per_device": 2},
+        "Dirichlet 0.1": {"concentration": 0.1},
+    }
+    for name, data in worlds.items():
+        digits = DIGITS | {"data": DIGITS["data"] | data}
+        yield name, digits | {"attack": ATTACKS["label-flip"], "defence": {"rule": "median-distance"}}
+
+
+@contextmanager
+def only_watching() -> Iterator[None]:
+    """What a defence would refuse is let in all the same; its notes stay in the log."""
+    defended = Entrance.defended
+
+    def let_in(
+        self: Entrance, defence: Defence, upload: Upload, device: int, flight: Flight, base: Vector
+    ) -> Judgement:
+        return defended(self, defence, upload, device, flight, base)._replace(upload=upload, refusal=None)
+
+    Entrance.defended = let_in  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Entrance.defended = defended  # type: ignore[method-assign]
+
+
+def refused_by_direction(run: Run, poisoned: frozenset[int]) -> dict[str, float]:
+    """The share of poisoned and of honest uploads that went against the others, of those judged by direction."""
+    notes = [event for event in run.events() if event["kind"] == "note" and event["about"] == ABOUT]
+    judged = [note for note in notes if note["agreement"] is not None and note["least"] is not None]
+    against = {note["seq"] for note in judged if note["agreement"] < note["least"]}
+    sides = {"poisoned": True, "honest": False}
+    who = {name: [note["seq"] for note in judged if (note["device"] in poisoned) is bad] for name, bad in sides.items()}
+    return {f"refused_{name}": sum(seq in against for seq in found) / len(found) for name, found in who.items()}
+
+
 def krum() -> Iterator[Case]:
     for attack, how in ATTACKS.items():
         for rule in ("none", "multi-krum"):
@@ -135,17 +178,19 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["links", "defence", "absent", "krum", "privacy"])
+    parser.add_argument("suite", choices=["links", "defence", "absent", "skewed", "krum", "privacy"])
     parser.add_argument("--out", type=Path, default=Path("runs/protection"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name, sections in globals()[given.suite]():
         folder = given.out / f"{name}, seed {given.seed}".replace("/", " by ")
         made = federation(given.seed, **sections)
-        left_out = attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
-        with without(left_out) if given.suite == "absent" else nullcontext():
+        bad = attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
+        around = {"absent": without(bad), "skewed": only_watching()}.get(given.suite, nullcontext())
+        with around:
             result = freshet.open(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
-        print(json.dumps({"run": name} | figures(result, made)), flush=True)
+        more = refused_by_direction(Run(result.directory), bad) if given.suite == "skewed" else {}
+        print(json.dumps({"run": name} | figures(result, made) | more), flush=True)
 
 
 if __name__ == "__main__":
