@@ -16,6 +16,7 @@ from freshet.errors import RunError
 from freshet.flower import processes
 from freshet.flower.folder import Folder, init
 from freshet.flower.processes import Child, Command
+from freshet.runs.lifecycle import interruptible
 from freshet.runs.reader import ENDED
 
 Say = Callable[[str], None]
@@ -30,12 +31,13 @@ class Stopped(Exception):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
+    """SIGTERM and a closed terminal end it as Ctrl-C does, unless they are ignored (nohup)."""
 
     def handler(*_: Any) -> None:
         raise Stopped
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {each: signal.signal(each, handler) for each in ends if signal.getsignal(each) != signal.SIG_IGN}
     try:
         yield
     finally:
@@ -137,20 +139,18 @@ def attend(command: Command, say: Say) -> None:
 
     A SuperNode that comes back before the SuperLink has noticed that it was gone is refused, for about a minute.
     """
-    with stoppable():
-        child = None
+    with interruptible() as asked:  # looked at, not raised: a signal never comes between a child and its name
+        child, again = Child(command), None
         try:
-            child = Child(command)
-            while True:
-                if child.ended is not None:
+            while not asked():
+                if child.ended is not None and again is None:
                     say(f"{command.name}: its SuperNode ended with code {child.ended}; started again in {RETRY:g} s")
-                    time.sleep(RETRY)
-                    child = Child(command)
+                    again = time.monotonic() + RETRY
+                if again is not None and time.monotonic() >= again:
+                    child, again = Child(command), None
                 time.sleep(_POLL)
-        except Stopped:
-            pass
         finally:
-            processes.stop([child] if child is not None else [])
+            processes.stop([child])
 
 
 class LocalRun:

@@ -1,0 +1,83 @@
+"""A device or a server in the foreground: whatever ends it, what it started goes with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freshet.flower.running import Stopped, stoppable
+
+ATTEND = """
+import sys
+from freshet.flower import running
+from freshet.flower.processes import Command
+running.RETRY = 0.1
+words = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+running.attend(Command("device 3", words), lambda text: print(text, flush=True))
+"""
+#: A stand-in for a SuperNode: says who it is, and stays.
+STAYS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
+ENDS = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); sys.exit(7)"
+
+
+def attending(node: str, told: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ATTEND, node, str(told)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def nodes(told: Path, count: int) -> list[int]:
+    """The processes that were started, when there are so many."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        found = told.read_text().splitlines() if told.exists() else []
+        if len(found) >= count:
+            return [int(line) for line in found]
+        time.sleep(0.05)
+    raise AssertionError(f"fewer than {count} were started")
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_both(number: signal.Signals, tmp_path: Path) -> None:
+    watcher = attending(STAYS, tmp_path / "told")
+    (node,) = nodes(tmp_path / "told", 1)
+    watcher.send_signal(number)
+    assert watcher.wait(60) == 0
+    assert not lives(node)
+
+
+def test_a_node_that_ends_is_started_again_and_that_is_said(tmp_path: Path) -> None:
+    watcher = attending(ENDS, tmp_path / "told")
+    assert len(set(nodes(tmp_path / "told", 3))) >= 3
+    watcher.send_signal(signal.SIGTERM)
+    said, _ = watcher.communicate(timeout=60)
+    assert "device 3: its SuperNode ended with code 7; started again in" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_server_hears_of_it_too_and_its_signals_are_as_before(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped), stoppable():
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    assert signal.getsignal(number) == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
