@@ -1,9 +1,11 @@
 """What ends a run before its time: its last round, or a model that has diverged. The same bits everywhere."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from freshet import Federation, Observer, RunError
 from freshet.core import ending
 from freshet.core.ending import Watch
+from freshet.runs import lifecycle
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.summary import remarks
@@ -316,3 +319,16 @@ def test_what_a_person_should_know_is_one_sentence_each(changes: dict[str, Any],
 def test_without_anybody_who_watches_it_is_said_in_the_log_of_the_process(federate: Federate, tmp_path: Path, caplog):
     wild(federate).run(200, out=tmp_path / "run")
     assert "fedavg diverged at" in caplog.text
+
+
+def test_a_script_is_told_that_what_it_is_given_was_interrupted(
+    federate: Federate, tmp_path: Path, caplog, monkeypatch
+):
+    looks = itertools.count()
+    monkeypatch.setattr(lifecycle, "interruptible", lambda: nullcontext(lambda: next(looks) > 20))
+    result = federate("fedavg").run(200, out=tmp_path / "run")
+    assert result.summary["status"] == "interrupted"
+    assert f"everything is saved; go on with: freshet resume {tmp_path / 'run'}" in caplog.text
+    monkeypatch.undo()
+    assert federate("fedavg").resume(tmp_path / "run").summary["status"] == "finished"
+    assert caplog.text.count("interrupted") == 1
