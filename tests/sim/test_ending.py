@@ -328,7 +328,7 @@ def test_a_script_is_told_that_what_it_is_given_was_interrupted(
     monkeypatch.setattr(lifecycle, "interruptible", lambda: nullcontext(lambda: next(looks) > 20))
     result = federate("fedavg").run(200, out=tmp_path / "run")
     assert result.summary["status"] == "interrupted"
-    assert f"everything is saved; go on with: freshet resume {tmp_path / 'run'}" in caplog.text
+    assert f"all of it is in {tmp_path / 'run'} and can be resumed" in caplog.text
     monkeypatch.undo()
     assert federate("fedavg").resume(tmp_path / "run").summary["status"] == "finished"
     assert caplog.text.count("interrupted") == 1

@@ -199,8 +199,8 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             if status == "interrupted" and not writer.observers:  # a script would go on with what it is given
-                again = f"go on with: freshet resume {writer.directory}"
-                writer.say(f"{plan.method} was interrupted at {driver.now:g} s, everything is saved; {again}")
+                where = f"all of it is in {writer.directory} and can be resumed"
+                writer.say(f"{plan.method} was interrupted at {driver.now:g} s; {where}")
             keep = plan.keep and status != "diverged"
             sure, tidy = 0, None
             if status in ENDED:
