@@ -1,5 +1,7 @@
 """The Python API: bring a model, data, a fleet and a method; get a result. And the question of whether it learns."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -265,3 +267,15 @@ def test_fedasmu_learns_the_digits_and_the_bar_is_out_of_reach_without_learning(
     bar = 0.5
     assert learned[0] < bar < learned[-1]
     assert guessed[-1] < bar
+
+
+def test_images_are_kept_once_as_training_wants_them_and_the_users_own_array_is_let_go():
+    x, y = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8), np.arange(60) % 4
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    federation = build(model=lambda: flat, train=(x, y), test=(x[:20].copy(), y[:20]), data={"partition": "iid"})
+    other = federation.changed({"training.lr": 0.2})
+    assert (federation.dataset.x_train == x).all()
+    assert np.shares_memory(federation.dataset.x_train, other.dataset.x_train)
+    users = weakref.ref(x)
+    del x
+    assert users() is None

@@ -36,6 +36,7 @@ from freshet.runs.writer import Observer, RunWriter, default_directory, write_co
 from freshet.sim.driver import Simulation, check
 from freshet.sim.exams import Exams
 from freshet.sim.fleet import Fleet
+from freshet.training.batches import arranged
 from freshet.training.flat import Factory
 from freshet.training.start import as_factory
 from freshet.training.task import Task
@@ -82,8 +83,9 @@ class Federation:
             "attack": dict(attack or {}),
             "privacy": dict(privacy or {}),
         }
+        own = own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data)
         given = Given(
-            dataset=own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data),
+            dataset=None if own is None else arranged(own),  # here, so that what is kept for ``configured`` is no other
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
             fleet=fleet if isinstance(fleet, Fleet) else None,
             shards=shards,
