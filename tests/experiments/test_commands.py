@@ -112,7 +112,7 @@ def test_published_numbers_are_printed_beside_ours(command, monkeypatch):
         (["compare", "-m", "fedavg", "--seeds", "x"], "--seeds"),
         (["compare", "-m", "fedavg", "--cell", "x"], "--cell"),
         (["compare", "-m", "fedavg", "--tuned", "nowhere"], "nowhere"),
-        (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "METHOD.key=value"),
+        (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "fedavg.mu=1 instead of"),
         (["compare", "-m", "fedavg", "--executor", "magic"], "run.executor"),
         (["paper", "tables"], "SUITE"),
         (["paper", "slots", "--scale", "2"], "--scale"),

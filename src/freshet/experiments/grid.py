@@ -238,9 +238,10 @@ def check_settings(settings: Sequence[str], entries: Sequence[Entry]) -> None:
     """Every ``--set`` must concern somebody: a section that all share, or a method of the grid."""
     families = {name for entry in entries for name in (entry.method, find(entry.method)[0].about.name)}
     for setting in settings:
-        section = setting.strip().partition(".")[0]
+        section, _, rest = setting.strip().partition(".")
         if section == "method":
-            raise ConfigError("--set", f"several methods run here: write METHOD.key=value instead of {setting!r}")
+            named = f"{entries[0].method}.{rest}" if entries else f"METHOD.{rest}"
+            raise ConfigError("--set", f"must name the method that it is for: {named} instead of {setting!r}")
         if section not in SECTIONS and section not in families:
             allowed = ", ".join([*SECTIONS, *sorted(families)])
             raise ConfigError("--set", f"{setting!r} concerns nobody here; it can begin with {allowed}")
