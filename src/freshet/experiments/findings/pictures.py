@@ -49,7 +49,7 @@ def look_of(method: str) -> dict[str, Any]:
 
 def draw(study: Study, runs: Runs, place: Path) -> Path:
     """Accuracy over virtual time, median over seeds (ours with their range), one panel for each kind."""
-    figure = _figure((12, 4.8))
+    figure = _figure((12, 5.6))
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (kind, (name, _)) in zip(axes, KINDS.items(), strict=True):
         mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -middle(runs[method]))
@@ -61,7 +61,12 @@ def draw(study: Study, runs: Runs, place: Path) -> Path:
         if mine:
             axis.legend(
                 fontsize=8,
-                loc="lower right",
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.12),
+                ncols=3,
+                columnspacing=0.9,
+                handlelength=1.5,
+                handletextpad=0.5,
                 frameon=False,
                 title=f"accuracy at the end, time to {study.further:.2f}",
                 title_fontsize=8,
