@@ -79,5 +79,6 @@ def test_what_is_ignored_stays_ignored() -> None:
     try:
         with stoppable():
             os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
