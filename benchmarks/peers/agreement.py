@@ -4,7 +4,7 @@ Freshet runs on the digits (tanh MLP 64-32-16-10, six label-skewed devices, thre
 client classes go through the same rounds with the same batches. Printed is the largest over all rounds of
 ``max |w - w'| / max |w - w0|``, and beside it the same for FedAvg in the place of the method, to see what would show.
 
-    pip install flgo==0.4.4 && python benchmarks/peers/agreement.py        (beside Freshet, in one environment)
+    pip install -c constraints.txt flgo==0.4.4 && python benchmarks/peers/agreement.py    (beside Freshet)
 """
 
 import copy
