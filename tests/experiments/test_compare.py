@@ -81,6 +81,34 @@ def test_ctrl_c_ends_the_grid_and_the_same_command_goes_on_to_the_same_bits(tmp_
     assert sums(store, grid) == sums(plain, grid)
 
 
+class LateCtrlC(Diary):
+    """Presses Ctrl-C when a run is at its last test, and so ends anyway."""
+
+    def on_metrics(self, row):
+        if row["time"] == 24.0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_at_the_last_test_of_a_run_keeps_the_next_one_from_beginning(tmp_path):
+    grid, store = jobs("fedasmu,fedavg", (0,)), Store(tmp_path)
+    assert not run_grid(grid, store, watch=LateCtrlC())
+    assert [store.state(job.key) for job in grid] == [State.FINISHED, State.MISSING]
+    assert run_grid(grid, store, watch=LateCtrlC()), "there is no next one"
+
+
+def test_ctrl_c_in_a_run_that_crashes_keeps_the_next_one_from_beginning(tmp_path):
+    class Unlucky(CtrlC):
+        def on_metrics(self, row):
+            super().on_metrics(row)
+            if row["time"] == 8.0:
+                raise MemoryError("no room")
+
+    grid, store = jobs("fedasmu,fedavg", (0,)), Store(tmp_path)
+    assert not run_grid(grid, store, watch=Unlucky())
+    assert [store.state(job.key) for job in grid] == [State.FAILED, State.MISSING]
+    assert run_grid(grid, store), "what an earlier grid heard is forgotten"
+
+
 def test_an_unfinished_run_without_a_checkpoint_begins_again(tmp_path, calls):
     grid, store = jobs("fedavg", (0,)), Store(tmp_path)
     run_grid(grid, store, watch=CtrlC())

@@ -1,6 +1,8 @@
 """``freshet paper theory``: what it measures, on short runs, and the command."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from freshet.errors import ConfigError, RunError
 from freshet.experiments import theory, theory_results
 from freshet.experiments.convex import digits
 from freshet.experiments.theory import Setting
+from freshet.runs.lifecycle import interruptible
 
 SHORT = Setting("grid", "fedasmu", 5, 2, 30)
 
@@ -204,6 +207,20 @@ def test_an_interrupted_command_says_so(command, monkeypatch, tmp_path):
     done = command("theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--executor", "serial")
     assert done.exit_code == 130
     assert not (tmp_path / "theory.json").exists()
+
+
+def test_ctrl_c_at_the_end_of_a_run_keeps_the_next_one_from_beginning(monkeypatch, tmp_path):
+    settings, done = theory.settings([0], 5)[:2], []
+
+    def pressed(setting, scratch):
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+        return {"gradient_sq": [1.0]}
+
+    monkeypatch.setattr(theory, "perform", pressed)
+    assert not theory.run_all(settings, tmp_path, 1, lambda setting, _: done.append(setting))
+    assert done == settings[:1]
+    assert theory.run_all(settings[1:], tmp_path, 1, lambda setting, _: done.append(setting)), "there is no next one"
 
 
 def test_options_that_mean_nothing_here_are_refused(command, tmp_path):

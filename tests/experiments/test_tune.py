@@ -182,6 +182,20 @@ def test_an_interrupted_study_goes_on_to_the_same_result(tmp_path, monkeypatch, 
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(("at", "seeds"), [(7, 2), (7, 1), (14, 2)])
+def test_ctrl_c_at_the_last_test_of_a_run_ends_the_study_there(tmp_path, monkeypatch, optuna, at, seeds):
+    """Each run has seven tests: between two seeds of a trial, and between two trials."""
+    calls = counted(monkeypatch)
+    parts = Tuner("fedprox", tables(), tmp_path / "parts", Budget(2, seeds))
+    assert not parts.run(CtrlC(at))
+    assert len(calls) == at // 7
+    assert Tuner("fedprox", tables(), tmp_path / "parts", Budget(2, seeds)).run()
+    assert len(calls) == 2 * seeds, "nothing is repeated"
+    assert Tuner("fedprox", tables(), tmp_path / "whole", Budget(2, seeds)).run()
+    one, two = (json.loads((tmp_path / name / "tuning.json").read_text()) for name in ("whole", "parts"))
+    assert [t["value"] for t in one["trials"]] == [t["value"] for t in two["trials"]]
+
+
 def test_a_study_of_something_else_is_not_gone_on_with(tmp_path, optuna):
     Tuner("fedprox", tables(), tmp_path, Budget(1, 1)).run()
     with pytest.raises(FreshetError, match="other settings"):

@@ -181,10 +181,11 @@ def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     states = [run["state"] for world in found["worlds"] for line in world["lines"] for run in line["runs"]]
     if not done:
         left = len(to_do(jobs, store))
-        typer.echo(f"interrupted with {left} runs to do; the same command goes on from here", err=True)
+        typer.echo(f"interrupted; to do: {left} of {len(jobs)}; the same command goes on from here", err=True)
         raise typer.Exit(130)
     if State.FAILED in states:
-        typer.echo(f"{states.count(State.FAILED)} runs failed and are not averaged; --retry tries them again", err=True)
+        failed = f"{states.count(State.FAILED)} of {len(states)} runs failed and are not averaged"
+        typer.echo(f"{failed}; --retry tries them again", err=True)
         raise typer.Exit(1)
 
 

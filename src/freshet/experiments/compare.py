@@ -10,6 +10,7 @@ from freshet.config import Config, RunOptions
 from freshet.experiments.grid import Job
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
+from freshet.runs.lifecycle import listening
 from freshet.runs.reader import ENDED
 from freshet.runs.writer import Observer
 
@@ -33,10 +34,10 @@ def to_do(jobs: Sequence[Job], store: Store, *, retry: bool = False) -> list[Job
 def run_grid(jobs: Sequence[Job], store: Store, *, watch: Watch | None = None, retry: bool = False) -> bool:
     """Run whatever is missing, one run after the other over shared workers; False when it was interrupted."""
     watch = watch or Watch()
-    with store.locked(), closing(Workers()) as workers:
+    with store.locked(), closing(Workers()) as workers, listening() as asked:
         try:
             for job in to_do(jobs, store, retry=retry):
-                if perform(job, store, watch, workers) is State.UNFINISHED:
+                if asked() or perform(job, store, watch, workers) is State.UNFINISHED:
                     return False
         except KeyboardInterrupt:  # between two runs, or while data are loaded
             return False

@@ -36,6 +36,7 @@ from freshet.federation import Federation
 from freshet.methods.fedasmu import FedASMU
 from freshet.methods.fedssmu import FedSSMU, SSMUOptions
 from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
+from freshet.runs.lifecycle import listening
 from freshet.runs.writer import Observer, write_atomically
 
 if TYPE_CHECKING:
@@ -340,13 +341,17 @@ def missing(jobs: Sequence[Setting], folder: Path) -> list[Setting]:
 def run_all(todo: Sequence[Setting], folder: Path, workers: int, on_done: Callable[[Setting, float], None]) -> bool:
     """Make these runs, several at a time, and keep what each found; False when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
+    place, left = tempfile.TemporaryDirectory(prefix="freshet-theory-"), len(todo)
     try:
-        with tempfile.TemporaryDirectory(prefix="freshet-theory-") as scratch, _mapper(min(workers, len(todo))) as each:
+        with place as scratch, listening() as asked, _mapper(min(workers, len(todo))) as each:
             for job, outcome in each(partial(_named, scratch=Path(scratch)), todo):
                 if outcome is None:
                     return False
                 write_atomically(folder / f"{job.name}.json", json.dumps(outcome, allow_nan=False).encode())
                 on_done(job, float(np.mean(outcome["gradient_sq"])))
+                left -= 1
+                if left and asked():
+                    return False
     except KeyboardInterrupt:
         return False
     return True

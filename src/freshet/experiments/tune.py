@@ -26,6 +26,7 @@ from freshet.files import open_own, reason
 from freshet.methods import find
 from freshet.report.statistics import WINDOW
 from freshet.runs.facts import ACCURACY, Metric, metric_of
+from freshet.runs.lifecycle import listening
 from freshet.runs.reader import Run
 from freshet.runs.writer import write_atomically
 
@@ -192,12 +193,14 @@ class Tuner:
     def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
         optuna = load_optuna()
-        with self.store.locked(), closing(Workers()) as workers:
+        with self.store.locked(), closing(Workers()) as workers, listening() as asked:
             study = self._open(optuna)
             try:
                 while (number := len(self._counted(optuna, study))) < self.budget.trials:
+                    if asked():
+                        return False
                     study.sampler = optuna.samplers.TPESampler(seed=self._sampler_seed * 100_003 + number)
-                    record = self._trial(optuna, study, watch or Watch(), workers)
+                    record = self._trial(optuna, study, watch or Watch(), workers, asked)
                     if on_trial is not None:
                         on_trial(record, number + 1)
             except (Interrupted, KeyboardInterrupt):
@@ -241,13 +244,20 @@ class Tuner:
         states = optuna.trial.TrialState
         return [t for t in study.trials if t.state in (states.COMPLETE, states.PRUNED) or "error" in t.user_attrs]
 
-    def _trial(self, optuna: Any, study: Any, watch: Watch, workers: Workers) -> dict[str, Any]:
+    def _trial(
+        self, optuna: Any, study: Any, watch: Watch, workers: Workers, asked: Callable[[], bool]
+    ) -> dict[str, Any]:
         trial = study.ask()
         values = {name: suggest(trial, name, each) for name, each in self.space.items()}
         states = optuna.trial.TrialState
         value, error = None, None
         try:
-            value = fmean([self._score(trial, values, place, watch, workers) for place in range(len(self.seeds))])
+            scores = []
+            for place in range(len(self.seeds)):
+                if asked():
+                    raise Interrupted
+                scores.append(self._score(trial, values, place, watch, workers))
+            value = fmean(scores)
             state = states.COMPLETE
         except Hopeless:
             state = states.PRUNED

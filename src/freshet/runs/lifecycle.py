@@ -139,6 +139,23 @@ class Checkpoints:
         checkpoint.prune(self._directory, keep)
 
 
+_listening: list[threading.Event] = []
+
+
+@contextmanager
+def listening() -> Iterator[Callable[[], bool]]:
+    """For whoever makes several runs: whether one of them was asked to end, also one that could not act on it.
+
+    A run may crash just then, or be at its last test and end anyway; the next one must not begin all the same.
+    """
+    heard = threading.Event()
+    _listening.append(heard)
+    try:
+        yield heard.is_set
+    finally:
+        _listening.remove(heard)
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C ends the run at the next event, with everything written; the second one at once.
@@ -153,7 +170,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def handler(*_: Any) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        for each in (asked, *_listening):
+            each.set()
 
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {each: signal.signal(each, handler) for each in ends if signal.getsignal(each) != signal.SIG_IGN}
