@@ -14,6 +14,8 @@ def write_run(
     *,
     diverged: float | None = None,
     world: tuple[str, str] = ("fashion-mnist", "lenet5"),
+    samples: int = 5000,
+    lr: float = 0.03,
 ) -> Path:
     """One run in folder/runs, tested every 100 s, with a log that nobody keeps."""
     run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
@@ -29,7 +31,8 @@ def write_run(
         "mean_staleness": 3.0,
         "diverged": diverged,
     }
-    tables = f"[training]\nlr = 0.03\n[data]\nname = {world[0]!r}\n[model]\nname = {world[1]!r}\n"
+    training = f"[training]\nlr = {lr}\nbatch_size = 25\n"
+    tables = f"{training}[data]\nname = {world[0]!r}\ntrain_samples = {samples}\n[model]\nname = {world[1]!r}\n"
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / "config.toml").write_text(f"{tables}[method]\n{options}")

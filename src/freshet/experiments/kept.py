@@ -41,6 +41,9 @@ class Run(NamedTuple):
     reached: Number | None
     sha: Sha
     lr: Number
+    batch: Count
+    samples: Count
+    """Training samples, 0 for all of them."""
     uploads: Count
     staleness: Number | None
     diverged: Number | None
@@ -74,6 +77,8 @@ class Run(NamedTuple):
             "reached": summary.get("time_to_target"),
             "sha": summary.get("weights_sha256"),
             "lr": config.get("training", {}).get("lr"),
+            "batch": config.get("training", {}).get("batch_size"),
+            "samples": config.get("data", {}).get("train_samples"),
             "uploads": summary.get("uploads"),
             "staleness": summary.get("mean_staleness"),
             "diverged": summary.get("diverged"),

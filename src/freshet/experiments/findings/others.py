@@ -26,10 +26,10 @@ OTHERS = (
 #: What each cell is to be run with: the paper's methods, and ours.
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 TITLE = "## The other ten cells"
-HEAD = """5,000 training samples, one seed, the virtual time that the tables name, and nothing tuned: every method has
-its own defaults and the cell's rate, as `results/CELLS.md` said before the first of these runs. So they show a
-direction and allow no verdict, and none of those below counts them. *Accuracy*: mean of the last five tests, the best
-of a cell and kind in bold; a dash: not run.
+HEAD = """A part of the training samples, one seed, a short virtual time, and nothing tuned: every method has its own
+defaults and, where the first table says nothing else, the cell's rate. `results/CELLS.md` said so before the first of
+these runs and lists what was changed since. So they show a direction and allow no verdict, and none of those below
+counts them. *Accuracy*: mean of the last five tests, the best of a cell and kind in bold; a dash: not run.
 """
 REST = (
     "Accuracies in points of a hundred, against the best of the other methods of the kind; below one point is a tie. "
@@ -47,8 +47,32 @@ def section(cells: Mapping[str, Runs]) -> list[str]:
     """Both kinds, and what is missing; where none of the cells was run, only that."""
     lines = [TITLE, ""]
     if cells:
-        lines += [HEAD, *(line for kind in KINDS for line in _kind(cells, kind)), REST, ""]
+        lines += [HEAD, *scale(cells), "", *(line for kind in KINDS for line in _kind(cells, kind)), REST, ""]
     return [*lines, *missing(cells)]
+
+
+def scale(cells: Mapping[str, Runs]) -> list[str]:
+    """What the runs of each cell were made with, so that nobody holds cells of different scale against each other."""
+    lines = ["| cell | training samples | batch | rate | until |", "|---|---|---|---|---|"]
+    for name, runs in cells.items():
+        every, rate = [run for group in runs.values() for run in group], CELLS[name].lr
+        entries = [
+            _several(f"{run.samples:,}" if run.samples else "all" for run in every),
+            _several(str(run.batch) for run in every),
+            _several(f"{run.lr:g}" + ("" if run.lr == rate else f" (the cell has {rate:g})") for run in every),
+            seconds(_until(every)),
+        ]
+        lines.append(f"| {name} | {' | '.join(entries)} |")
+    return lines
+
+
+def _several(values: Iterable[str]) -> str:
+    """What all runs have, or all that they have."""
+    return ", ".join(sorted(set(values)))
+
+
+def _until(runs: Iterable[Run]) -> float:
+    return max(run.times[-1] for run in runs)
 
 
 def missing(cells: Mapping[str, Runs]) -> list[str]:
@@ -101,7 +125,7 @@ def _entry(group: Sequence[Run] | None, best: str) -> str:
 def distances(cells: Mapping[str, Runs], kind: str) -> list[str]:
     """Per cell, how far ours are from the best rival, and who is first at the paper's target."""
     ours = (KINDS[kind][1], f"{KINDS[kind][1]}-course")
-    heads = ["cell", "until", "best rival", *ours, "target", "first there", *(f"{name} there" for name in ours)]
+    heads = ["cell", "best rival", *ours, "target", "first there", *(f"{name} there" for name in ours)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, runs in cells.items():
         target = CELLS[name].target
@@ -109,7 +133,6 @@ def distances(cells: Mapping[str, Runs], kind: str) -> list[str]:
         best = max(rivals, key=lambda method: middle(rivals[method]), default=None)
         entries = [
             name,
-            seconds(max(run.times[-1] for group in runs.values() for run in group)),
             "–" if best is None else f"{best}, {_shown(rivals[best])}",
             *(_distance(runs.get(method), rivals.get(best or "")) for method in ours),
             f"{target:.2f}",
