@@ -16,6 +16,7 @@ def write_run(
     world: tuple[str, str] = ("fashion-mnist", "lenet5"),
     samples: int = 5000,
     lr: float = 0.03,
+    optimiser: str = "sgd",
 ) -> Path:
     """One run in folder/runs, tested every 100 s, with a log that nobody keeps."""
     run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
@@ -31,7 +32,7 @@ def write_run(
         "mean_staleness": 3.0,
         "diverged": diverged,
     }
-    training = f"[training]\nlr = {lr}\nbatch_size = 25\n"
+    training = f"[training]\nlr = {lr}\noptimiser = {optimiser!r}\nbatch_size = 25\n"
     tables = f"{training}[data]\nname = {world[0]!r}\ntrain_samples = {samples}\n[model]\nname = {world[1]!r}\n"
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -41,6 +41,7 @@ class Run(NamedTuple):
     reached: Number | None
     sha: Sha
     lr: Number
+    optimiser: Annotated[str, Field(pattern=r"^[a-z]{1,20}$", strict=True)]
     batch: Count
     samples: Count
     """Training samples, 0 for all of them."""
@@ -77,6 +78,7 @@ class Run(NamedTuple):
             "reached": summary.get("time_to_target"),
             "sha": summary.get("weights_sha256"),
             "lr": config.get("training", {}).get("lr"),
+            "optimiser": config.get("training", {}).get("optimiser"),
             "batch": config.get("training", {}).get("batch_size"),
             "samples": config.get("data", {}).get("train_samples"),
             "uploads": summary.get("uploads"),

@@ -27,9 +27,9 @@ OTHERS = (
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 TITLE = "## The other ten cells"
 HEAD = """A part of the training samples, one seed, a short virtual time, and nothing tuned: every method has its own
-defaults and, where the first table says nothing else, the cell's rate. `results/CELLS.md` said so before the first of
-these runs and lists what was changed since. So they show a direction and allow no verdict, and none of those below
-counts them. *Accuracy*: mean of the last five tests, the best of a cell and kind in bold; a dash: not run.
+defaults and, where the first table says nothing else, plain SGD with the cell's rate. `results/CELLS.md` said so before
+the first of these runs and lists what was changed since. So they show a direction and allow no verdict, and none of
+those below counts them. *Accuracy*: mean of the last five tests, the best of a cell and kind in bold; a dash: not run.
 """
 REST = (
     "Accuracies in points of a hundred, against the best of the other methods of the kind; below one point is a tie. "
@@ -59,11 +59,17 @@ def scale(cells: Mapping[str, Runs]) -> list[str]:
         entries = [
             _several(f"{run.samples:,}" if run.samples else "all" for run in every),
             _several(str(run.batch) for run in every),
-            _several(f"{run.lr:g}" + ("" if run.lr == rate else f" (the cell has {rate:g})") for run in every),
+            _several(_rate(run, rate) for run in every),
             seconds(_until(every)),
         ]
         lines.append(f"| {name} | {' | '.join(entries)} |")
     return lines
+
+
+def _rate(run: Run, cell: float) -> str:
+    """The learning rate, and in what it is not the cell's: plain SGD with the rate of the paper's table."""
+    words = [f"{run.lr:g}"] if run.optimiser == "sgd" else [f"{run.lr:g}", f"with {run.optimiser.capitalize()}"]
+    return " ".join(words) + ("" if run.lr == cell else f" (the cell has {cell:g})")
 
 
 def _several(values: Iterable[str]) -> str:
