@@ -135,6 +135,12 @@ def test_tune_makes_a_config_that_compare_takes(command, tmp_path):
     )
     assert done.exit_code == 0
     assert "fedprox 2 trials x 1 seeds of 24 s" in done.output and "UNEQUAL BUDGETS" in done.output
+    assert "NOT TUNED" not in done.output
+    listed = command("compare", "-m", "fedavg,fedbuff", "--list", "--tuned", "t/fedavg", "--tuned", "t/fedprox", *SMALL)
+    assert "fedprox" not in listed.output and "UNEQUAL" not in listed.output, "only what is used here"
+    assert "NOT TUNED: fedbuff" in listed.output
+    with pytest.raises(FreshetError, match="two folders are for fedavg"):
+        command("compare", "-m", "fedavg", "--list", "--tuned", "t/fedavg", "--tuned", "t/fedavg", *SMALL)
     record = json.loads((tmp_path / "runs/compare/comparison.json").read_text())
     best = json.loads((tmp_path / "t/fedprox/tuning.json").read_text())["values"]
     assert record["worlds"][0]["lines"][0]["options"]["mu"] == best["method.mu"]

@@ -195,6 +195,49 @@ def test_tuning_brings_options_and_learning_rate_to_its_method():
     assert found["fedavg"].training.lr == 0.1
 
 
+def study(name, lr, **options):
+    """A study's best.toml: every option is written there, also those that nobody tuned."""
+    return resolve({"method": {"name": name, **options}, "training": {"lr": lr}}).tables()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_every_variant_has_its_own_study_in_whatever_order_they_are_given(turned):
+    studies = [study("fedasmu", 0.01, lambda0=4.0), study("fedasmu-course", 0.02), study("fedasmu-progress", 0.03)]
+    found = only("fedasmu,fedasmu-course,fedasmu-progress", tuned=studies[::-1] if turned else studies)
+    assert [found[name].training.lr for name in found] == [0.01, 0.02, 0.03]
+    assert [found[name].method.lambda0 for name in found] == [4.0, 1.0, 1.0]
+    assert [found[name].method.eta_iota for name in found] == [1e-4, 0.005, 1e-4]
+
+
+def test_a_variant_without_a_study_has_that_of_its_method_and_never_another_variants():
+    found = only(
+        "fedasmu,fedasmu-da", tuned=[study("fedasmu", 0.01, lambda0=4.0), study("fedasmu-fa", 0.2, lambda0=9.0)]
+    )
+    assert [(c.training.lr, c.method.lambda0) for c in found.values()] == [(0.01, 4.0), (0.01, 4.0)]
+    assert only("fedasmu", tuned=[study("fedasmu-fa", 0.2, lambda0=9.0)])["fedasmu"].method.lambda0 == 10.0
+
+
+def test_defaults_that_follow_from_what_makes_a_variant_are_not_carried_over():
+    found = only(
+        "fedasmu-published,fedasmu-progress,fedasmu-course,fedasmu-da", tuned=[study("fedasmu", 0.01, epsilon=0.3)]
+    )
+    published, progress, course, da = (config.method for config in found.values())
+    assert (published.advantage, da.advantage) == ("raw", "scaled")
+    assert [(each.lambda0, each.iota0) for each in (progress, course, da)] == [(1.0, 0.05), (1.0, 0.05), (10.0, 0.0)]
+    assert [each.eta_sigma for each in (progress, course, da)] == [1e-4, 0.005, 1e-4]
+    assert {each.epsilon for each in (published, progress, course, da)} == {0.3}, "the rest is"
+
+
+def test_a_config_file_is_handed_to_variants_in_the_same_way():
+    tables = study("fedasmu-course", 0.01, lambda0=2.0, gamma0=3.0)
+    found = {
+        key: config.method for key, config in only("fedasmu,fedasmu-progress,fedasmu-course", tables=tables).items()
+    }
+    assert [each.gamma0 for each in found.values()] == [3.0, 3.0, 3.0]
+    assert [each.lambda0 for each in found.values()] == [10.0, 2.0, 2.0], "progress and course have one scale"
+    assert [each.eta_iota for each in found.values()] == [1e-4, 1e-4, 0.005]
+
+
 def test_a_cell_gives_its_rates_to_those_whom_they_concern():
     world = GridWorld("lenet-cifar10", CELLS["lenet-cifar10"])
     found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [world])}

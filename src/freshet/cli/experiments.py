@@ -98,11 +98,12 @@ def compare(
     extra = _run_settings(until, executor, workers)
     extra += [] if target is None else [f"run.target={target}"]
     entries, folders = parse_entries(methods), tuned or []
-    found = [read_tuned(folder, {entry.method for entry in entries}) for folder in folders]
+    names = list(dict.fromkeys(entry.method for entry in entries))
+    found = [read_tuned(folder, names) for folder in folders]
     request = Request(tables, found, [*(settings or []), *extra])
     world = GridWorld(cell or "", find_cell(cell) if cell else None)
     jobs = expand(entries, parse_seeds(seeds), request, [world])
-    notes = papers.changed(settings or []) + tuning_notes(folders) + papers.lengths(jobs)
+    notes = papers.changed(settings or []) + tuning_notes(folders, names) + papers.lengths(jobs)
     grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "")
     work(grid, retry=retry, listing=listing)
 

@@ -5,7 +5,7 @@ Nothing here runs or reads a file: given the same request, the same jobs with th
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -187,12 +187,11 @@ def tables_for(entry: Entry, world: GridWorld, request: Request) -> dict[str, di
                 tables[section] = tables.get(section, {}) | dict(values)
         tables["method"] |= options_from(layer.get("method", {}), entry.method)
     tables["method"] |= dict(world.options.get(find(entry.method)[0].about.name, {}))
-    for tuned in request.tuned:
-        options = options_from(tuned.get("method", {}), entry.method)
-        if options:
-            tables["method"] |= options
-        if same_family(str(tuned.get("method", {}).get("name", "")), entry.method):
-            tables["training"] = tables.get("training", {}) | {"lr": tuned["training"]["lr"]}
+    studies = {str(tuned["method"]["name"]): tuned for tuned in request.tuned}
+    study = tuned_as(entry.method, studies)
+    if study is not None:
+        tables["method"] |= options_from(studies[study]["method"], entry.method)
+        tables["training"] = tables.get("training", {}) | {"lr": studies[study]["training"]["lr"]}
     for setting in _in_order(request.settings, entry):
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
@@ -206,18 +205,39 @@ def same_family(one: str, other: str) -> bool:
     return bool(one) and bool(other) and find(one)[0] is find(other)[0]
 
 
-def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A method table's options as far as they concern another line: the same method, or a variant of it.
+def tuned_as(method: str, studies: Collection[str]) -> str | None:
+    """Whose study a method's settings come from: its own, else that of the method whose variant it is.
 
-    What makes a variant a variant is not carried over, else a full config file would turn all variants into one.
+    Never another variant's: what is best for one may be far off for the next.
     """
+    return next((name for name in (method, find(method)[0].about.name) if name in studies), None)
+
+
+def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A method table's options as far as they concern another line: the same method, or a variant of it."""
     name = str(table.get("name", "fedasmu")) if table else ""
     if not same_family(name, method):
         return {}
-    switches = (
-        {key for preset in find(method)[0].about.variants.values() for key in preset} if name != method else set()
-    )
-    return {key: value for key, value in table.items() if key != "name" and key not in switches}
+    left = {"name"} | (_variants_own(table, name, method) if name != method else set())
+    return {key: value for key, value in table.items() if key not in left}
+
+
+def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
+    """What one variant does not hand on to another, else a full config file would turn all variants into one.
+
+    It is what makes a variant a variant, and the options whose defaults follow from that where the two differ in it:
+    ``-course`` has rates of its own, and ``-progress`` a weight of another scale.
+    """
+    found, preset = find(method)
+    switches = {key for variant in found.about.variants.values() for key in variant}
+    theirs = {**find(name)[1], **table}
+    following = getattr(found.Options, "following", {})
+    differing = [
+        defaults
+        for (switch, value), defaults in following.items()
+        if switch in switches and (theirs.get(switch) == value) != (preset.get(switch) == value)
+    ]
+    return switches.union(*differing)
 
 
 def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:

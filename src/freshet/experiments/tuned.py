@@ -7,10 +7,13 @@ from typing import Any
 
 from freshet.config import load_tables
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Tables
+from freshet.experiments.grid import Tables, tuned_as
 from freshet.files import reason
 from freshet.methods import known
 from freshet.runs.facts import number, whole
+
+#: Trials, seeds, and seconds of each run.
+Budget = tuple[int, int, float]
 
 
 def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
@@ -25,15 +28,26 @@ def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
     return tables
 
 
-def tuning_notes(folders: Sequence[Path]) -> list[str]:
-    """Which methods were tuned, and a warning when their budgets were not equal."""
-    budgets = dict(_budget(folder) for folder in folders)
-    said = [f"{name} {trials} trials x {seeds} seeds of {s:g} s" for name, (trials, seeds, s) in budgets.items()]
-    unequal = len(set(budgets.values())) > 1
-    return [f"tuned: {', '.join(said)}{'; UNEQUAL BUDGETS' if unequal else ''}"] if said else []
+def tuning_notes(folders: Sequence[Path], methods: Sequence[str]) -> list[str]:
+    """Whose settings were tuned, and with what; a warning where that was not the same for all."""
+    budgets: dict[str, Budget] = {}
+    for name, budget in map(_budget, folders):
+        if name in budgets:
+            raise ConfigError("--tuned", f"two folders are for {name:.80}; give one of them")
+        budgets[name] = budget
+    if not budgets:
+        return []
+    source = {method: tuned_as(method, budgets) for method in methods}
+    used = {name: budget for name, budget in budgets.items() if name in source.values()}
+    said = [f"{name} {trials} trials x {seeds} seeds of {s:g} s" for name, (trials, seeds, s) in used.items()]
+    said += [f"{method} as {name}" for method, name in source.items() if name not in (method, None)]
+    untuned = [method for method, name in source.items() if name is None]
+    warnings = ["UNEQUAL BUDGETS"] if len(set(used.values())) > 1 else []
+    warnings += [f"NOT TUNED: {', '.join(untuned)}"] if untuned else []
+    return ["; ".join([f"tuned: {', '.join(said) or 'none of these methods'}", *warnings])]
 
 
-def _budget(folder: Path) -> tuple[str, tuple[int, int, float]]:
+def _budget(folder: Path) -> tuple[str, Budget]:
     """The method of a study, its trials, its seeds, and the seconds of each run."""
     try:
         record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
