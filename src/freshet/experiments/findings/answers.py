@@ -11,9 +11,9 @@ from freshet.experiments.kept import Run, middle, outcome, read, shared, time_of
 HEAD = """## What the paper says, and what these runs say
 
 Every number of the paper's evaluation. It speaks of twelve cells, or of other cells and longer runs than these; here it
-is what was run at the scales above, and *confirmed* means: a win over every rival wherever it was run. One tie or loss
-is enough for *not confirmed*; where seeds disagree (open) or are fewer than three, and nothing else speaks against it,
-it cannot be told.
+is what was run at the scales above, and *confirmed* means: a win over every rival wherever it was run, large or small
+(the figures are beside it). One tie or loss is enough for *not confirmed*; where seeds disagree (open) or are fewer
+than three, and nothing else speaks against it, it cannot be told.
 Percent of the rival's accuracy; percent of the rival's time to the paper's target saved; one figure per rival (of
 several: in alphabetical order), a semicolon between settings.
 """
