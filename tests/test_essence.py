@@ -121,7 +121,7 @@ def test_a_run_is_resumed_by_whoever_has_the_same_essence(
 ) -> None:
     with pytest.raises(Stop):
         federate("feddyn", run={"checkpoint_every": 5.0}).run(40, out=tmp_path / "run", observers=[Stopper()])
-    with pytest.raises(RunError, match="another configuration"):
+    with pytest.raises(RunError, match=r"another configuration \(run.eval_every\); build"):
         federate("feddyn", run={"eval_every": 10.0}).resume(tmp_path / "run")
     result = federate("feddyn", run={"target": 0.1, "device_memory_mb": 1}).resume(tmp_path / "run")
     assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]

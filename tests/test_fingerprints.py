@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from freshet import Federation, Fleet, RunError, Stop
-from freshet.fingerprints import differing, digest
+from freshet.fingerprints import WORDS, differing, digest, unequal
 from freshet.runs.writer import Observer
 
 rng = np.random.default_rng(0)
@@ -93,6 +93,20 @@ def test_another_part_changes_its_hash_alone_and_is_refused_by_name(name: str, s
     assert (stopped / "events.jsonl").read_bytes() == log, "nothing is cut off"
 
 
+def test_what_follows_from_other_data_is_not_named_beside_them() -> None:
+    mine = {"data": "a", "shards": "b", "model": "c", "fleet": "d"}
+    assert differing(mine, mine) == []
+    assert differing(mine, {"data": "x", "shards": "x", "model": "c", "fleet": "x"}) == ["data"]
+    assert differing(mine, {"data": "a", "shards": "x", "model": "x", "fleet": "x"}) == [WORDS["shards"], "model"]
+
+
+def test_settings_that_are_not_the_same_are_named_and_of_another_method_only_its_name() -> None:
+    mine = {"method": {"name": "fedasync", "alpha": 0.6}, "training": {"lr": 0.1, "clip": 0.0}}
+    assert unequal(mine, mine) == []
+    assert unequal(mine, {**mine, "training": {"lr": 0.2}}) == ["training.lr", "training.clip"]
+    assert unequal(mine, {**mine, "method": {"name": "fedavg"}, "training": {"lr": 0.2}}) == ["method.name"]
+
+
 def test_numbers_that_do_not_train_are_part_of_the_model() -> None:
     one, two = (federation(model=lambda value=value: half_frozen(value)).fingerprint for value in (0.5, 0.25))
     assert [key for key in one if one[key] != two[key]] == ["model"]
@@ -143,7 +157,7 @@ def test_the_hash_sees_types_shapes_and_order_but_not_how_an_array_lies_in_memor
 
 def test_what_only_one_side_knows_does_not_differ() -> None:
     assert differing({"data": "a", "fleet": "b"}, {"data": "a"}) == []
-    assert differing({"data": "a", "fleet": "b"}, {"data": "c", "fleet": "d"}) == ["data", "fleet"]
+    assert differing({"data": "a", "model": "b"}, {"data": "c", "model": "d"}) == ["data", "model"]
 
 
 def test_a_run_without_hashes_is_resumed_all_the_same(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
 from freshet.errors import ConfigError, RunError
-from freshet.fingerprints import differing
+from freshet.fingerprints import differing, unequal
 from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
@@ -276,9 +276,11 @@ class Federation:
             given = mine.method.model_dump(exclude_none=True)
             mine = replace(mine, method=made_with.method.model_copy(update=given))
         end = {"until": made_with.run.until, "rounds": made_with.run.rounds}
-        if replace(mine, run=mine.run.model_copy(update=end)).essence() != made_with.essence():
+        other = unequal(replace(mine, run=mine.run.model_copy(update=end)).essence(), made_with.essence())
+        if other:
+            keys = ", ".join(other)
             raise RunError(
-                f"{run.directory} was made with another configuration; build the same federation to resume it"
+                f"{run.directory} was made with another configuration ({keys}); build the same federation to resume it"
             )
         world = read_world(run.directory)
         other = differing(self.fingerprint, world.fingerprint) if world is not None else []

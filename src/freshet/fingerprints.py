@@ -21,8 +21,11 @@ from freshet.training.trainer import initial_module
 
 #: What each hash is of, in words for a person.
 WORDS = {"data": "data", "shards": "shards (which device holds which samples)", "model": "model", "fleet": "fleet"}
+#: What the hashes of parts depend on besides the part: shards are dealt from the data, and a fleet's work from both.
+FOLLOWS = {"shards": {"data"}, "fleet": {"data", "shards"}}
 #: Inputs outside memory that are looked at, and rows of an array that are hashed at a time.
 SAMPLED, ROWS = 64, 1024
+Tables = Mapping[str, Mapping[str, Any]]
 _DIGITS = 16
 
 
@@ -58,8 +61,20 @@ def fingerprint(
 
 
 def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """The parts, in words, of which both know a hash and the hashes differ."""
-    return [WORDS.get(name, name) for name in mine if theirs.get(name, mine[name]) != mine[name]]
+    """The parts, in words, of which both know a hash and the hashes differ; not what may follow from another's."""
+    found = [name for name in mine if theirs.get(name, mine[name]) != mine[name]]
+    return [WORDS.get(name, name) for name in found if not FOLLOWS.get(name, set()) & set(found)]
+
+
+def unequal(mine: Tables, theirs: Tables) -> list[str]:
+    """``section.key`` of the settings that are not the same; of another method only that it is one."""
+    found = [
+        f"{section}.{key}"
+        for section in mine
+        for key in {**mine[section], **theirs.get(section, {})}
+        if mine[section].get(key) != theirs.get(section, {}).get(key)
+    ]
+    return ["method.name"] if "method.name" in found else found
 
 
 def _data(dataset: DataSet, tests: OwnTests | None) -> Iterable[Any]:

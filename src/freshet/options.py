@@ -19,7 +19,7 @@ class FleetOptions(Options):
 
     devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
     fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
-    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's")
+    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's, for the same work")
     time: Literal["work", "trip"] = Field(
         "work",
         description="what takes time: work (steps x batch; 5 epochs of an average shard take the device's seconds), or "

@@ -111,7 +111,7 @@ def test_published_numbers_are_printed_beside_ours(command, monkeypatch):
         (["compare", "-m", "nonsense"], "method.name"),
         (["compare", "-m", "fedavg", "--seeds", "x"], "--seeds"),
         (["compare", "-m", "fedavg", "--cell", "x"], "--cell"),
-        (["compare", "-m", "fedavg", "--tuned", "nowhere"], "nowhere"),
+        (["compare", "-m", "fedavg", "--tuned", "nowhere"], "--tuned: nowhere has no best.toml"),
         (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "fedavg.mu=1 instead of"),
         (["compare", "-m", "fedavg", "--executor", "magic"], "run.executor"),
         (["paper", "tables"], "SUITE"),

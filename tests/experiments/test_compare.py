@@ -199,7 +199,7 @@ def test_a_directory_whose_settings_were_edited_is_not_gone_on_with(tmp_path):
     path = store.directory(grid[0].key) / "config.toml"
     path.write_text(path.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
     run_grid(grid, store)
-    assert "another configuration" in store.error(grid[0].key)
+    assert "another configuration (training.lr)" in store.error(grid[0].key)
 
 
 def test_a_finished_run_is_never_removed(tmp_path):

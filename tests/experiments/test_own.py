@@ -13,8 +13,12 @@ import freshet
 from freshet import ConfigError, Federation
 from freshet.cli.app import app
 from freshet.config import resolve
+from freshet.core.about import About
 from freshet.experiments.compare import Workers
+from freshet.experiments.grid import Job
 from freshet.experiments.own import Comparison
+from freshet.experiments.store import State
+from freshet.methods.fedasync import FedAsync
 from freshet.runs.reader import Run
 
 from .helpers import Diary
@@ -91,7 +95,45 @@ def test_other_data_are_other_runs(tmp_path: Path) -> None:
     assert len({key for key, _ in diary.begun}) == 2, "the settings are the same, the data are not"
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_interrupted_comparison_nobody_is_the_best(tmp_path: Path) -> None:
+    class Late(Diary):
+        def on_begin(self, job: Job, state: State) -> None:
+            super().on_begin(job, state)
+            if len(self.begun) == 2:
+                raise KeyboardInterrupt
+
+    found = freshet.compare(make, ["fedavg", "fedprox"], seeds=1, out=tmp_path, watch=Late())
+    assert (found.complete, found.best, len(found.runs["fedavg"])) == (False, None, 1)
+
+
+class Halving(FedAsync):
+    """Somebody's method, which no module has: a class in a notebook."""
+
+    about = About("halving", "async", "half of each", "nobody")
+
+    class Options(FedAsync.Options):
+        alpha: float = 0.5
+
+
+@pytest.mark.parametrize("given", [Halving, {"name": Halving, "alpha": 0.3}], ids=["class", "table"])
+def test_a_method_may_be_given_as_its_class(tmp_path: Path, given: Any) -> None:
+    found = freshet.compare(make, [given, "fedavg"], seeds=1, out=tmp_path)
+    first = next(iter(found.runs))
+    assert "Halving" in first and len(found.runs[first]) == 1
+    assert Run(found.runs[first][0].directory).config()["method"]["alpha"] == (0.5 if given is Halving else 0.3)
+    alone = make(given, 0).run(out=tmp_path / "alone")
+    assert found.runs[first][0].summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+
+def test_a_class_is_tuned(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    found = freshet.tune(make, Halving, trials=1, seeds=1, out=tmp_path)
+    assert "training.lr" in found.best
+
+
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Crash(Diary):
         def on_progress(self, time: float) -> None:
             if time >= 12.0:
@@ -100,6 +142,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     saving = {"checkpoint_every": 4.0}
     first = freshet.compare(lambda m, s: make(m, s, run=saving), ["fedavg"], seeds=1, out=tmp_path, watch=Crash())
     assert (first.complete, first.best, first.runs) == (False, None, {"fedavg": []})
+    assert "was interrupted; to do: 1 of 1; the same call goes on" in caplog.text
     diary = Diary()
     second = freshet.compare(lambda m, s: make(m, s, run=saving), ["fedavg"], seeds=1, out=tmp_path, watch=diary)
     assert [state for _, state in diary.begun] == ["unfinished"] and second.complete

@@ -177,7 +177,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="already finished"):
         federation("fedavg", until=20.0).resume(finished.directory)
     directory = stopped(tmp_path)
-    with pytest.raises(RunError, match="another configuration"):
+    with pytest.raises(RunError, match=r"another configuration \(method.name\); build"):
         federation("fedavg").resume(directory)
     for path in (directory / "checkpoint").iterdir():
         (path / "checksums.json").write_text("{}")

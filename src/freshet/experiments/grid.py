@@ -15,9 +15,12 @@ from freshet.errors import ConfigError
 from freshet.experiments.cells import Cell
 from freshet.experiments.length import model_bytes, with_length
 from freshet.experiments.presets import cell_settings
-from freshet.methods import find
+from freshet.methods import find, named
+from freshet.methods.parts.outside import GivenName
 
 Tables = Mapping[str, Mapping[str, Any]]
+#: Methods as they are given from Python.
+Methods = str | Sequence[str | type | Mapping[str, Any]]
 _DIGITS = 12
 
 
@@ -104,11 +107,17 @@ def parse_entries(text: str) -> list[Entry]:
     return checked_entries([_entry(part.strip()) for part in text.split(",") if part.strip()])
 
 
-def as_entries(methods: str | Sequence[str | Mapping[str, Any]]) -> list[Entry]:
-    """Methods as Python has them: words as above, or tables of a name and options."""
+def as_entries(methods: Methods) -> list[Entry]:
+    """Methods as Python has them: words as above, classes, or tables of a name or class and options."""
     if isinstance(methods, str):
         return parse_entries(methods)
-    return checked_entries([_entry(each.strip()) if isinstance(each, str) else _tabled(each) for each in methods])
+    return checked_entries([_given(each) for each in methods])
+
+
+def _given(method: str | type | Mapping[str, Any]) -> Entry:
+    if isinstance(method, str) and not isinstance(method, GivenName):
+        return _entry(method.strip())
+    return _tabled(method if isinstance(method, Mapping) else {"name": method})
 
 
 def checked_entries(entries: list[Entry]) -> list[Entry]:
@@ -132,7 +141,7 @@ def _entry(text: str) -> Entry:
 
 def _tabled(table: Mapping[str, Any]) -> Entry:
     options = {key: value for key, value in table.items() if key != "name"}
-    name = str(table.get("name", ""))
+    name = named(table.get("name", ""))
     find(name)
     return Entry("@".join([name, *(f"{key}={value}" for key, value in options.items())]), name, options)
 

@@ -5,6 +5,7 @@ a second call goes on where the first one ended.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import files
-from freshet.experiments.compare import Watch, run_grid
-from freshet.experiments.grid import Entry, GridWorld, Job, Made, as_entries, check_fair, run_key
+from freshet.experiments.compare import Watch, run_grid, to_do
+from freshet.experiments.grid import Entry, GridWorld, Job, Made, Methods, as_entries, check_fair, run_key
 from freshet.experiments.results import named_places
 from freshet.experiments.store import Store
 from freshet.experiments.telling import Grid, tell
@@ -26,6 +27,7 @@ from freshet.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
+_log = logging.getLogger(__name__)
 #: ``make(method, seed)``; the method is for ``Federation(method=...)``: a name, or a dict of a name and options.
 Make = Callable[[Any, int], Federation]
 
@@ -37,7 +39,7 @@ class Comparison:
     folder: Path
     #: What comparison.json holds.
     document: Mapping[str, Any]
-    #: False if somebody pressed Ctrl-C: the same call goes on.
+    #: False if somebody pressed Ctrl-C (the log says so, too): the same call goes on.
     complete: bool
     _jobs: Sequence[Job]
     _make: Make
@@ -57,7 +59,9 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The method with the best median at the end; the first of those that tie."""
+        """The method with the best median at the end, the first of those that tie; None while runs are missing."""
+        if not self.complete:
+            return None
         sign = -1.0 if self.document["worlds"][0]["direction"] == "min" else 1.0
         ended = [line for line in self.lines if line["accuracy"]["median"] is not None]
         return max(ended, key=lambda line: sign * line["accuracy"]["median"])["name"] if ended else None
@@ -106,7 +110,7 @@ class Tuning:
 
 def compare(
     make: Make,
-    methods: str | Sequence[str | Mapping[str, Any]],
+    methods: Methods,
     *,
     seeds: int | Sequence[int] = 3,
     out: str | Path = "runs/compare",
@@ -125,13 +129,16 @@ def compare(
     check_fair(jobs)
     grid = Grid(jobs, Store(out), "comparison", [], "comparison", reference=reference)
     done = run_grid(jobs, grid.store, watch=watch, retry=retry)
+    if not done:
+        left = f"{len(to_do(jobs, grid.store))} of {len(jobs)}"
+        _log.warning("the comparison in %s was interrupted; to do: %s; the same call goes on from here", out, left)
     found, _ = tell(grid)
     return Comparison(grid.store.folder, found, done, jobs, make)
 
 
 def tune(
     make: Make,
-    method: str,
+    method: str | type | Mapping[str, Any],
     *,
     trials: int = 20,
     seeds: int = 2,

@@ -18,6 +18,8 @@ Budget = tuple[int, int, float]
 
 def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
     """The settings in best.toml; the method is a built-in one or one of those that the user has named."""
+    if not (folder / "best.toml").is_file():
+        raise ConfigError("--tuned", f"{folder} has no best.toml; give a folder made by `freshet tune`")
     tables = load_tables(folder / "best.toml")
     name, rate = tables.get("method", {}).get("name"), tables.get("training", {}).get("lr")
     if not isinstance(name, str) or number(rate) is None:
