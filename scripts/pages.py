@@ -26,7 +26,8 @@ DOCS = HERE.parent / "docs"
 CLI_HEAD = """# Command line
 
 `freshet --help` says the same. `--debug`, anywhere on the line, shows where an error came from. Exit codes: 0 it
-worked, 1 something in a grid failed or an audit found a problem, 2 one sentence says what is wrong, 130 interrupted.
+worked, 1 something in a grid failed or an audit found a problem, 2 one sentence says what is wrong,
+3 an audit found no problem but could not check the weights of some run ("not audited"), 130 interrupted.
 This page is made by `scripts/pages.py` from the code.
 """
 

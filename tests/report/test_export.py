@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from freshet import Result
 from freshet.cli import report as commands
 from freshet.errors import ConfigError
+from freshet.report import export
 from freshet.report.export import latex, tex, to_csv, to_parquet, to_pdf
 from freshet.report.groups import grouped
 from freshet.report.reading import read_all
@@ -40,6 +41,13 @@ def test_parquet_or_one_clear_sentence(written: Write, tmp_path: Path) -> None:
 
     to_parquet(runs, tmp_path / "m.parquet")
     assert pd.read_parquet(tmp_path / "m.parquet")["accuracy"].tolist() == [0.1, 0.5, 0.9]
+
+
+def test_without_pyarrow_nothing_is_written(written: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--parquet: needs pyarrow"):
+        commands.export([written("a")], csv=tmp_path / "m.csv", parquet=tmp_path / "m.parquet")
+    assert not (tmp_path / "m.csv").exists()
 
 
 def test_pdf_has_its_pages(written: Write, finished: Callable[[str], Result], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import RunError
-from freshet.report.finding import find
+from freshet.report.finding import find, runs_to
 
 from .conftest import Write
 
@@ -40,3 +40,15 @@ def test_runs_hidden_folders_and_links_are_not_looked_into(written: Write, tmp_p
 def test_a_folder_with_neither_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         find([tmp_path])
+
+
+def test_a_single_place_needs_no_list_and_may_be_a_text(written: Write, tmp_path: Path) -> None:
+    a = written("runs/a")
+    assert find(a) == find(str(a)) == find([str(a)])
+    assert find(str(tmp_path / "runs")).runs == [a]
+
+
+def test_results_alone_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text("{}")
+    with pytest.raises(RunError, match="there is no run to export"):
+        runs_to("export", tmp_path)

@@ -14,7 +14,7 @@ from freshet.report.page import document, embedded, render, report
 from freshet.report.reading import read, read_all
 
 from .conftest import Write
-from .helpers import EVIL
+from .helpers import EVIL, line, results, world
 
 
 def data_of(page: str) -> Any:
@@ -126,6 +126,16 @@ def test_metrics_of_the_wrong_type_count_as_missing(written: Write, row: dict[st
     place = written("a", accuracy=[])
     (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     assert document([read(place)])["worlds"][0]["lines"][0]["accuracy"]["median"] is None
+
+
+def test_python_takes_the_folders_that_the_command_takes(written: Write, tmp_path: Path) -> None:
+    places = [written("compare/runs/a"), written("compare/runs/b", seed=2)]
+    folder = tmp_path / "compare"
+    (folder / "comparison.json").write_text(json.dumps(results("comparison", [world("w", [line("fedasmu")])])))
+    assert [run.name for run in read_all([folder])] == [run.name for run in read_all(str(folder))] == ["a", "b"]
+    page = data_of(report(folder, tmp_path / "folder.html").read_text())
+    assert [each["title"] for each in page["experiments"]] == ["an experiment"], "results beside the runs, too"
+    assert report(str(places[0]), tmp_path / "one.html").is_file()
 
 
 def test_mistakes_in_one_sentence(written: Write, tmp_path: Path) -> None:

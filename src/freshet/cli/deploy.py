@@ -251,13 +251,15 @@ def local(
 
 def _finish(out: Path, status: str) -> None:
     """The table that a simulation ends with, and where a trip's time went."""
-    from freshet.cli.screen import results_table
+    from freshet.cli.screen import fitting_table
+    from freshet.cli.tables import wide_console
     from freshet.runs.reader import Run
 
     if not (out / "summary.json").is_file():
         raise typer.Exit(130)
     summary = Run(out).summary()
-    Console().print(results_table([summary]))
+    console = wide_console()
+    console.print(fitting_table(console, [summary]))
     for line in costs(summary):
         typer.echo(line)
     typer.echo(str(out))

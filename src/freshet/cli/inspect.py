@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from freshet.cli.report import Runs
 from freshet.errors import RunError
 from freshet.files import printable
 from freshet.runs.reader import Run
@@ -15,6 +16,9 @@ from freshet.runs.reader import Run
 if TYPE_CHECKING:
     from freshet.experiments.cells import Cell
     from freshet.runs.audit import Audit
+
+#: Exit codes of an audit that found a problem, and of one that could not check the weights.
+PROBLEM, NOT_AUDITED = 1, 3
 
 
 def methods(
@@ -135,9 +139,25 @@ def _cell(console: Console, cell: "Cell") -> None:
     console.print(table)
 
 
-def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Show what a run was and what came out of it; of a run that is still going or was killed, what is there."""
-    run, console = Run(directory), Console()
+def show(directories: Runs) -> None:
+    """Show what a run was and what came out of it; of a run that is still going or was killed, what is there.
+
+    Several runs, and those of a folder, are shown one after the other.
+    """
+    from freshet.cli.tables import wide_console
+    from freshet.report.finding import runs_to
+
+    console, runs = wide_console(), runs_to("show", directories)
+    for directory in runs:
+        if len(runs) > 1:
+            console.print(f"[bold]{escape(printable(str(directory)))}", highlight=False, soft_wrap=True)
+        _show(console, directory)
+        if directory != runs[-1]:
+            console.print()
+
+
+def _show(console: Console, directory: Path) -> None:
+    run = Run(directory)
     config = run.config()
     if (directory / "summary.json").is_file():
         _ended(console, run)
@@ -150,12 +170,12 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run di
 
 def _ended(console: Console, run: Run) -> None:
     """The results of a run that has a summary."""
-    from freshet.cli.screen import results_table
+    from freshet.cli.screen import fitting_table
     from freshet.runs.summary import remarks
 
     summary = run.summary()
     try:
-        table, facts = results_table([summary]), _facts(summary)
+        table, facts = fitting_table(console, [summary]), _facts(summary)
         said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{run.directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
@@ -195,6 +215,8 @@ def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
 
 def _print_facts(console: Console, facts: dict[str, str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in facts.items():
         table.add_row(f"[dim]{key}", escape(printable(value)))
     console.print(table)
@@ -220,23 +242,28 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def audit(
-    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    directories: Runs,
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="Your own method (module:Class) where a run names one.")
     ] = None,
 ) -> None:
-    """Replay each run's log against the formulas; name the first line that does not add up (exit code 1)."""
+    """Replay each run's log against the formulas; name the first line that does not add up (exit code 1).
+
+    A run whose formulas are not at hand is said to be "not audited", and the exit code is 3 unless another run failed.
+    """
     from freshet.cli.reading import reading
+    from freshet.report.finding import runs_to
     from freshet.runs.audit import audit as audit_run
 
-    failed = False
-    for directory in directories:
+    failed = unaudited = False
+    for directory in runs_to("audit", directories):
         with reading([directory]) as seen:
             found = audit_run(Run(directory), method, seen)
         failed |= not found.passed
+        unaudited |= not found.audited
         typer.echo(printable(f"{directory}: {found.problem or _verdict(found)}"))
-    if failed:
-        raise typer.Exit(1)
+    if failed or unaudited:
+        raise typer.Exit(PROBLEM if failed else NOT_AUDITED)
 
 
 def _verdict(found: "Audit") -> str:

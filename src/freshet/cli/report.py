@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freshet.errors import ConfigError, RunError
+from freshet.errors import ConfigError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
 Target = Annotated[
@@ -35,9 +35,8 @@ def report(
     from freshet.report.page import PASSES
     from freshet.report.page import report as write
 
-    found = find(runs)
-    with reading(found.runs, PASSES) as seen:
-        path = write(found.runs, out, target, found.results, seen)
+    with reading(find(runs).runs, PASSES) as seen:
+        path = write(runs, out, target, seen=seen)
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
         webbrowser.open(path.resolve().as_uri())
@@ -76,7 +75,7 @@ def export(
     from freshet.cli.reading import reading
     from freshet.cli.screen import size
     from freshet.report import export as to
-    from freshet.report.finding import find
+    from freshet.report.finding import runs_to
     from freshet.report.reading import read_all
 
     wanted: list[tuple[str, Path | None, Callable[[Path], None]]] = [
@@ -87,11 +86,11 @@ def export(
     ]
     if not any(path for _, path, _ in wanted):
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
-    found = find(runs).runs
+    if parquet is not None:
+        to.require_pyarrow()  # before anything is written
+    found = runs_to("export", runs)
     with reading(found) as seen:
         data = read_all(found, seen)
-    if not data:
-        raise RunError("there is no run to export")
     for option, path, write in wanted:
         if path is not None:
             try:

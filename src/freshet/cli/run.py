@@ -33,7 +33,7 @@ def run(
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Virtual time to simulate: 600, 600s, 10m, 2h.")] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="End after so many rounds (asynchronous: m' consumed uploads each).")
+        int | None, typer.Option("--rounds", help="End after so many rounds (asynchronous: of run.per_round uploads).")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
     out: Annotated[
@@ -108,7 +108,7 @@ def _measured(directory: Path, tables: dict[str, Any], method: str | None) -> di
 
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    until: Annotated[str | None, typer.Option("--until", help="A later end, also for a finished run: 20m.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Another end, also for a finished run: 20m.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="The same for a run that ends by rounds.")] = None,
     executor: Annotated[
         str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
@@ -182,10 +182,12 @@ def pretrain(
 
 
 def _finish(result: "Result", quiet: bool) -> None:
-    from freshet.cli.screen import results_table
+    from freshet.cli.screen import fitting_table
+    from freshet.cli.tables import wide_console
 
     if not quiet:
-        Console().print(results_table([result.summary]))
+        console = wide_console()
+        console.print(fitting_table(console, [result.summary]))
     typer.echo(str(result.directory))
     if result.summary["status"] == "interrupted":
         typer.echo(
@@ -206,7 +208,8 @@ def demo(
     """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
     from contextlib import closing
 
-    from freshet.cli.screen import LiveProgress, results_table
+    from freshet.cli.screen import LiveProgress, fitting_table
+    from freshet.cli.tables import wide_console
     from freshet.compute.processes import WorkerPool
     from freshet.config import resolve, seconds
     from freshet.federation import Federation
@@ -223,8 +226,8 @@ def demo(
             results.append(Federation.from_config(config).run(out=out / method, observers=[progress], pool=pool))
             if results[-1].summary["status"] == "interrupted":
                 break
-    screen = Console()
-    screen.print(results_table([result.summary for result in results]))
+    screen = wide_console()
+    screen.print(fitting_table(screen, [result.summary for result in results]))
     screen.print("fedasmu, fedssmu: the paper's methods; -course: ours, weighs by the server's course", style="dim")
     picture = accuracy_figure([Run(result.directory) for result in results], out / "accuracy.png")
     for result in results:

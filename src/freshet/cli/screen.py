@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -20,6 +21,8 @@ from freshet.runs.writer import Observer
 FIRST_UPLOADS, FIRST_SHARE, FIRST_SECONDS = 3, 0.01, 1.0
 #: A shorter run is not worth a line about its duration.
 LONG_SECONDS = 20.0
+#: Columns of a screen on which every table fits.
+NO_LIMIT = 10_000
 
 
 class LiveProgress(Observer):
@@ -179,3 +182,20 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
         method = escape(marked(printable(summary["method"]))) + diverged
         table.add_row(method, *(cell(column, summary[column.summary]) for column in columns))
     return table
+
+
+def fitting_table(console: Console, summaries: list[dict[str, Any]]) -> Table:
+    """The same; where the screen is too narrow for it, one line per figure: no number is ever cut."""
+    table = results_table(summaries)
+    whole = Measurement.get(console, console.options.update(max_width=NO_LIMIT), table).maximum
+    return table if whole <= console.width else _turned(table)
+
+
+def _turned(table: Table) -> Table:
+    turned = Table(box=None, show_header=False, pad_edge=False)
+    turned.add_column(style="bold", no_wrap=True)
+    for _ in table.rows:
+        turned.add_column(justify="right", overflow="fold")
+    for column in table.columns:
+        turned.add_row(column.header, *column.cells)
+    return turned

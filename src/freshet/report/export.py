@@ -56,9 +56,14 @@ def harmless(text: str) -> str:
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
-def to_parquet(runs: Sequence[RunData], path: Path) -> None:
+def require_pyarrow() -> None:
+    """One sentence where Parquet cannot be written."""
     if find_spec("pyarrow") is None:
         raise ConfigError("--parquet", "needs pyarrow, which is not installed; run `pip install pyarrow` or use --csv")
+
+
+def to_parquet(runs: Sequence[RunData], path: Path) -> None:
+    require_pyarrow()
     frame(runs).to_parquet(path, index=False, engine="pyarrow")
 
 

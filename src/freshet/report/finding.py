@@ -8,6 +8,8 @@ from freshet.errors import RunError
 
 #: How far below a named folder runs are looked for: ``runs / compare / runs / KEY`` is three.
 DEPTH = 4
+#: A place where runs may be, or several: run directories, or folders that hold some.
+Places = str | Path | Iterable[str | Path]
 
 
 class Found(NamedTuple):
@@ -17,14 +19,14 @@ class Found(NamedTuple):
     results: list[Path]
 
 
-def find(places: Iterable[Path]) -> Found:
+def find(places: Places) -> Found:
     """Runs are the folders with a ``config.toml``; what ``compare``, ``tune`` and ``paper`` write lies around them.
 
     A place that does not exist is returned as it is, for whoever reads it to say so.
     """
     runs: list[Path] = []
     results: list[Path] = []
-    for place in places:
+    for place in _paths(places):
         if not place.is_dir() or _is_run(place):
             runs.append(place)
             continue
@@ -36,6 +38,18 @@ def find(places: Iterable[Path]) -> Found:
         runs += inside
         results += files
     return Found(runs, results)
+
+
+def runs_to(purpose: str, places: Places) -> list[Path]:
+    """The runs that are found there; one sentence where there are only results of runs that are gone."""
+    runs = find(places).runs
+    if not runs:
+        raise RunError(f"there is no run to {purpose}, only results of some; name a folder with run directories")
+    return runs
+
+
+def _paths(places: Places) -> list[Path]:
+    return [Path(place) for place in ([places] if isinstance(places, str | Path) else places)]
 
 
 def _is_run(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen
 from freshet.report.experiment import Experiment, read_experiments
+from freshet.report.finding import Places, find
 from freshet.report.groups import Group, common_step, final_value, grouped, headline, settings, target_of
 from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
@@ -43,15 +44,17 @@ _COLUMNS = (
 
 
 def report(
-    directories: Sequence[str | Path],
+    directories: Places,
     out: str | Path,
     target: float | None = None,
     results: Sequence[Path] = (),
     seen: Seen = lambda count: None,
 ) -> Path:
-    """Write the report of these runs, and of the results of grids, as one HTML file; ``seen`` hears of bytes read."""
-    experiments, notes = read_experiments(results)
-    content = document(read_all(directories, seen), target, experiments)
+    """Write the report of these runs, or of folders of runs with what compare, tune and paper wrote there, as one HTML
+    file. ``results`` are results that lie elsewhere; ``seen`` hears of bytes read."""
+    found = find(directories)
+    experiments, notes = read_experiments([*found.results, *results])
+    content = document(read_all(found.runs, seen), target, experiments)
     page = render(content | {"notes": content["notes"] + notes})
     path = Path(out)
     try:

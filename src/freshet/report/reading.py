@@ -12,6 +12,7 @@ from typing import Any
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import known
+from freshet.report.finding import Places, find
 from freshet.report.log import Log, Seen
 from freshet.runs.facts import Metric, metric_of, number, parsed, whole
 from freshet.runs.reader import ENDED, Run
@@ -199,9 +200,9 @@ def read(directory: str | Path, seen: Seen = lambda count: None) -> RunData:
     return reader.data()
 
 
-def read_all(directories: Iterable[str | Path], seen: Seen = lambda count: None) -> list[RunData]:
-    """Several runs, each once however often it is named; equal folder names are told apart by their parents."""
-    paths = list({Path(directory).resolve(): Path(directory) for directory in directories}.values())
+def read_all(directories: Places, seen: Seen = lambda count: None) -> list[RunData]:
+    """Runs, or those in a folder, each once however often it is named; equal names are told apart by their parents."""
+    paths = list({path.resolve(): path for path in find(directories).runs}.values())
     runs = [read(path, seen) for path in paths]
     names = [run.name for run in runs]
     for run, path in zip(runs, paths, strict=True):

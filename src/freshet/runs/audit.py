@@ -31,6 +31,7 @@ from freshet.core.expecting import Mismatch
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
 from freshet.methods import find, known, options_for
+from freshet.methods.parts.outside import CUSTOM
 from freshet.runs.reader import Run, same_class
 
 
@@ -112,13 +113,23 @@ def _formulas(run: Run, named: str | None) -> tuple[Audit, Callable[[Event, floa
     """An audit about to begin, and the method's own check of an event."""
     name = run.method()
     if known(name) is None and not (named and same_class(name, named)):
-        why = f"{name} is not built in; name it with --method"
-        return Audit(why), lambda event, time, memory: None
+        return Audit(_not_named(name, named)), lambda event, time, memory: None
     table = dict(run.trusted(named)["method"])
     name = table.pop("name")
     method, options = find(name)[0], options_for(name, table)
     why = "" if overrides(method, Method, "audit") else "its method has no audit()"
     return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
+
+
+def _not_named(name: str, named: str | None) -> str:
+    """Why a run of a method that is not built in is not audited: nobody has named it, or another one was named."""
+    if ":" not in name:
+        return f"this version of Freshet has no method {name}; use one that has"
+    if named is None:
+        return f"{name} is not built in; name it with --method"
+    module, _, kind = name.rpartition(":")
+    wanted = f"MODULE:{kind}" if module == CUSTOM else name
+    return f"its method is {name}, not the given --method {named}; give --method {wanted}"
 
 
 def _against_summary(run: Run, found: Audit) -> str | None:
