@@ -30,9 +30,10 @@ from freshet.runs import checkpoint
 from freshet.runs.facts import whole
 from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.lock import RunLock
+from freshet.runs.observer import Observer, checked
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world, write_world
-from freshet.runs.writer import Observer, RunWriter, default_directory, write_config
+from freshet.runs.writer import RunWriter, default_directory, write_config
 from freshet.sim.driver import Simulation, check
 from freshet.sim.exams import Exams
 from freshet.sim.fleet import Fleet
@@ -174,7 +175,7 @@ class Federation:
             tables = config.tables()
             end = until if isinstance(until, str) else float(until)
             config = resolve(tables | {"run": tables["run"] | {"until": end}})
-        config = self.parts.settled(config)
+        config, observers = self.parts.settled(config), checked(observers)
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
         RunWriter.check(directory)
 

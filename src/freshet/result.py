@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
+class NoSuchMetric(RunError, AttributeError):
+    """The run's task has no such metric; ``hasattr`` and ``getattr`` with a default see it as not there."""
+
+
 class Result:
     """What a run leaves behind: metrics, the final model, and the run directory."""
 
@@ -60,6 +64,7 @@ class Result:
 
     @property
     def accuracy(self) -> Floats:
+        """Share of the test samples that are classified correctly; not there for regression (see ``values``)."""
         return self._column("accuracy")
 
     @property
@@ -67,6 +72,9 @@ class Result:
         return self._column("loss")
 
     def _column(self, name: str) -> Floats:
+        if any(name not in row for row in self.rows):
+            judged = f"this run is judged by {self.metric.name}"
+            raise NoSuchMetric(f"{judged} and has no {name}; use result.values, or result.frame() for all its metrics")
         return np.array([np.nan if row[name] is None else row[name] for row in self.rows], dtype=np.float64)
 
     def frame(self) -> "pd.DataFrame":

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freshet.data import outside
+from freshet.data.class_labels import agreement
 from freshet.data.outside import LazyRows
 from freshet.errors import ConfigError, DataError
 
@@ -162,6 +163,7 @@ def check(dataset: DataSet) -> DataSet:
         raise DataError(
             f"{name}: train labels are {dataset.y_train.dtype} {dataset.y_train.shape[1:]} but test labels are "
             f"{dataset.y_test.dtype} {dataset.y_test.shape[1:]}; both must agree"
+            f"{agreement(dataset.y_train, dataset.y_test)}"
         )
     if dataset.class_names and len(dataset.class_names) != dataset.classes:
         raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
@@ -185,7 +187,8 @@ def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     else:
         counted = y if y.ndim == 1 else y[y != IGNORED]
         low, high = int(counted.min(initial=0)), int(counted.max(initial=0))
-    if low < 0 or (high >= dataset.classes and y.dtype == np.int64):
+    counted_by_class = dataset.y_train.dtype == y.dtype == np.int64  # else the types disagree, which is told instead
+    if low < 0 or (high >= dataset.classes and counted_by_class):
         bad = low if low < 0 else high
         raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
     if isinstance(x, LazyRows):  # the first sample stands for all; each is checked when it is read

@@ -116,4 +116,4 @@ def _indices(part: Any, device: int, samples: int, key: str) -> Indices:
         raise ConfigError(key, f"device {device} has no samples; every device needs at least one")
     if found.min() < 0 or found.max() >= samples:
         raise ConfigError(key, f"device {device} names a sample outside 0..{samples - 1}")
-    return np.ascontiguousarray(found, dtype=np.int64)
+    return np.require(found, np.int64, ["C", "W"])  # torch does not like to read what it may not write

@@ -31,6 +31,8 @@ from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.lines import line, plain
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
+from freshet.runs.observer import Observer as Observer
+from freshet.runs.observer import checked
 
 _log = logging.getLogger(__name__)
 
@@ -41,28 +43,6 @@ class Pending(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> Any: ...
-
-
-class Observer:
-    """Something that watches a run (a progress bar, a tracker). Override what you need.
-
-    Any of it may raise ``freshet.Stop`` to end the run before its next event.
-    """
-
-    def on_event(self, event: Record) -> None:
-        """An event has been written."""
-
-    def on_metrics(self, row: Record) -> None:
-        """The global model has been tested."""
-
-    def on_message(self, message: str) -> None:
-        """Something that a person should know."""
-
-    def on_progress(self, time: float) -> None:
-        """Virtual time has moved on."""
-
-    def on_end(self, summary: Record) -> None:
-        """The run is over."""
 
 
 def default_directory(method: str, seed: int) -> Path:
@@ -127,7 +107,7 @@ class RunWriter:
         resume: Record | None = None,
         lock: RunLock | None = None,
     ) -> None:
-        self.directory, self.observers = directory, list(observers)
+        self.directory, self.observers = directory, checked(observers)
         #: Nobody else writes here meanwhile; who resumes has locked the directory before looking at it.
         self.lock = lock or RunLock(directory)
         self.seq = 0
@@ -218,6 +198,7 @@ class RunWriter:
     ) -> "RunWriter":
         """Begin a new run directory; a note becomes the first line of its config.toml."""
         RunWriter.check(directory)
+        observers = checked(observers)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = RunLock(directory)

@@ -4,6 +4,7 @@ They are in memory once, or are read by the batch where they are (``LazyRows``),
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,14 +39,15 @@ class Samples:
     @staticmethod
     def of(dataset: DataSet, *, test: bool) -> "Samples":
         x, y = (dataset.x_test, dataset.y_test) if test else (dataset.x_train, dataset.y_train)
-        stored = x if isinstance(x, LazyRows) else torch.from_numpy(channels_last(x))
+        stored = x if isinstance(x, LazyRows) else _read(channels_last(x))
         mean = std = None
         if dataset.mean is not None and dataset.std is not None:
             scale = 255.0 if x.dtype == np.uint8 else 1.0
             pixels = math.prod(x.shape[1:]) // (x.shape[1] if x.ndim == 4 else x.shape[-1])
             both = (torch.tensor(values, dtype=torch.float32) for values in (dataset.mean, dataset.std))
             mean, std = (values.repeat(pixels) * scale for values in both)
-        return Samples(stored, torch.from_numpy(np.ascontiguousarray(y)), mean, std)
+        # a user's loss or metric may write to labels, and so they are copied where that is not allowed
+        return Samples(stored, torch.from_numpy(np.require(y, requirements=["C", "W"])), mean, std)
 
     def to(self, device: str) -> "Samples":
         """The same samples on a device (themselves on the CPU); what is not in memory goes there by the batch."""
@@ -81,6 +83,15 @@ class Samples:
             else:
                 x = self.x[start : start + size].clone()
             yield self._prepare(x), y
+
+
+def _read(x: NDArray[Any]) -> Tensor:
+    """Inputs as a tensor on the same memory. Batches are copies of it, so that it may be read-only (a file, pandas)."""
+    if x.flags.writeable:
+        return torch.from_numpy(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(x)
 
 
 def channels_last(x: NDArray[Any]) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from freshet.data.class_labels import remedy
 from freshet.errors import ConfigError
 from freshet.training.outcome import Score
 
@@ -223,6 +224,10 @@ def check_targets(task: Task, y: Any, name: str) -> None:
     }
     fits, wanted = wants.get(task.name, (True, ""))
     if not fits:
+        found = remedy(y) if task.name in ("classification", "binary") else None
         other = "regression" if y.dtype.kind == "f" else "tokens" if y.ndim == 2 else "classification"
         problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
-        raise ConfigError("training.task", f"{problem}; try {other!r}")
+        if found is None:
+            raise ConfigError("training.task", f"{problem}; try {other!r}")
+        amounts = ", or try 'regression' if they are amounts" if "astype" in found.give else ""
+        raise ConfigError("training.task", f"{problem}; these are {found.looks}: give {found.give}{amounts}")

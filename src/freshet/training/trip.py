@@ -23,10 +23,11 @@ from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.core.method import Judge, LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 from freshet.training.attacks import poisoned
 from freshet.training.batches import Indices
 from freshet.training.flat import view
+from freshet.training.lone_sample import explained
 from freshet.training.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -151,9 +152,18 @@ class LocalTrip:
         self.model.train()
         try:
             yield
+        except ValueError as error:
+            known = self._explained(error)
+            if known is None:
+                raise
+            raise known from None
         finally:
             self._torch = _random_state(self.weights.device.type)
             _set_random_state(outside)
+
+    def _explained(self, error: ValueError) -> ConfigError | None:
+        sizes = (len(shard) - _count_apart(shard, self.rule) for shard in self._trainer.data.shards)
+        return explained(error, self.assignment.device, len(self._shard), self.options.batch_size, sizes)
 
     # ---- the loop
 
@@ -322,8 +332,12 @@ def _apart(shard: Indices, rule: LocalRule, seed: int, device: int) -> tuple[Ten
     if not rule.holds_out:
         return torch.from_numpy(shard), torch.empty(0, dtype=torch.int64)
     mixed = shard[stream(seed, "held out", device).permutation(len(shard))]
-    apart = len(shard) // 10
+    apart = _count_apart(shard, rule)
     return torch.from_numpy(mixed[apart:]), torch.from_numpy(mixed[:apart])
+
+
+def _count_apart(shard: Indices, rule: LocalRule) -> int:
+    return len(shard) // 10 if rule.holds_out else 0
 
 
 def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:

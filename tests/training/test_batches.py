@@ -1,0 +1,82 @@
+"""Inputs and labels as tensors: read-only arrays are used without a warning, writable ones without a copy."""
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from freshet.data.dataset import from_arrays
+from freshet.data.shards import as_shards
+from freshet.training.batches import Samples, arranged
+
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+IMAGES = np.arange(6 * 4 * 4 * 3, dtype=np.uint8).reshape(6, 4, 4, 3).transpose(0, 3, 1, 2)
+LABELS = np.arange(6) % 2
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """Torch warns every time, and a warning is an error."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    torch.set_warn_always(before)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def samples(x: np.ndarray, y: np.ndarray) -> Samples:
+    return Samples.of(arranged(from_arrays("mine", (x, y), (x, y))), test=False)
+
+
+def lies_in(tensor: torch.Tensor, array: np.ndarray) -> bool:
+    return np.shares_memory(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("x", [ROWS, np.ascontiguousarray(IMAGES)], ids=["rows", "images"])
+def test_read_only_arrays_are_taken_without_a_warning(x, strict):
+    found, usual = samples(read_only(x), read_only(LABELS)), samples(x, LABELS)
+    for one, two in zip(found.take(torch.arange(6)), usual.take(torch.arange(6)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_read_only_inputs_are_not_copied_but_labels_that_a_loss_may_write_to_are(strict):
+    found = samples(read_only(ROWS), read_only(LABELS))
+    assert isinstance(found.x, torch.Tensor) and lies_in(found.x, ROWS)
+    found.y.add_(1)
+    assert LABELS.tolist() == [0, 1] * 3
+
+
+def test_writable_arrays_are_not_copied():
+    found = samples(ROWS, LABELS)
+    assert isinstance(found.x, torch.Tensor) and lies_in(found.x, ROWS) and lies_in(found.y, LABELS)
+
+
+def test_images_that_lie_as_they_should_are_not_copied(strict):
+    dataset = from_arrays("mine", (np.ascontiguousarray(IMAGES), LABELS), (np.ascontiguousarray(IMAGES), LABELS))
+    laid = arranged(dataset)
+    assert isinstance(laid.x_train, np.ndarray)
+    laid.x_train.flags.writeable = False
+    found = Samples.of(laid, test=False)
+    assert isinstance(found.x, torch.Tensor) and lies_in(found.x, laid.x_train)
+
+
+def test_pandas_data_are_taken_without_a_warning(strict):
+    pd = pytest.importorskip("pandas")
+    found = samples(pd.DataFrame(ROWS), pd.Series(LABELS))
+    assert torch.equal(found.take(torch.arange(6))[1], torch.from_numpy(LABELS))
+
+
+def test_shards_are_read_only_for_nobody_and_copied_only_then(strict):
+    mine = np.arange(3)
+    first, second = as_shards([mine, read_only(mine)], 2, 6)
+    assert np.shares_memory(first, mine) and not np.shares_memory(second, mine)
+    assert torch.from_numpy(second).tolist() == [0, 1, 2]

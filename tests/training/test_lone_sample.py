@@ -1,0 +1,96 @@
+"""BatchNorm and a batch of one sample: one sentence with remedies that work, wherever the trip is trained."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from freshet import Federation
+from freshet.core.method import LocalRule
+from freshet.errors import ConfigError
+from freshet.training.devices import Exam
+from freshet.training.lone_sample import explained
+from freshet.training.trainer import initial_weights
+from tests.training.test_trainer import SAMPLES, SEED, trainer, with_batch_norm, work
+
+TORCH = ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 7])")
+SENTENCE = r"training\.batch_size: 13 leaves device 0 \(53 samples\) a batch of one, but BatchNorm needs two or more"
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 5}])
+@pytest.mark.parametrize("slot", [None, 3])
+def test_a_trip_that_ends_in_a_batch_of_one_names_the_setting(slot, options):
+    assert SAMPLES % 13 == 1
+    with pytest.raises(ConfigError, match=SENTENCE) as told:
+        trainer(with_batch_norm, batch_size=13, **options).train(work(with_batch_norm, slot=slot))
+    assert told.value.key == "training.batch_size"
+    assert "\n" not in str(told.value)
+    assert 'such as 14, or take a norm without batch statistics (model.norm = "group"' in str(told.value)
+    assert told.value.__cause__ is None and told.value.__suppress_context__
+
+
+def test_the_batch_that_is_advised_trains():
+    assert trainer(with_batch_norm, batch_size=14).train(work(with_batch_norm)).steps == 3 * 4
+
+
+def test_a_rehearsal_tells_the_same():
+    exam = Exam(initial_weights(with_batch_norm, SEED), 1, np.arange(2), 5, 0.1)
+    with pytest.raises(ConfigError, match=SENTENCE):
+        trainer(with_batch_norm, batch_size=13).examine(exam)
+
+
+def test_samples_that_a_device_keeps_apart_are_not_counted():
+    class Apart(LocalRule):
+        holds_out = True
+
+    kept = SAMPLES - SAMPLES // 10
+    with pytest.raises(ConfigError, match=rf"47 leaves device 0 \({kept} samples\) .* such as 48, or"):
+        trainer(with_batch_norm, batch_size=kept - 1).train(work(with_batch_norm, rule=Apart()))
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_device_with_a_single_sample_is_told_to_have_more(batch_size):
+    found = explained(TORCH, 3, 1, batch_size, [1, 5])
+    assert found is not None and found.key == "data.min_samples"
+    assert "device 3 trains on a single sample" in found.problem
+    assert "give every device at least two" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "shards", "advised"),
+    [(1, [9], 3), (8, [9, 10], 10), (10, [61, 40, 0, 1], 11), (10, [61, 56, 45, 37], 13), (2, [3], 3), (3, [4, 5], 5)],
+)
+def test_the_batch_that_is_advised_is_the_next_that_leaves_nobody_one(batch_size, shards, advised):
+    found = explained(TORCH, 0, shards[0], batch_size, shards)
+    assert found is not None and f"such as {advised}, " in found.problem
+    assert all(samples % advised != 1 for samples in shards if samples > 1)
+
+
+def test_other_errors_stay_as_they_are():
+    assert explained(ValueError("something else"), 0, 9, 8, [9]) is None
+    assert explained(TORCH, 0, 10, 8, [10]) is None  # the model itself has made one of two
+
+    class Picky(nn.Linear):
+        def forward(self, x):
+            raise ValueError("I do not like this")
+
+    def picky() -> nn.Module:
+        return Picky(6, 3)
+
+    with pytest.raises(ValueError, match=r"^I do not like this$") as told:
+        trainer(picky).train(work(picky))
+    assert not told.value.__suppress_context__
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_run_says_so_in_one_sentence_also_from_worker_processes(executor, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((44, 6)).astype(np.float32), np.arange(44) % 3
+    run = {"executor": executor, "workers": 1}
+    made = Federation(
+        with_batch_norm, data, data, devices=4, data={"partition": "iid"}, training={"batch_size": 10}, run=run
+    )
+    with pytest.raises(ConfigError, match=r"training\.batch_size: 10 leaves device \d \(11 samples\)") as told:
+        made.run(60, out=tmp_path / "run")
+    assert "\n" not in str(told.value)
