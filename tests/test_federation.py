@@ -279,3 +279,16 @@ def test_images_are_kept_once_as_training_wants_them_and_the_users_own_array_is_
     users = weakref.ref(x)
     del x
     assert users() is None
+
+
+@pytest.mark.parametrize(
+    "section", ["method", "training", "fleet", "data", "run", "links", "defence", "attack", "privacy"]
+)
+def test_a_section_that_is_no_dict_is_one_sentence(section):
+    with pytest.raises(ConfigError, match=rf"^{section}: must be a dict of settings, but \[1\] was given$"):
+        Federation(**{section: [1]})
+
+
+def test_a_function_that_builds_no_network_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"^model: must build a torch.nn.Module, but gave int$"):
+        Federation(lambda: 3)

@@ -72,17 +72,17 @@ class Federation:
         groups: Any = None,
         test_shards: Any = None,
     ) -> None:
-        tables = {
-            "method": _named(method),
-            "training": dict(training or {}),
-            "fleet": {} if fleet is None or isinstance(fleet, Fleet) else dict(fleet),
-            "data": _named(data),
-            "model": _named(model) if isinstance(model, str | Mapping) else {},
-            "run": dict(run or {}),
-            "links": dict(links or {}),
-            "defence": dict(defence or {}),
-            "attack": dict(attack or {}),
-            "privacy": dict(privacy or {}),
+        tables: dict[str, dict[str, Any]] = {
+            "method": _table("method", {"name": method} if isinstance(method, str | type) else method),
+            "training": _table("training", training),
+            "fleet": _table("fleet", None if isinstance(fleet, Fleet) else fleet),
+            "data": _table("data", {"name": data} if isinstance(data, str) else data),
+            "model": {"name": model} if isinstance(model, str) else dict(model) if isinstance(model, Mapping) else {},
+            "run": _table("run", run),
+            "links": _table("links", links),
+            "defence": _table("defence", defence),
+            "attack": _table("attack", attack),
+            "privacy": _table("privacy", privacy),
         }
         own = own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data)
         given = Given(
@@ -331,9 +331,11 @@ def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
     return executor
 
 
-def _named(section: str | type[Method] | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A section that may be given by its name alone, or a method by its class."""
-    return {"name": section} if isinstance(section, str | type) else dict(section or {})
+def _table(section: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A section's settings as a dict of their own."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(section, f"must be a dict of settings, but {' '.join(repr(given).split())[:60]} was given")
+    return dict(given or {})
 
 
 def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:

@@ -1,6 +1,7 @@
 """Where a model begins: a factory, a module that is already there, or weights from a file."""
 
 import copy
+import inspect
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def as_factory(model: Factory | nn.Module) -> Factory:
         raise ConfigError(
             "model", f"must be a module, a function that makes one, or a name, not {type(model).__name__}"
         )
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        problem = f"{name} wants arguments ({error}); give a function without any, as in lambda: {name}(...)"
+        raise ConfigError("model", problem) from None
+    except ValueError:  # built-in code without a signature
+        pass
     return model
 
 
