@@ -1,0 +1,47 @@
+"""Every kept run of a tuned cell has the settings that its own study found, but for what its suite is about."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parent.parent / "results"
+RATES = {"eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon"}
+#: What a suite varies on purpose.
+VARIED = {"slots": {"slot"}, "ours": {"controls", "probe", "distance", *RATES}}
+#: What makes the variants that have no study of their own, and so that of FedASMU.
+ABLATED = {
+    "fedasmu-da": {"dynamic_server"},
+    "fedasmu-fa": {"adaptive_device"},
+    "fedasmu-0": {"dynamic_server", "adaptive_device"},
+    "fedasmu-published": {"equations", "advantage"},
+}
+RUNS = sorted(
+    path.relative_to(RESULTS)
+    for cell in ("lenet-fmnist", "lenet-cifar10")
+    for path in (RESULTS / cell).glob("**/runs/*/config.toml")
+)
+
+
+def load(path: Path) -> dict:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_there_are_runs_of_both_cells_and_of_all_suites():
+    suites = {path.parts[2] for path in RUNS if path.parts[1] == "suites"}
+    assert suites == {"ablation", "bandwidth", "devices", "heterogeneity", "ours", "skew", "slots"}
+    assert {path.parts[0] for path in RUNS if path.parts[1] == "runs"} == {"lenet-fmnist", "lenet-cifar10"}
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: "/".join(path.parts[:-1]))
+def test_a_run_has_what_was_tuned_for_its_method(path: Path):
+    run = load(RESULTS / path)
+    name = run["method"]["name"]
+    study = load(RESULTS / path.parts[0] / "tune" / ("fedasmu" if name in ABLATED else name) / "best.toml")
+    differing = {key for key, value in study["method"].items() if run["method"].get(key) != value} - {"name"}
+    varied = VARIED.get(path.parts[2], set()) if path.parts[1] == "suites" else set()
+    if name in ABLATED:
+        assert differing == ABLATED[name]
+    else:
+        assert differing <= varied
+    assert run["training"]["lr"] == study["training"]["lr"]
