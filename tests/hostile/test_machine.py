@@ -133,9 +133,9 @@ def test_what_the_machine_refuses_is_one_sentence_and_with_debug_a_traceback(com
     monkeypatch.setattr("freshet.cli.inspect.Run", refuse)
     if debug:
         with pytest.raises(OSError, match="Too many open files"):
-            command("show", ".", "--debug")
+            command("show", "run", "--debug")
         return
-    done = command("show", ".")
+    done = command("show", "run")
     assert (done.code, done.err) == (2, "freshet: /some/where: Too many open files (with --debug: where)\n")
 
 

@@ -37,7 +37,7 @@ def panic(*_: Any) -> None:
 @pytest.mark.parametrize("fails", [short_of_memory, panic])
 def test_memory_that_torch_does_not_get_is_one_sentence(command: Any, monkeypatch: Any, fails: Any) -> None:  # noqa: F811
     monkeypatch.setattr("freshet.cli.inspect.Run", fails)
-    done = command("show", ".")
+    done = command("show", "run")
     assert (done.code, done.err) == (2, "freshet: there is not enough memory (with --debug: where)\n")
 
 
@@ -47,7 +47,7 @@ def test_an_error_in_code_is_still_a_traceback(command: Any, monkeypatch: Any) -
 
     monkeypatch.setattr("freshet.cli.inspect.Run", wrong)
     with pytest.raises(RuntimeError, match="the author's mistake"):
-        command("show", ".")
+        command("show", "run")
 
 
 def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path: Path) -> None:
