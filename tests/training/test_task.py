@@ -175,6 +175,8 @@ def test_a_task_of_ones_own_is_the_same_in_worker_processes(tmp_path: Path):
         (LINE, {}, r"training\.task: custom has targets of type float32 .* classification wants .*try 'regression'"),
         ((LINE > 0).astype(int), {"task": "regression"}, "regression wants real numbers; try 'classification'"),
         (LINE, {"task": "binary"}, "binary wants 0 or 1 per sample"),
+        (np.stack([LINE > 0, LINE < 9], 1).astype(int), {}, "classification wants .*; try 'multilabel'"),
+        (np.stack([LINE > 0, LINE < 9], 1).astype(int) * 2, {}, "classification wants .*; try 'tokens'"),
         (
             LINE,
             {"task": "regression", "data": {"partition": "dirichlet"}},

@@ -212,6 +212,13 @@ def _check_own(task: Task, output: Tensor, y: Tensor) -> None:
         )
 
 
+def _suits(y: Any) -> str:
+    """The task that targets look made for."""
+    if y.ndim == 2 and ((y == 0) | (y == 1)).all():
+        return "multilabel"
+    return "regression" if y.dtype.kind == "f" else "tokens" if y.ndim == 2 else "classification"
+
+
 def check_targets(task: Task, y: Any, name: str) -> None:
     """Raise one sentence unless the targets of a data set are what a built-in task wants."""
     classes = y.dtype.kind == "i" and y.ndim == 1
@@ -225,7 +232,7 @@ def check_targets(task: Task, y: Any, name: str) -> None:
     fits, wanted = wants.get(task.name, (True, ""))
     if not fits:
         found = remedy(y) if task.name in ("classification", "binary") else None
-        other = "regression" if y.dtype.kind == "f" else "tokens" if y.ndim == 2 else "classification"
+        other = _suits(y)
         problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
         if found is None:
             raise ConfigError("training.task", f"{problem}; try {other!r}")
