@@ -319,8 +319,6 @@ def built_in(config: Config, shape: Sequence[int], classes: int, vocabulary: int
 def _check_model(config: Config, factory: Factory, dataset: DataSet, task: Task) -> Layout:
     """The model takes the data, its outputs suit the task, and it suits the method; returns its layout."""
     module = build_quietly(factory)
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError("model", f"must build a torch.nn.Module, but gave {type(module).__name__}")
     layout = layout_of(module)
     config.method_class(config.method, _world(config, [1] * config.fleet.devices, layout))
     config.method_class.rule(config.method).check(module)

@@ -22,7 +22,10 @@ Factory = Callable[[], nn.Module]
 def build_quietly(factory: Factory) -> nn.Module:
     """A module from a factory, without moving the caller's random numbers."""
     with torch.random.fork_rng(devices=[]):
-        return factory()
+        module = factory()
+    if not isinstance(module, nn.Module):
+        raise ConfigError("model", f"must build a torch.nn.Module, but gave {type(module).__name__}")
+    return module
 
 
 def layout_of(module: nn.Module) -> Layout:
