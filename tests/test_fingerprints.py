@@ -104,6 +104,11 @@ def test_settings_that_are_not_the_same_are_named_and_of_another_method_only_its
     mine = {"method": {"name": "fedasync", "alpha": 0.6}, "training": {"lr": 0.1, "clip": 0.0}}
     assert unequal(mine, mine) == []
     assert unequal(mine, {**mine, "training": {"lr": 0.2}}) == ["training.lr", "training.clip"]
+    assert (
+        unequal(mine, {**mine, "links": {"loss": 0.1}})
+        == unequal({**mine, "links": {"loss": 0.1}}, mine)
+        == ["links.loss"]
+    )
     assert unequal(mine, {**mine, "method": {"name": "fedavg"}, "training": {"lr": 0.2}}) == ["method.name"]
 
 

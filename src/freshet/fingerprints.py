@@ -68,12 +68,8 @@ def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
 def unequal(mine: Tables, theirs: Tables) -> list[str]:
     """``section.key`` of the settings that are not the same; of another method only that it is one."""
-    found = [
-        f"{section}.{key}"
-        for section in mine
-        for key in {**mine[section], **theirs.get(section, {})}
-        if mine[section].get(key) != theirs.get(section, {}).get(key)
-    ]
+    both = {section: (mine.get(section, {}), theirs.get(section, {})) for section in {**mine, **theirs}}
+    found = [f"{section}.{key}" for section, (a, b) in both.items() for key in {**a, **b} if a.get(key) != b.get(key)]
     return ["method.name"] if "method.name" in found else found
 
 
