@@ -17,6 +17,7 @@ def write_run(
     samples: int = 5000,
     lr: float = 0.03,
     optimiser: str = "sgd",
+    model: str = "",
 ) -> Path:
     """One run in folder/runs, tested every 100 s, with a log that nobody keeps."""
     run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
@@ -33,7 +34,7 @@ def write_run(
         "diverged": diverged,
     }
     training = f"[training]\nlr = {lr}\noptimiser = {optimiser!r}\nbatch_size = 25\n"
-    tables = f"{training}[data]\nname = {world[0]!r}\ntrain_samples = {samples}\n[model]\nname = {world[1]!r}\n"
+    tables = f"{training}[data]\nname = {world[0]!r}\ntrain_samples = {samples}\n[model]\nname = {world[1]!r}\n{model}"
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / "config.toml").write_text(f"{tables}[method]\n{options}")

@@ -141,6 +141,9 @@ def test_tune_makes_a_config_that_compare_takes(command, tmp_path):
     assert "NOT TUNED: fedbuff" in listed.output
     with pytest.raises(FreshetError, match="two folders are for fedavg"):
         command("compare", "-m", "fedavg", "--list", "--tuned", "t/fedavg", "--tuned", "t/fedavg", *SMALL)
+    (tmp_path / "t/fedavg/best.toml").write_bytes((tmp_path / "t/fedprox/best.toml").read_bytes())
+    with pytest.raises(FreshetError, match=r"t/fedavg .* best\.toml is for fedprox and tuning\.json for fedavg; give"):
+        command("compare", "-m", "fedprox", "--list", "--tuned", "t/fedavg", *SMALL)
     record = json.loads((tmp_path / "runs/compare/comparison.json").read_text())
     best = json.loads((tmp_path / "t/fedprox/tuning.json").read_text())["values"]
     assert record["worlds"][0]["lines"][0]["options"]["mu"] == best["method.mu"]

@@ -81,12 +81,15 @@ def test_the_scale_is_said_first_and_what_was_not_run_last(results):
 def test_the_first_table_is_the_scale_of_each_cell(results):
     write_run(results / "textcnn-imdb", "fedavg", 0, [0.5] * 6, samples=2500, lr=0.3)
     write_run(results / "textcnn-imdb", "fedasync", 0, [0.5] * 6, samples=0, lr=0.001, optimiser="adam")
-    first = [line for line in section(read_others(results)) if line.startswith("|")][:5]
-    assert rows(first, "cell") == [["cell", "training samples", "batch", "rate", "until"]]
-    assert rows(first, "lenet-cifar100") == [["lenet-cifar100", "5,000", "25", "0.03", "1,000 s"]]
+    vgg = "norm = ''\nhead = false\nhidden_layers = 0\n"
+    write_run(results / "vgg-cifar10", "fedavg", 0, [0.5] * 6, world=("cifar10", "vgg11"), model=vgg)
+    first = [line for line in section(read_others(results)) if line.startswith("|")][:6]
+    assert rows(first, "cell") == [["cell", "network", "training samples", "batch", "rate", "until"]]
+    assert rows(first, "lenet-cifar100") == [["lenet-cifar100", "lenet5", "5,000", "25", "0.03", "1,000 s"]]
     assert rows(first, "textcnn-imdb") == [
-        ["textcnn-imdb", "2,500, all", "25", "0.001 with Adam, 0.3 (the cell has 0.001)", "500 s"]
+        ["textcnn-imdb", "lenet5", "2,500, all", "25", "0.001 with Adam, 0.3 (the cell has 0.001)", "500 s"]
     ]
+    assert rows(first, "vgg-cifar10") == [["vgg-cifar10", "vgg11, hidden_layers = 0", "5,000", "25", "0.03", "500 s"]]
 
 
 def test_where_none_was_run_only_that_is_said(tmp_path):

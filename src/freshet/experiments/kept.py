@@ -45,6 +45,8 @@ class Run(NamedTuple):
     batch: Count
     samples: Count
     """Training samples, 0 for all of them."""
+    network: Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.,=-]{1,120}$", strict=True)]
+    """The model's name, and the options that were set for it."""
     uploads: Count
     staleness: Number | None
     diverged: Number | None
@@ -81,6 +83,7 @@ class Run(NamedTuple):
             "optimiser": config.get("training", {}).get("optimiser"),
             "batch": config.get("training", {}).get("batch_size"),
             "samples": config.get("data", {}).get("train_samples"),
+            "network": _network(config.get("model", {})),
             "uploads": summary.get("uploads"),
             "staleness": summary.get("mean_staleness"),
             "diverged": summary.get("diverged"),
@@ -98,6 +101,12 @@ class Run(NamedTuple):
 
 
 _RUN = TypeAdapter(Run)
+
+
+def _network(table: dict[str, Any]) -> str:
+    """The model's name and what was set for it; an empty choice is none."""
+    options = {key: value for key, value in table.items() if key != "name" and value != "" and value is not False}
+    return ", ".join([str(table.get("name")), *(f"{key} = {value}" for key, value in options.items())])
 
 
 def ended(folder: Path) -> list[Path]:

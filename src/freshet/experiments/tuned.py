@@ -27,6 +27,9 @@ def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
     if known(name) is None and name not in methods:
         problem = "which is neither built in nor compared here; it is not imported for that"
         raise ConfigError("--tuned", f"{folder} is for {name:.80}, {problem}")
+    if (studied := _budget(folder)[0]) != name:
+        problem = f"best.toml is for {name:.80} and tuning.json for {studied:.80}"
+        raise ConfigError("--tuned", f"{folder} is mixed: {problem}; give a folder as `freshet tune` left it")
     return tables
 
 

@@ -53,10 +53,11 @@ def section(cells: Mapping[str, Runs]) -> list[str]:
 
 def scale(cells: Mapping[str, Runs]) -> list[str]:
     """What the runs of each cell were made with, so that nobody holds cells of different scale against each other."""
-    lines = ["| cell | training samples | batch | rate | until |", "|---|---|---|---|---|"]
+    lines = ["| cell | network | training samples | batch | rate | until |", "|---|---|---|---|---|---|"]
     for name, runs in cells.items():
         every, rate = [run for group in runs.values() for run in group], CELLS[name].lr
         entries = [
+            _several(run.network for run in every),
             _several(f"{run.samples:,}" if run.samples else "all" for run in every),
             _several(str(run.batch) for run in every),
             _several(_rate(run, rate) for run in every),
