@@ -19,7 +19,8 @@ from freshet.experiments.kept import Run, middle, outcome, shared, time_of, vari
 HEAD = """## Suites
 
 Half as long as the main runs, with the settings that were tuned for those, as `results/SUITES.md` said before the first
-of them.
+of them. In the ablation `fedasmu-da` has no learned weights, `fedasmu-fa` no fresh models, `fedasmu-0` neither; so
+`fedasmu-fa` is also the slot *never*.
 """
 
 
