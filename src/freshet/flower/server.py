@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from flwr.app import Message
-
 from freshet.config import Config, load_tables, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.core.method import World
@@ -25,7 +23,8 @@ from freshet.core.vectors import load_kernels
 from freshet.errors import ConfigError, FreshetError, RunError
 from freshet.flower.driver import Live
 from freshet.flower.fresh import FreshService
-from freshet.flower.journeys import Network, Reply, check
+from freshet.flower.journeys import Network, check
+from freshet.flower.post import FlowerPost
 from freshet.flower.tokens import Tokens
 from freshet.parts import Given, Parts, assemble
 from freshet.protection import check_deployable
@@ -36,16 +35,6 @@ from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import RunWriter, default_directory, write_atomically
 
 _log = logging.getLogger(__name__)
-#: What Flower's error codes mean for a trip.
-ERRORS = {
-    1: "the device could not load its app",
-    2: "the device's app failed",
-    3: "the message expired before the device answered, or was lost",
-    4: "the device's answer expired",
-    5: "the device is gone",
-    7: "the device could not unpack its app",
-    8: "the device's app crashed",
-}
 
 
 @dataclass(frozen=True)
@@ -93,44 +82,6 @@ class ServerSettings:
         if settings.fresh == "side" and not (settings.key and settings.certificate and settings.authority):
             raise ConfigError("fresh", 'needs key, certificate and authority; give them, or set fresh = "messages"')
         return settings
-
-
-class FlowerPost:
-    """Flower's grid as the driver wants it: no exception but ``ConnectionError``, errors as texts."""
-
-    def __init__(self, grid: Any) -> None:
-        self._grid = grid
-
-    def nodes(self) -> set[int]:
-        return set(self._call(self._grid.get_node_ids))
-
-    def send(self, node: int, content: Any, seconds: float) -> str:
-        message = Message(content, node, "train", ttl=seconds)
-        number = next(iter(self._call(self._grid.push_messages, [message])), None)
-        if not number:
-            raise ConnectionError("the SuperLink did not take the message")
-        return str(number)
-
-    def receive(self, messages: list[str]) -> list[Reply]:
-        return [_reply(message) for message in self._call(self._grid.pull_messages, messages)]
-
-    @staticmethod
-    def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-        """Whatever fails: a SuperLink that is away, and messages of devices that Flower itself cannot unpack."""
-        try:
-            return function(*arguments)
-        except Exception as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}"[:150]) from None
-
-
-def _reply(message: Any) -> Reply:
-    number = str(message.metadata.reply_to_message_id)
-    if message.has_error():
-        code, reason = int(message.error.code), str(message.error.reason or "")
-        return Reply(
-            number, error=ERRORS.get(code, f"error {code}") + (f" ({reason.strip()[-300:]})" if code == 2 else "")
-        )
-    return Reply(number, message.content)
 
 
 def server_app(federation: str | Path, given: Given | None = None) -> Any:
@@ -231,6 +182,7 @@ def _ready(
     try:
         yield Ready(live, server, live.writer)
     finally:
+        post.close()
         if service is not None:
             service.close()
 
