@@ -122,9 +122,15 @@ def only_watching() -> Iterator[None]:
     defended = Entrance.defended
 
     def let_in(
-        self: Entrance, defence: Defence, upload: Upload, device: int, flight: Flight, base: Vector
+        self: Entrance,
+        defence: Defence,
+        upload: Upload,
+        device: int,
+        flight: Flight,
+        base: Vector,
+        fresh: Vector | None,
     ) -> Judgement:
-        return defended(self, defence, upload, device, flight, base)._replace(upload=upload, refusal=None)
+        return defended(self, defence, upload, device, flight, base, fresh)._replace(upload=upload, refusal=None)
 
     Entrance.defended = let_in  # type: ignore[method-assign]
     try:

@@ -230,10 +230,11 @@ class Config:
     def aside(self) -> list[str]:
         """``section.key`` of every setting that decides nothing, as said at its field.
 
-        The target does decide where it ends the run.
+        The target does decide where it ends the run; a length of the schedule is what the run has written of itself.
         """
         aside = undecided({"method": type(self.method)} | SECTIONS)
-        return [key for key in aside if key != "run.target"] if self.run.stop_at_target else aside
+        written = [] if self.training.schedule_rounds is None else ["training.schedule_rounds"]
+        return written + [key for key in aside if not (key == "run.target" and self.run.stop_at_target)]
 
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved

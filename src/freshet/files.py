@@ -6,10 +6,12 @@ problems are ``OSError`` with a reason, so that callers treat them like any othe
 
 import errno
 import os
+import resource
 import stat
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -66,6 +68,15 @@ def read_regular(path: Path, limit: int = TEXT_LIMIT, *, links: bool = True) -> 
     return content
 
 
+def open_many() -> int:
+    """Let this process, and what it starts, open as many files as the system allows; returns how many."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # some systems have another bound besides
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
+
+
 def own_folder(folder: Path) -> None:
     """Make a folder unless it is there; one that is a link to elsewhere is refused."""
     folder.mkdir(exist_ok=True)
@@ -74,12 +85,12 @@ def own_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Replace a file as a whole: a reader sees the old content or the new, never a part, even after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     temporary.unlink(missing_ok=True)  # of a process that was killed and had our number
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

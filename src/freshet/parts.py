@@ -1,6 +1,6 @@
 """From a configuration to what it names: data, model, fleet and shards, checked before anything is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from freshet.compute.base import Setup
 from freshet.config import CUSTOM, Config
-from freshet.core import schedules
 from freshet.core.defence import Defence
 from freshet.core.layout import Layout
 from freshet.core.links import Links, down_and_up
 from freshet.core.method import World
-from freshet.core.schedules import Schedule
 from freshet.core.selection import Choice, Selection
 from freshet.core.server import Server
 from freshet.core.streams import stream
@@ -42,14 +40,13 @@ from freshet.training.flat import Factory, build_quietly, layout_of
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
+from freshet.training.rates import OwnSchedule, rates
 from freshet.training.start import started
 from freshet.training.task import TASKS, Task, check_output, check_targets
 from freshet.training.trainer import initial_module, initial_weights
 
 #: Epochs of an average shard that take a device its seconds, when time follows work.
 USUAL_EPOCHS = TrainingOptions().epochs
-#: ``schedule(lr, rounds)``.
-OwnSchedule = Callable[[float, int], float]
 
 
 @dataclass(frozen=True)
@@ -193,8 +190,12 @@ class Parts:
         )
 
     def settled(self, config: Config, world: World | None = None) -> Config:
-        """The configuration with those options of the method filled in that follow from this run."""
-        return replace(config, method=config.method_class.settled(config.method, world or self.world(config)))
+        """The configuration with those options filled in that follow from this run and hold however long it becomes:
+        the method's, and the length of a cosine."""
+        world, training = world or self.world(config), config.training
+        if training.schedule == "cosine":
+            training = training.model_copy(update={"schedule_rounds": _schedule_rounds(config, world)})
+        return replace(config, method=config.method_class.settled(config.method, world), training=training)
 
     def server(self, config: Config, world: World | None = None) -> Server:
         """The server at its start: the method, and the initial model as version 1."""
@@ -204,24 +205,8 @@ class Parts:
         gate = None if config.run.gate == "off" else float(config.run.gate)
         links = None if config.links.plain else Links(config.links, self.layout)
         defence = None if config.defence.rule == "none" else Defence(config.defence, self.layout)
-        return Server(method, world, weights, self._schedule(config, world), self.selection, gate, links, defence)
-
-    def _schedule(self, config: Config, world: World) -> Schedule:
-        """The learning rate over rounds; a cosine is as long as the run, as far as that is known."""
-        o = config.training
-        if self.schedule is not None:
-            own = self.schedule
-            return lambda rounds: float(own(o.lr, rounds))
-        if o.schedule == CUSTOM:
-            problem = "'custom' stands for a function given from Python; choose another or give one"
-            raise ConfigError("training.schedule", problem)
-        length = config.run.rounds or max(1, world.uploads // world.per_round)
-        return {
-            "constant": schedules.constant(o.lr),
-            "exponential": schedules.exponential(o.lr, o.lr_decay),
-            "step": schedules.step(o.lr, o.lr_decay, o.schedule_every),
-            "cosine": schedules.cosine(o.lr, length),
-        }[o.schedule]
+        schedule = rates(config.training, self.schedule, _schedule_rounds(config, world))
+        return Server(method, world, weights, schedule, self.selection, gate, links, defence)
 
 
 def assemble(config: Config, given: Given) -> Parts:
@@ -343,6 +328,11 @@ def _world(config: Config, samples: Sequence[int], layout: Layout) -> World:
     shape = (config.fleet.devices, counts, config.training.epochs, worth, layout, config.run.seed)
     under_way = config.run.per_round if config.method_class.about.kind == "sync" else config.run.in_flight
     return World(*shape, own_epochs=_own_epochs(config), under_way=under_way, reach=reach)
+
+
+def _schedule_rounds(config: Config, world: World) -> int:
+    """Rounds that the run has, or may expect from its end in time; where it goes on later, those of its first end."""
+    return config.training.schedule_rounds or config.run.rounds or max(1, world.uploads // world.per_round)
 
 
 def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:

@@ -27,7 +27,8 @@ LARGEST_FILE, MOST_ROWS, LONGEST_NAME = 1 << 30, 5_000_000, 200
 #: The longest time and the largest figure that a cell may hold: 30,000 years of seconds.
 LARGEST = 1e12
 KEY = "fleet.trace"
-_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_YES, _NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+_TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
 
 
 class Row(NamedTuple):

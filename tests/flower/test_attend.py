@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from freshet.flower.running import Stopped, stoppable
+from freshet.config import resolve
+from freshet.errors import RunError
+from freshet.flower import hosting, processes
+from freshet.flower.folder import init
+from freshet.flower.running import LocalRun, Stopped, serve, stoppable
+from freshet.parts import Given
+from freshet.runs.lock import RunLock
 
 ATTEND = """
 import sys
@@ -82,3 +88,40 @@ def test_what_is_ignored_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_server_of_a_folder_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"method": {"name": "fedavg"}, "fleet": {"devices": 1}}
+    folder = init(tmp_path, tables, [])
+    (folder.state / "deploy.pid").write_text("4711\n")
+    (folder.state / "server.pid").write_text("4712\n")
+
+    def reached(*_: object, **__: object) -> None:
+        raise AssertionError("the federation that runs would be disturbed")
+
+    monkeypatch.setattr(processes, "start_server", reached)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    config = resolve(tables | {"run": {"until": 7.0}})
+    with RunLock(folder.state):
+        with pytest.raises(RunError, match=r"state is in use by process \d+ on .*; wait for it, or stop it"):
+            serve(folder, print)
+        with pytest.raises(RunError, match="state is in use"):
+            LocalRun(tmp_path, tables, tmp_path / "run", print)
+        with pytest.raises(RunError, match="state is in use"):
+            hosting.host(config, Given(), tmp_path, [], {})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_server_that_has_ended_lets_the_next_one_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RunError("no SuperLink here")
+
+    monkeypatch.setattr(processes, "start_server", fails)
+    tables = {"method": {"name": "fedavg"}, "fleet": {"devices": 1}}
+    folder = init(tmp_path, tables, [])
+    for _ in range(2):
+        with pytest.raises(RunError, match="no SuperLink here"):
+            serve(folder, print)
+        with pytest.raises(RunError, match="no SuperLink here"):
+            LocalRun(tmp_path, tables, tmp_path / "run", print)
+    assert not (folder.state / "deploy.pid").exists()

@@ -1,5 +1,6 @@
 """A device with a network and samples of its own; data and model that only it has never leave it."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import nn
 from freshet import Device, Federation
 from freshet.config import Config
 from freshet.core.messages import Assignment
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, DataError
 from freshet.flower import wire
 
 
@@ -76,3 +77,29 @@ def test_images_that_each_device_would_scale_by_its_own_figures_are_refused(tmp_
     images = np.zeros((9, 1, 2, 3), np.uint8), np.arange(9) % 3
     with pytest.raises(ConfigError, match="uint8"):
         handled(Device(load=lambda node: images, model=Net), served().config, tmp_path)
+
+
+def test_samples_come_from_a_file(tmp_path: Path) -> None:
+    x, y = samples(13)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    assert handled(Device(model=Net), served().config, tmp_path, data=str(tmp_path / "own.npz")).samples == 13
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "one array", "flipped", "no y", "pickled", "a folder", "absent"])
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, damage: str) -> None:
+    path, file = tmp_path / "own.npz", io.BytesIO()
+    if damage == "one array":
+        np.save(file, np.zeros(3))
+    else:
+        arrays = {"x": np.arange(500.0), "y": np.array([{}] if damage == "pickled" else [0])}
+        np.savez_compressed(file, **{name: arrays[name] for name in ("xy" if damage != "no y" else "x")})
+    whole = file.getvalue()
+    middle = len(whole) // 3
+    content = {"cut": whole[:middle], "empty": b"", "flipped": whole[:middle] + b"\xff" * 9 + whole[middle + 9 :]}
+    if damage == "a folder":
+        path.mkdir()
+    elif damage != "absent":
+        path.write_bytes(content.get(damage, whole))
+    with pytest.raises(DataError, match=r"own\.npz") as caught:
+        handled(Device(model=Net), served().config, tmp_path, data=str(path))
+    assert "\n" not in str(caught.value)

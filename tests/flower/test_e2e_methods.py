@@ -33,7 +33,8 @@ def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], t
     (tmp_path / "holds" / "before_1").unlink()
     until(local, lambda: events(local, "upload", device=1), "its upload")
     until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")
-    memory = from_bytes((local.folder.root / "memory" / "node_1" / "memory.safetensors").read_bytes())
+    (kept,) = (local.folder.root / "memory" / "node_1").glob("memory.*.safetensors")
+    memory = from_bytes(kept.read_bytes())
     config = resolve(load_tables(local.folder.root / "federation.toml"))
     per_epoch = math.ceil(memory["answer"]["samples"] / config.training.batch_size)
     assert memory["answer"]["upload"]["steps"] == per_epoch < config.training.epochs * per_epoch

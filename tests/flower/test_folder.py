@@ -52,6 +52,65 @@ def test_a_second_init_changes_nothing_and_adds_what_is_missing(tmp_path: Path) 
     assert folder.key(2).is_file()
 
 
+def test_a_key_that_has_gone_to_its_device_is_not_made_again(tmp_path: Path) -> None:
+    """As the README advises; and a device that was locked out stays so."""
+    folder = init(tmp_path, TABLES, [])
+    folder.key(0).unlink()
+    processes.revoked(folder, 1)
+    folder.key(1).unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+    init(tmp_path, TABLES, [])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()} == before
+    assert set(before) == {"node_0.pub", "node_1.revoked"}
+
+
+def test_what_follows_from_a_key_is_made_again(tmp_path: Path) -> None:
+    folder = init(tmp_path, TABLES, [])
+    public = Path(f"{folder.key(1)}.pub")
+    before = public.read_bytes()
+    public.unlink()
+    (folder.certificates / "server.crt").unlink()
+    init(tmp_path, TABLES, ["fl.example.org"])
+    assert public.read_bytes() == before
+    server = x509.load_pem_x509_certificate((folder.certificates / "server.crt").read_bytes())
+    key = serialization.load_pem_private_key((folder.certificates / "server.key").read_bytes(), None)
+    assert server.public_key() == key.public_key()
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate((folder.certificates / "ca.crt").read_bytes()))
+    public.unlink()
+    folder.key(1).write_bytes(b"no key")
+    with pytest.raises(RunError, match=r"node_1 cannot be read as a key"):
+        init(tmp_path, TABLES, [])
+
+
+@pytest.mark.parametrize(
+    ("gone", "sentence"),
+    [
+        (["ca.crt"], r"ca\.crt is missing beside ca\.key"),
+        (["ca.crt", "ca.key"], r"ca\.crt is missing beside server\.key"),
+        (["server.key"], r"server\.key is missing beside server\.crt"),
+        (["ca.key", "server.key", "server.crt"], r"ca\.key is missing"),
+        (["ca.key", "server.crt"], r"ca\.key is missing"),
+    ],
+)
+def test_certificates_that_would_not_fit_are_not_made(tmp_path: Path, gone: list[str], sentence: str) -> None:
+    folder = init(tmp_path, TABLES, [])
+    for name in gone:
+        (folder.certificates / name).unlink()
+    before = {path.name: path.read_bytes() for path in folder.certificates.iterdir()}
+    with pytest.raises(RunError, match=sentence):
+        init(tmp_path, TABLES, [])
+    assert {path.name: path.read_bytes() for path in folder.certificates.iterdir()} == before
+
+
+def test_an_authority_that_is_kept_elsewhere_stays_there(tmp_path: Path) -> None:
+    folder = init(tmp_path, TABLES, [])
+    (folder.certificates / "ca.key").unlink()
+    before = (folder.certificates / "ca.crt").read_bytes()
+    init(tmp_path, TABLES | {"fleet": {"devices": 3}}, [])
+    assert (folder.certificates / "ca.crt").read_bytes() == before and folder.key(2).is_file()
+    assert not (folder.certificates / "ca.key").exists()
+
+
 def test_it_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: Path) -> None:
     assert init(tmp_path, TABLES, []).server().bind == "127.0.0.1"
     assert (made.server().bind, made.server().host) == ("0.0.0.0", "fl.example.org")

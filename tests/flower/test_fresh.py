@@ -1,5 +1,9 @@
 """The fresh-model service over real TLS on loopback: who may ask, what comes back, what is refused."""
 
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +102,43 @@ def test_what_is_no_question_is_refused(folder: Path, service: tuple, question: 
     ):
         channel.unary_unary(f"/{SERVICE}/ask")(question, timeout=60)
     assert found.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+#: A service with few descriptors, beside which files are written as a run writes its checkpoints.
+CROWDED = """
+import resource, sys, time
+from pathlib import Path
+from freshet.flower.fresh import FreshService
+folder, soft, hard = Path(sys.argv[1]), *map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+service = FreshService(None, "127.0.0.1:0", (folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())
+print(service.port, flush=True)
+sys.stdin.readline()
+for number in range(40):
+    (Path(sys.argv[1]) / "checkpoint").write_bytes(b"whole")
+    time.sleep(0.05)
+print("written", resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(200, 200), (200, 2000)])
+@pytest.mark.timeout(300)
+def test_idle_connections_of_strangers_leave_descriptors_for_the_run(folder: Path, soft: int, hard: int) -> None:
+    """300 connections that say nothing, for a process that may open 200 files (or 2,000, if it asks)."""
+    command = [sys.executable, "-c", CROWDED, str(folder), str(soft), str(hard)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdin is not None and serving.stdout is not None
+        port = int(serving.stdout.readline())
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+        time.sleep(1.0)
+        assert serving.communicate("go\n", timeout=120)[0] == f"written {hard}\n"
+        for each in idle:
+            each.close()
+
+
+@pytest.mark.timeout(300)
+def test_who_does_not_greet_is_left_and_others_are_served(folder: Path, service: tuple) -> None:
+    with socket.create_connection(("127.0.0.1", service[0].port)) as silent:
+        silent.settimeout(60)
+        assert client(folder, service[0].port).ask(Slot(2, "q"), 3, 5) is not None
+        assert silent.recv(1) == b"", "the service closes it"

@@ -1,12 +1,15 @@
 """The door of the SuperLink: who may call which of Flower's interfaces."""
 
 import asyncio
+import logging
+import logging.config
 import sys
+import time
 from typing import Any
 
 import pytest
 
-from freshet.flower.gate import Gate, install, may_pass
+from freshet.flower.gate import HOURLY, NOISY, TOLD, Gate, install, may_pass, quiet
 
 TOKEN = "t" * 64
 GOOD = [f"Bearer {TOKEN}".encode()]
@@ -70,6 +73,55 @@ def test_who_may_not_is_answered_401_and_told_nothing(capsys: pytest.CaptureFixt
 def test_only_calls_pass_and_never_a_websocket() -> None:
     assert called({"type": "lifespan"})[0]
     assert not called({"type": "websocket", "path": "/v1/fleet/x", "headers": []})[0]
+
+
+def test_refusals_are_counted_and_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    gate, reached = Gate(None, TOKEN), 0
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal reached
+        reached += message["type"] == "http.response.start"
+
+    async def flood() -> None:
+        for _ in range(3 * TOLD):
+            await gate({"type": "http", "path": "/" + "a" * 60_000, "headers": []}, lambda: None, send)
+
+    asyncio.run(flood())
+    said = capsys.readouterr().err
+    assert reached == gate.refused == 3 * TOLD
+    assert said.count("refused:") == TOLD and said.count("further ones are not told") == 1
+    assert len(said) < 200 * (TOLD + 1)
+
+
+def test_what_strangers_cause_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a line per call (with its whole path) nor more than some warnings, whatever Flower sets up later."""
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+
+    quiet()
+    logging.config.dictConfig(get_uvicorn_log_config(logging.INFO))
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    loggers = [logging.getLogger(name) for name in ("uvicorn.access", *NOISY)]
+    for logger in loggers:
+        logger.addHandler(Lines())
+    try:
+        for _ in range(HOURLY + 50):
+            for logger in loggers:
+                logger.warning("from %s", logger.name)
+        assert lines.count("from uvicorn.access") == 0
+        assert [lines.count(f"from {name}") for name in NOISY] == [HOURLY] * len(NOISY)
+        later = time.monotonic() + 3601
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        loggers[1].warning("an hour later")
+        assert lines[-1] == "an hour later"
+    finally:
+        for logger in loggers:
+            logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, Lines)]
+            logger.filters.clear()
 
 
 def test_flower_puts_it_in_front(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from freshet.config import resolve
 from freshet.core.messages import Assignment
+from freshet.errors import ConfigError
 from freshet.flower import wire
 from freshet.flower.device import Device
+from freshet.methods.parts.fresh import FreshModelRule
 from freshet.parts import Given, assemble
 
 TABLES = {
@@ -50,3 +52,12 @@ def test_timings_and_the_texts_of_errors_stay_on_the_device(tmp_path: Path) -> N
     assert told.upload is None and "4711" not in told.lost and told.lost
     with pytest.raises(ValueError, match="4711"):
         answered(tmp_path, "d", {}, device=Device(load=broken))
+
+
+def test_a_weight_that_holds_the_exact_length_of_the_training_is_refused() -> None:
+    """phi and beta go up as they are, and ``far = 2 a / (a + b)`` in them gives b, how far the device has gone."""
+    still = {"name": "fedasmu", "apply": "progress", "slot": "h2", "eta_gamma": 0.0, "eta_upsilon": 0.0}
+    resolve(TABLES | {"privacy": {"clip": 1.0}, "method": still})
+    with pytest.raises(ConfigError, match=r"length of the training.*set method\.distance to false"):
+        resolve(TABLES | {"privacy": {"clip": 1.0}, "method": still | {"distance": True}})
+    assert "far" not in FreshModelRule.public

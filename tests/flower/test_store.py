@@ -1,10 +1,13 @@
 """A device's folder survives restarts, belongs to one session, and is replaced as a whole."""
 
+import os
+import re
+import stat
 from pathlib import Path
 
 import numpy as np
 
-from freshet.flower.store import DeviceFolder, Kept
+from freshet.flower.store import SESSIONS, DeviceFolder, Kept
 
 MEMORY = {"q": np.arange(4.0), "last": 3, "name": "x"}
 
@@ -35,7 +38,7 @@ def test_a_paused_trip_is_found_by_its_ticket_only(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     folder.write(Kept(dict(MEMORY)))
-    file = tmp_path / "memory.safetensors"
+    (file,) = tmp_path.glob("memory.*")
     for damaged in (b"", file.read_bytes()[:-5], b"\x80\x04\x95 a pickle", b"{}"):
         file.write_bytes(damaged)
         assert folder.read() == Kept({})
@@ -45,4 +48,43 @@ def test_nothing_is_left_beside_the_files(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     for number in range(3):
         folder.write(Kept({"n": number}))
-    assert [path.name for path in tmp_path.iterdir()] == ["memory.safetensors"]
+    (file,) = tmp_path.iterdir()
+    assert re.fullmatch(r"memory\.[0-9a-f]{16}\.safetensors", file.name)
+
+
+def test_only_its_owner_reads_what_a_device_remembers(tmp_path: Path) -> None:
+    made = tmp_path / "memory" / "node_0"
+    (made / "flwr").mkdir(parents=True)  # as Flower does, before any trip
+    before = os.umask(0o022)
+    try:
+        folder = DeviceFolder(made, "s")
+        folder.write(Kept(dict(MEMORY)))
+        folder.pause("t", {"epoch": 1})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made.glob("*.safetensors")] == [0o600] * 2
+
+
+def test_two_runs_on_one_device_do_not_wipe_each_others_memory(tmp_path: Path) -> None:
+    one, two = DeviceFolder(tmp_path / "d", "one"), DeviceFolder(tmp_path / "d", "../two")
+    for trip in range(3):
+        for folder, name in ((one, "one"), (two, "two")):
+            assert folder.read().memory.get("trips", 0) == trip
+            folder.write(Kept({"trips": trip + 1}, name))
+            folder.pause(name, {"epoch": trip})
+    assert (one.read().ticket, two.read().ticket) == ("one", "two")
+    assert one.paused("one") == two.paused("two") == {"epoch": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_the_memory_of_old_runs_goes(tmp_path: Path) -> None:
+    for number in range(3 * SESSIONS):
+        folder = DeviceFolder(tmp_path, str(number))
+        folder.write(Kept({"n": number}))
+        folder.pause("t", {"n": number})
+        for path in tmp_path.iterdir():  # all are a minute older when the next run comes
+            os.utime(path, (path.stat().st_atime - 60, path.stat().st_mtime - 60))
+    assert len(list(tmp_path.iterdir())) == 2 * SESSIONS
+    kept = [DeviceFolder(tmp_path, str(number)).read().memory.get("n") for number in range(3 * SESSIONS)]
+    assert kept == [None] * 2 * SESSIONS + list(range(2 * SESSIONS, 3 * SESSIONS))

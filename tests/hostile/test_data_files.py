@@ -1,11 +1,15 @@
 """Data from anybody: small files cannot hang, crash or fill this machine, and nothing but regular files is read."""
 
+import gzip
 import io
+import lzma
 import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -14,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.data import archives
+from freshet.data import archives, imdb, tiny_imagenet
 from freshet.data.archives import members, read_bounded
 from freshet.data.cifar import read_python
 from freshet.data.plain_pickle import DEEPEST, load_plain
@@ -147,3 +151,111 @@ def test_an_archive_that_unpacks_to_many_times_its_size_is_refused_unread(tmp_pa
     with pytest.raises(DataError, match="more than 20 times as much; it is refused"):
         read += [name for name, _ in members(tmp_path / "bomb.zip", lambda name: True)]
     assert read == []
+
+
+def header(name: str, kind: bytes, size: int, **more: object) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(entries: int) -> bytes:
+    """A member whose map of holes (GNU's format 1.0, in its data) has so many entries of two bytes."""
+    records = [b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.name=x", b"GNU.sparse.realsize=1"]
+    pax = b"".join(b"%d %s\n" % (len(record) + 4, record) for record in records).ljust(512, b"\0")
+    size = sum(len(record) + 4 for record in records)
+    listed = (b"%d\n" % entries) + b"0\n" * 2 * entries
+    whole = listed.ljust(-(-len(listed) // 512) * 512, b"\0")
+    return header("x", tarfile.XHDTYPE, size) + pax + header("x", tarfile.REGTYPE, len(whole)) + whole
+
+
+LONG, END = 1 << 26, bytes(1024)
+#: What ``tarfile`` reads whole, or keeps, before it tells anybody of a member.
+TARS = {
+    "a long name": lambda: header("L", tarfile.GNUTYPE_LONGNAME, LONG) + bytes(LONG) + header("x", b"0", 0) + END,
+    "a long link": lambda: header("K", tarfile.GNUTYPE_LONGLINK, LONG) + bytes(LONG) + header("x", b"0", 0) + END,
+    "attributes": lambda: header("x", tarfile.XHDTYPE, LONG) + bytes(LONG) + header("x", b"0", 0) + END,
+    "attributes of all": lambda: header("g", tarfile.XGLTYPE, LONG) + bytes(LONG) + header("x", b"0", 0) + END,
+    "a map of holes": lambda: sparse(1 << 19) + END,
+    "many long names": lambda: (
+        (header("L", tarfile.GNUTYPE_LONGNAME, 1 << 15) + b"x" * (1 << 15) + header("x", b"0", 0)) * 1000 + END
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", TARS)
+@pytest.mark.timeout(300)
+def test_the_headers_of_a_tar_take_little_memory(bomb: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(TARS[bomb](), 1))
+    found = ""
+    tracemalloc.start()
+    try:
+        for _ in members(tmp_path / "bomb.tar.gz", lambda name: True):
+            continue
+    except DataError as error:
+        found = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    if bomb != "many long names":  # each of which is allowed
+        assert found.endswith("longer than any data set needs; the archive is refused")
+
+
+@pytest.mark.parametrize("packed", ["", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_ordinary_tars_with_long_names_are_read(tmp_path: Path, packed: str, form: int) -> None:
+    names = ["set/" + "n" * 90, "set/" + 20 * "long/" + "n" * 20, "set/plain"]
+    with tarfile.open(tmp_path / "set.tar", f"w:{packed}", format=form, pax_headers={"comment": "x" * 1000}) as archive:  # type: ignore[call-overload]
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 100_000 * number
+            archive.addfile(info, io.BytesIO(bytes([number]) * info.size))
+    found = list(members(tmp_path / "set.tar", lambda name: "plain" in name or "long" in name))
+    assert found == [(names[1], b"\1" * 100_000), (names[2], b"\2" * 200_000)]
+
+
+@pytest.mark.timeout(60)
+def test_a_member_of_negative_size_is_refused(tmp_path: Path) -> None:
+    """With which ``tarfile`` goes back and reads the same members again and again."""
+    before = header("a", b"0", 0) + header("b", b"0", 0)
+    (tmp_path / "bomb.tar").write_bytes(before + header("x", b"0", -1024) + END)
+    with pytest.raises(DataError, match="'x', a link or special file"):
+        list(members(tmp_path / "bomb.tar", lambda name: False))
+
+
+def compact(folder: Path, odd: str, kind: str) -> tuple[Path, ...]:
+    """The files of a compact format, of which one is a pipe or leads to a device that never ends."""
+    names = ("train.npz", "val.npz", "classes.txt") if odd in ("train.npz", "classes.txt") else ("x.txt.xz", "y.npy")
+    for name in names:
+        (folder / name).write_bytes(lzma.compress(b"a\nb\nc\nd"))
+    (folder / odd).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / odd)
+    else:
+        (folder / odd).symlink_to("/dev/zero")
+    return tuple(folder / name for name in names)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+@pytest.mark.parametrize("odd", ["y.npy", "train.npz", "classes.txt"])
+@pytest.mark.timeout(60)
+def test_compact_formats_read_regular_files_only(
+    tmp_path: Path, odd: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = compact(tmp_path, odd, kind)
+    if odd == "classes.txt":
+        monkeypatch.setattr(tiny_imagenet, "_read_npz", lambda path: (np.zeros(1), np.zeros(1)))
+    read = imdb.read_compact if odd == "y.npy" else tiny_imagenet.read_compact
+    with pytest.raises(DataError, match=rf"{odd} cannot be read \((it is a link|it is not a regular file)"):
+        read(paths)
+
+
+def test_a_list_of_classes_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_imagenet, "_read_npz", lambda path: (np.zeros(1), np.zeros(1)))
+    with (tmp_path / "classes.txt").open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(DataError, match="too large for this format; it is refused"):
+        tiny_imagenet.read_compact((tmp_path / "a", tmp_path / "b", tmp_path / "classes.txt"))

@@ -251,6 +251,19 @@ def test_ports_audit_sees_who_was_left_out_and_who_was_hurried_for_nothing() -> 
         PORT.audit(options, late, 2.0, memory)
 
 
+def test_ports_audit_knows_the_first_version_before_any_aggregation() -> None:
+    """With omega = 0 and wait = "ge" a device is overdue from the start."""
+    trigger = Triggered(device=0, trip=1, version=1, epochs=5, lr=0.1)
+    for options, hurries in ((PORTOptions(K=2, omega=0, wait="ge"), True), (PORTOptions(K=2, omega=0), False)):
+        memory: dict[Any, Any] = {}
+        PORT.audit(options, trigger, 0.0, memory)
+        if hurries:
+            PORT.audit(options, Hurried(device=0, trip=1), 1.0, memory)
+            continue
+        with pytest.raises(Mismatch, match="hurried without being overdue"):
+            PORT.audit(options, Hurried(device=0, trip=1), 1.0, memory)
+
+
 def test_wait_is_what_a_buffer_says() -> None:
     server = server_of("port", K=2)
     server.trigger([0])

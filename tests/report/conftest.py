@@ -48,11 +48,13 @@ def write_run(
     events: Iterable[dict[str, Any]] = (),
     summary: dict[str, Any] | None = None,
     world: dict[str, Any] | None = None,
+    metric: str = "accuracy",
     **config: dict[str, Any],
 ) -> Path:
     """A run directory tested every 10 s; without status it has no summary, like one that was killed.
 
-    ``world`` changes some of ``world_of`` its devices.
+    ``world`` changes some of ``world_of`` its devices. A ``metric`` of another name is better when it is less, its
+    values are those of ``accuracy``, and it has no target of its own.
     """
     folder.mkdir(parents=True)
     tables: dict[str, Any] = {
@@ -63,17 +65,23 @@ def write_run(
         "model": {"name": "custom"},
         "run": {"seed": seed, "until": 100.0, "eval_every": 10.0, "target": 0.8},
     }
+    judged = {"metric": metric, "direction": "max"}
+    if metric != "accuracy":
+        judged["direction"] = "min"
+        del tables["run"]["target"]
     for section, values in config.items():
         tables[section] = tables.get(section, {}) | values
     (folder / "config.toml").write_text(tomli_w.dumps(tables))
     about = known(method)
     drawn = {"curves": [list(curve) for curve in about.curves] if about else []}
-    (folder / "world.json").write_text(json.dumps(world_of(tables["fleet"]["devices"]) | drawn | (world or {})))
+    (folder / "world.json").write_text(
+        json.dumps(world_of(tables["fleet"]["devices"]) | drawn | judged | (world or {}))
+    )
     rows = [
         {
             "time": 10.0 * i,
             "version": i + 1,
-            "accuracy": value,
+            metric: value,
             "loss": 1.0,
             "bytes_up": 1000 * i,
             "bytes_down": 2000 * i,

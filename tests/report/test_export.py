@@ -13,7 +13,7 @@ from freshet import Result
 from freshet.cli import report as commands
 from freshet.errors import ConfigError
 from freshet.report import export
-from freshet.report.export import latex, tex, to_csv, to_parquet, to_pdf
+from freshet.report.export import latex, tex, to_csv, to_latex, to_parquet, to_pdf
 from freshet.report.groups import grouped
 from freshet.report.reading import read_all
 
@@ -66,6 +66,56 @@ def test_latex_by_hand(written: Write) -> None:
     assert r"\textbf{10 {\scriptsize (2 of 3)}} & -- &" in lines[6]
     assert lines[7].startswith(r"a\_b \& \textless{}c\textgreater{} & 1 & 20.0 & 20.0 & -- & -- &")
     assert tex("\\{}$%#~^\n") == r"\textbackslash{}\{\}\$\%\#\textasciitilde{}\textasciicircum{} "
+
+
+@pytest.mark.parametrize(
+    ("target", "times"), [(15.0, " & First crossing of 15 (s) & 5-point mean (s)"), (None, ""), (-0.5, " & First")]
+)
+def test_latex_of_a_metric_that_is_no_accuracy(written: Write, target: float | None, times: str) -> None:
+    runs = [written(f"r{seed}", seed=seed, metric="rmse", accuracy=[2e4, 14.25 + 1e4 * seed]) for seed in (0, 1)]
+    lines = latex(grouped(read_all(runs)), target).splitlines()
+    heads, cells = (next(line for line in lines if line.startswith(word)) for word in ("Method &", "fedasmu &"))
+    assert heads.startswith(f"Method & Seeds & Final rmse & Best rmse{times}")
+    assert ("First" in heads, r"\%" in heads) == (target is not None, False)
+    assert cells.startswith(r"fedasmu & 2 & 5014 {\scriptsize (14.25--10010)} &")
+    assert cells.count("&") == heads.count("&")
+
+
+def test_the_target_is_held_against_the_metric(written: Write, tmp_path: Path) -> None:
+    to_latex(read_all([written("r", metric="rmse", accuracy=[20.0, 14.0])]), tmp_path / "t.tex", 15.0)
+    assert "crossing of 15 (s)" in (tmp_path / "t.tex").read_text()
+    for write in (to_latex, to_pdf):
+        with pytest.raises(ConfigError, match=r"--target: is an accuracy and must be in 0..1, but 15 was given"):
+            write(read_all([written(write.__name__)]), tmp_path / "no", 15.0)
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_is_asked_for_is_written_or_nothing(
+    written: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, files = [written("a")], {"csv": tmp_path / "m.csv", "pdf": tmp_path / "f.pdf"}
+    for bad in (tmp_path / "no" / "t.tex", tmp_path):
+        with pytest.raises(ConfigError, match=r"--latex: .* cannot be written"):
+            commands.export(place, **files, latex=bad)
+    monkeypatch.setattr(export, "to_latex", lambda runs, path, target: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        commands.export(place, **files, latex=tmp_path / "t.tex")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_targets_of_own_metrics_on_the_command_line(written: Write, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command("report")(commands.report)
+    app.command("export")(commands.export)
+    place = str(written("r", metric="rmse", accuracy=[20.0, 14.0]))
+    for line in (
+        ["report", place, "-o", str(tmp_path / "r.html")],
+        ["export", place, "--pdf", str(tmp_path / "f.pdf")],
+    ):
+        done = CliRunner().invoke(app, [*line, "--target", "15"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    with pytest.raises(ConfigError, match="--target: must be a finite number, but nan was given"):
+        CliRunner().invoke(app, ["report", place, "--target", "nan"], catch_exceptions=False)
 
 
 def test_the_commands(written: Write, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,43 @@ def test_the_trials_of_a_tuning_come_best_first(tmp_path: Path) -> None:
     assert [(trial["score"], trial["values"]) for trial in found.content["trials"]] == [
         (0.7, [0.2]), (0.4, [0.1]), (None, [0.9]),
     ]  # fmt: skip
+    assert found.content["score"]["kind"] == "share"
+    (tmp_path / "tuning.json").write_text(json.dumps(content | {"metric": "rmse", "direction": "min"}))
+    [found], notes = read_experiments(find([tmp_path]).results)
+    assert (found.content["score"]["kind"], "mean -rmse over 1 seed" in found.content["notes"][0]) == ("value", True)
+
+
+def by_rmse(look: str, target: float | None) -> dict[str, Any]:
+    """A comparison of runs that are judged by something else than accuracy."""
+    lines = [line("fedasmu", accuracy=14.25), line("fedavg", "sync", accuracy=1425.0, time=None)]
+    return results(look, [world("mine", lines) | {"target": target, "metric": "rmse", "direction": "min"}])
+
+
+@pytest.mark.parametrize("target", [15.0, None])
+def test_figures_and_tables_follow_what_the_runs_are_judged_by(target: float | None, tmp_path: Path) -> None:
+    for look in ("curves", "settings", "methods"):
+        found = by_rmse(look, target)
+        flat = [panel for row in panels(found) for panel in row]
+        scales = [figure["layout"]["yaxis"]["title"]["text"] for figure in map(panel_figure, flat)]
+        drawn = experiment_figure(panels(found), "t", "n")
+        assert {axes.get_ylabel() for axes in drawn.axes if axes.axison} == set(scales)
+        times = {"virtual time (s)"} if target and look != "curves" else set()
+        assert set(scales) == {"test rmse"} | times
+        assert len(draw(found, tmp_path, look)) == 2
+        assert not any("accuracy" in panel.title for panel in flat)
+    (curves,) = panels(by_rmse("curves", target))[0]
+    assert len(panel_figure(curves)["layout"]["shapes"]) == (target is not None)
+    first = panels(by_rmse("methods", target))[0][0]
+    assert [bar["text"] for bar in panel_figure(first)["data"]] == [["14.25"], ["1425"]]
+
+
+def test_the_table_of_an_experiment_names_the_metric_and_its_kind() -> None:
+    (found,) = experiment(by_rmse("curves", 15.0))["worlds"]
+    assert found["metric"] == {"name": "rmse", "direction": "min"}
+    assert [(c["key"], c["title"], c["kind"]) for c in found["measures"]] == [
+        ("accuracy", "rmse", "value"), ("time_raw", "to {target}", "seconds"),
+    ]  # fmt: skip
+    (found,) = experiment(by_rmse("curves", None))["worlds"]
+    assert (found["target"], [c["key"] for c in found["measures"]]) == (None, ["accuracy"])
+    (usual,) = experiment(results("curves", [world("a", [line("fedasmu")])]))["worlds"]
+    assert [c["kind"] for c in usual["measures"]] == ["share", "seconds"]

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freshet.runs.audit import Audit, audit
 from freshet.runs.reader import Run
+from freshet.sim.fleet import Fleet
 
 Events = list[dict[str, Any]]
 
@@ -56,6 +58,14 @@ def test_every_reading_of_the_equations_passes(federate, tmp_path, name, equatio
 
 def test_an_untouched_copy_passes(tampered):
     assert tampered("fedasmu", lambda events: None).passed
+
+
+@pytest.mark.parametrize("up", [1e4, np.inf])
+def test_a_download_that_takes_no_time_passes(federate, tmp_path, up):
+    fleet = Fleet(np.linspace(1.0, 5.0, 8), up_rate=up, down_rate=np.inf)
+    federate("fedasmu", fleet=fleet, run={"trigger": "concurrency"}).run(40, out=tmp_path / "run")
+    found = audit(Run(tmp_path / "run"))
+    assert found.problem is None and found.merges > 3
 
 
 AGGREGATE = "version alpha lambda sigma iota xi beta n1"

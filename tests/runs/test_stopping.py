@@ -1,5 +1,7 @@
 """A run that is stopped, by an observer or at its target, leaves all its files whole and can go on later."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,23 @@ def test_a_run_stops_with_the_first_test_that_reaches_its_target(executor: str, 
     assert (whole.directory / "events.jsonl").read_bytes().startswith(log), "the same up to there"
     small("fedasmu", run=run).resume(cut.directory)
     assert traces(cut.directory) == traces(whole.directory), "with its target behind it, it goes on to its end"
+
+
+def test_ctrl_c_at_the_test_that_reaches_the_target_does_not_make_the_run_forget_it(tmp_path: Path) -> None:
+    run = {"target": 0.2, "stop_at_target": True}
+    whole = small("fedavg", run=run).run(300, out=tmp_path / "whole")
+    assert (whole.summary["status"], whole.summary["virtual_time"]) == ("stopped", whole.time_to(0.2))
+
+    class CtrlC(Observer):
+        def on_metrics(self, row: dict[str, Any]) -> None:
+            if row["accuracy"] >= 0.2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    cut = small("fedavg", run=run).run(300, out=tmp_path / "cut", observers=[CtrlC()])
+    if cut.summary["status"] == "interrupted":
+        cut = small("fedavg", run=run).resume(cut.directory)
+    assert (cut.summary["status"], cut.summary["stopped"]) == ("stopped", whole.summary["stopped"])
+    assert traces(cut.directory) == traces(whole.directory)
 
 
 def test_a_target_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:

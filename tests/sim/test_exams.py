@@ -17,7 +17,7 @@ from freshet.sim.exams import Exams
 from .test_resume import Crash, CrashError
 
 
-def asked(federate, method: str = "fedasmu", **run: Any) -> Federation:
+def asked(federate, method: Any = "fedasmu", **run: Any) -> Federation:
     return federate(method, run={"evaluate_devices": 2, "personalise": 3} | run)
 
 
@@ -111,6 +111,20 @@ def test_a_resumed_run_has_the_same(method: str, after: int, federate, tmp_path:
     keys = [key for key in whole.summary if key.startswith(("devices_", "personal_"))]
     assert len(keys) == 10
     assert {key: resumed.summary[key] for key in keys} == {key: whole.summary[key] for key in keys}
+
+
+def test_local_steps_are_at_the_rate_of_the_test_though_the_version_is_the_same(federate, tmp_path: Path) -> None:
+    """A version outlives a change of the learning rate where many uploads make one; a resumed run has no cache."""
+    run = {"evaluate_devices": 1, "eval_every": 5.0, "checkpoint_every": 7.0, "trigger": "concurrency", "in_flight": 3}
+    made = asked(federate, {"name": "fedbuff", "K": 40}, **run).changed({"training.lr_decay": 0.5})
+    whole = made.run(60, out=tmp_path / "whole")
+    assert len({event["version"] for event in exams(whole.directory)}) < len(exams(whole.directory)) - 3
+    for after in (15, 25, 35):
+        directory = tmp_path / str(after)
+        with pytest.raises(CrashError):
+            made.run(60, out=directory, observers=[Crash(after)])
+        made.resume(directory)
+        assert (directory / "events.jsonl").read_bytes() == (whole.directory / "events.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("value", ["always", 0, -1, True, 1.5])

@@ -99,3 +99,29 @@ def test_the_checkpoint_of_the_end_was_taken_before_the_last_test(tmp_path: Path
     assert (tree["now"], tree["last_test"]) == (47.0, 40.0)
     kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()[: tree["log"]["metrics"]]
     assert len(kept.splitlines()) == len(result.rows) - 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasync"])
+@pytest.mark.parametrize("ends", [({"until": 40.0}, {"until": 110.0}), ({"rounds": 3}, {"rounds": 8})], ids=str)
+def test_a_cosine_stays_as_long_as_the_run_was_first_expected_to_be(ends: Any, method: str, tmp_path: Path) -> None:
+    """It is in config.toml, so that the run can be made again; beyond its end it stays what it was there."""
+
+    def made(run: dict[str, Any], **training: Any) -> Federation:
+        return small(method, training={"lr": 0.05, "schedule": "cosine"} | training, run=run)
+
+    first, later = ends
+    made(first).run(out=tmp_path / "part")
+    length = Run(tmp_path / "part").config()["training"]["schedule_rounds"]
+    assert length == first.get("rounds", length) >= 1
+    made(first).resume(tmp_path / "part", **later)
+    assert Run(tmp_path / "part").config()["training"]["schedule_rounds"] == length
+    same = made(later, schedule_rounds=length).run(out=tmp_path / "same")
+    assert traces(tmp_path / "part") == traces(same.directory)
+    assert Run(tmp_path / "part").config() == Run(same.directory).config()
+    rates = [event["lr"] for event in Run(tmp_path / "part").events() if event["kind"] == "trigger"]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0.01 * 0.05)
+
+
+def test_no_other_schedule_asks_how_long_a_run_is(tmp_path: Path) -> None:
+    federation("fedavg").run(20, out=tmp_path / "run")
+    assert "schedule_rounds" not in Run(tmp_path / "run").config()["training"]

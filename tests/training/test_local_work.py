@@ -48,6 +48,37 @@ def test_a_slot_divides_the_steps_into_equal_parts():
     assert seen == [0, 3, 6]
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5])
+def test_a_method_that_changes_the_epochs_changes_the_steps_with_them(epochs):
+    """Time follows the epochs, and so does the work: ``training.steps`` are those of ``training.epochs``."""
+    assert whole(trainer(steps=12), epochs).steps == 4 * epochs
+    assert whole(trainer(steps=10), epochs).steps == 10 * epochs // 3
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+def test_a_device_that_hurries_makes_the_steps_of_the_epochs_it_was_left(heard):
+    """On a real device, which hears of it in mid-trip, as in a simulation, where the assignment says so."""
+    from freshet.training.trip import LocalTrip
+
+    t = trainer(steps=10)
+    trip = LocalTrip(t, Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1), None, LocalRule(), {})
+    train, seen = trip._train_epoch, []
+
+    def epoch():
+        train()
+        if trip.epoch == heard:
+            trip.hurry()
+        seen.append(trip.steps)
+
+    trip._train_epoch = epoch
+    trip.to_slot()
+    if not heard:
+        trip.hurry()
+    hurried, told = trip.finish(), whole(t, epochs=max(1, heard))
+    assert seen == [3, 6, 10][: max(1, heard)]
+    assert (hurried.steps, hurried.weights.tobytes()) == (told.steps, told.weights.tobytes())
+
+
 def test_a_clipped_step_is_the_gradient_shortened_to_the_limit():
     t = trainer(steps=3, clip=0.01, lr=1.0)
     start, end = initial_weights(mlp, SEED), whole(t).weights

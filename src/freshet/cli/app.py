@@ -81,7 +81,11 @@ def main() -> None:
         app([argument for argument in arguments if argument != _DEBUG])
     except BrokenPipeError:
         sys.exit(0)
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # whoever read our output has enough: click and rich say 1
+            sys.exit(0)
+        raise
+    except KeyboardInterrupt:
         raise
     except BaseException as error:  # a library in Rust that finds no memory raises nothing less
         if debug or not (isinstance(error, FreshetError | OSError | RecursionError) or out_of_memory(error)):

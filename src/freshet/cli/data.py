@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freshet.errors import ConfigError, FreshetError
+from freshet.files import printable
 
 data_app = typer.Typer(help="List, get, check and partition data sets.", no_args_is_help=True)
 
@@ -25,7 +26,7 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except FreshetError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(printable(f"freshet: {error}"), err=True)
         raise typer.Exit(2) from None
 
 

@@ -112,11 +112,11 @@ def app(
 def server(directory: Dir, dry_run: DryRun = False) -> None:
     """Start the server of a deployment and its run, or go on with a run that was stopped."""
     folder = _folder(directory)
+    from freshet.config import load_tables, resolve
     from freshet.flower import processes
-    from freshet.flower.folder import renew_app
     from freshet.flower.running import serve
 
-    devices = int(renew_app(folder)["fleet"]["devices"])
+    devices = resolve(load_tables(folder.root / "federation.toml")).fleet.devices
     link, executor = processes.superlink(folder)
     new = [node for node in range(devices) if node not in folder.registered()]
     for command in [link, executor, *(processes.register(folder, node) for node in new), processes.run(folder)]:

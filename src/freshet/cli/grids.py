@@ -21,6 +21,7 @@ from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left
 from freshet.experiments.store import State, Store
 from freshet.experiments.telling import Grid, tell
+from freshet.runs.facts import metric_of
 
 
 class GridScreen(Watch):
@@ -61,8 +62,9 @@ class GridScreen(Watch):
         self._now = time
 
     def on_metrics(self, row: dict[str, Any]) -> None:
-        if self._job is not None and row["accuracy"] is not None:
-            self._accuracy[self._job.key] = row["accuracy"]
+        value = metric_of(row).of(row)
+        if self._job is not None and value is not None:
+            self._accuracy[self._job.key] = value
 
     def on_message(self, message: str) -> None:
         self._say(message)
@@ -152,7 +154,7 @@ class TuneScreen(Watch):
         self._bar.update(self._task, completed=time)
 
     def on_metrics(self, row: dict[str, Any]) -> None:
-        self._bar.update(self._task, accuracy=number(row["accuracy"]))
+        self._bar.update(self._task, accuracy=number(metric_of(row).of(row)))
 
     def on_trial(self, record: Mapping[str, Any], count: int) -> None:
         """One trial is over."""

@@ -1,7 +1,7 @@
 """``freshet methods``, ``models``, ``show`` and ``audit``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.console import Console
@@ -51,9 +51,15 @@ def methods(
         console.print(f"[bold]{method.about.name}[/bold]: {escape(values)}", highlight=False)
 
 
-def _value(default: object) -> str:
-    """A default; one that follows from the run is a dash."""
-    return "–" if default is None else str(default)
+def _value(setting: object) -> str:
+    """A setting; an empty one, or a default that follows from the run, is a dash."""
+    return "–" if setting in (None, "", []) else str(setting)
+
+
+def _allowed(hint: object) -> str:
+    """The values that an option with a choice may have."""
+    found = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
+    return ", ".join(map(str, found))
 
 
 def _options(console: Console, name: str) -> None:
@@ -68,8 +74,9 @@ def _options(console: Console, name: str) -> None:
     for heading in ("option", "default", "meaning"):
         table.add_column(heading)
     for key, field in type(options).model_fields.items():
-        value = _value(getattr(options, key))
-        table.add_row(key, f"{value}{' *' if key in preset else ''}", field.description or "")
+        value, choice = _value(getattr(options, key)), _allowed(field.annotation)
+        meaning = "; ".join([field.description or ""] + [f"one of {choice}"] * bool(choice))
+        table.add_row(key, f"{value}{' *' if key in preset else ''}", escape(meaning.removeprefix("; ")))
     console.print(table)
     if preset:
         console.print("* set by this variant", style="dim")
@@ -91,6 +98,7 @@ def cells(
     name: Annotated[str | None, typer.Argument(help="Show one cell's settings and published results.")] = None,
 ) -> None:
     """List the paper's twelve cells (network x data set); with a name, its settings, length and published results."""
+    from freshet.cli.screen import fitting_parts
     from freshet.experiments.cells import CELLS
 
     if name is not None:
@@ -106,7 +114,8 @@ def cells(
         ours = (f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu"))
         table.add_row(cell.name, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
     console = Console()
-    console.print(table)
+    for part in fitting_parts(console, table):
+        console.print(part)
     console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
 
@@ -121,8 +130,7 @@ def _cell(console: Console, cell: "Cell") -> None:
     for heading in ("setting", "value", "whose"):
         table.add_column(heading)
     for choice in choices(cell):
-        shown = "–" if choice.value == "" else str(choice.value)
-        table.add_row(choice.name, escape(shown), "paper" if choice.stated else "[yellow]ours")
+        table.add_row(choice.name, escape(_value(choice.value)), "paper" if choice.stated else "[yellow]ours")
     console.print(table)
     console.print("\nOptions of the methods in this cell", style="bold")
     for method, options in all_method_choices(cell).items():
@@ -164,7 +172,7 @@ def _show(console: Console, directory: Path) -> None:
     else:
         _unfinished(console, run, config)
     for section in ("method", "fleet", "data", "model", "training", "run"):
-        values = ", ".join(f"{key} {value}" for key, value in config.get(section, {}).items())
+        values = ", ".join(f"{key} {_value(value)}" for key, value in config.get(section, {}).items())
         console.print(f"[dim]{section}:[/dim] {escape(printable(values))}", highlight=False, soft_wrap=True)
 
 
@@ -198,11 +206,11 @@ def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     kinds = found.events.kinds
     until, rounds = (figure(config.get("run", {}).get(key)) for key in ("until", "rounds"))
     end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds:g} rounds"] * bool(rounds)) or "an unknown end"
-    last = found.metrics[-1] if found.metrics else {}
+    last, metric = found.metrics[-1] if found.metrics else {}, found.metric
     facts = {
         "status": "not ended: the run is still going, or was killed",
         "virtual time": f"{found.end:g} s of {end}",
-        "newest test": f"accuracy {number(figure(last.get('accuracy')))} at {last['time']:g} s" if last else "none yet",
+        "newest test": f"{metric.name} {number(metric.of(last))} at {last['time']:g} s" if last else "none yet",
         "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
         "log": "; ".join(found.notes) or "whole lines up to here",
     }

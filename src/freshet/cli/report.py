@@ -1,8 +1,10 @@
 """``freshet report``, ``watch`` and ``export``: what run directories have to say, for people and for other programs."""
 
+import os
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -11,7 +13,7 @@ from freshet.errors import ConfigError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
 Target = Annotated[
-    float | None, typer.Option("--target", min=0, max=1, help="Accuracy to reach (default: the runs' own).")
+    float | None, typer.Option("--target", help="Accuracy, or other metric, to reach (default: the runs' own).")
 ]
 
 
@@ -84,17 +86,36 @@ def export(
         ("--pdf", pdf, lambda path: to.to_pdf(data, path, target)),
         ("--latex", latex, lambda path: to.to_latex(data, path, target)),
     ]
-    if not any(path for _, path, _ in wanted):
+    places = [(option, path, write) for option, path, write in wanted if path is not None]
+    if not places:
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
     if parquet is not None:
-        to.require_pyarrow()  # before anything is written
+        to.require_pyarrow()
+    for option, path, _ in places:
+        _check(option, path)
     found = runs_to("export", runs)
     with reading(found) as seen:
         data = read_all(found, seen)
-    for option, path, write in wanted:
-        if path is not None:
-            try:
-                write(path)
-            except OSError as error:
-                raise ConfigError(option, f"{path} cannot be written ({error.strerror or error})") from None
+    with TemporaryDirectory() as folder:
+        for option, _, write in places:
+            write(Path(folder) / option)
+        for option, path, _ in places:
+            _put(option, Path(folder) / option, path)
             typer.echo(f"{path} ({size(path.stat().st_size)})")
+
+
+def _check(option: str, path: Path) -> None:
+    """Refuse a place where no file can be, before anything is written."""
+    place = path if path.exists() else path.parent
+    if not place.exists():
+        raise ConfigError(option, f"{path} cannot be written (there is no folder {place})")
+    if path.is_dir() or not os.access(place, os.W_OK):
+        why = "it is a folder" if path.is_dir() else "permission denied"
+        raise ConfigError(option, f"{path} cannot be written ({why})")
+
+
+def _put(option: str, made: Path, path: Path) -> None:
+    try:
+        path.write_bytes(made.read_bytes())
+    except OSError as error:
+        raise ConfigError(option, f"{path} cannot be written ({error.strerror or error})") from None

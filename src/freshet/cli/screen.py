@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from freshet.files import printable
 from freshet.methods import known
-from freshet.report.columns import Column, judged
+from freshet.report.columns import Column as ResultColumn
+from freshet.report.columns import judged, reachable
 from freshet.runs.facts import metric_of
 from freshet.runs.writer import Observer
 
@@ -23,6 +24,8 @@ FIRST_UPLOADS, FIRST_SHARE, FIRST_SECONDS = 3, 0.01, 1.0
 LONG_SECONDS = 20.0
 #: Columns of a screen on which every table fits.
 NO_LIMIT = 10_000
+#: Columns that the names beside numbers have at least.
+MIN_NAME = 12
 
 
 class LiveProgress(Observer):
@@ -153,7 +156,7 @@ def marked(name: str) -> str:
     return " ".join([name, *(f"[{mark}]" for mark in marks)])
 
 
-def cell(column: Column, value: float | None) -> str:
+def cell(column: ResultColumn, value: float | None) -> str:
     """A number of a table of results as the terminal shows it."""
     if value is None:
         return "–"
@@ -172,7 +175,7 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
     target, metric = summaries[0]["target"], metric_of(summaries[0])
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    columns = [judged(key, metric) for key in _SHOWN if key != "time_raw" or target is not None]
+    columns = [judged(key, metric) for key in reachable(_SHOWN, target)]
     for column in columns:
         table.add_column(column.short.format(target=f"{target or 0:g}"), justify="right", no_wrap=True)
     for summary in summaries:
@@ -187,8 +190,36 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
 def fitting_table(console: Console, summaries: list[dict[str, Any]]) -> Table:
     """The same; where the screen is too narrow for it, one line per figure: no number is ever cut."""
     table = results_table(summaries)
-    whole = Measurement.get(console, console.options.update(max_width=NO_LIMIT), table).maximum
-    return table if whole <= console.width else _turned(table)
+    return table if _width(console, table) <= console.width else _turned(table)
+
+
+def fitting_parts(console: Console, table: Table) -> list[Table]:
+    """A table; where the screen is too narrow for it, several that all begin with its first column: no number is ever
+    cut."""
+    if _width(console, table) <= console.width:
+        return [table]
+    first, *rest = table.columns
+    if not first.no_wrap:
+        first.max_width = max(MIN_NAME, console.width // 3)
+    found: list[list[Column]] = []
+    for column in rest:
+        if not found or _width(console, _part(table, [first, *found[-1], column])) > console.width:
+            found.append([])
+        found[-1].append(column)
+    return [_part(table, [first, *columns]) for columns in found]
+
+
+def _width(console: Console, table: Table) -> int:
+    """Columns of a screen on which it is whole."""
+    return Measurement.get(console, console.options.update(max_width=NO_LIMIT), table).maximum
+
+
+def _part(table: Table, columns: list[Column]) -> Table:
+    """Some columns of a table."""
+    part = Table(*(column.copy() for column in columns), box=None, header_style=table.header_style, pad_edge=False)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        part.add_row(*cells)
+    return part
 
 
 def _turned(table: Table) -> Table:

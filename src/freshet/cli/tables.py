@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import cell, number, size
-from freshet.report.columns import DEVICES, chosen, judged, overhead
+from freshet.cli.screen import cell, fitting_parts, number, size
+from freshet.report.columns import DEVICES, chosen, judged, overhead, reachable
 from freshet.report.groups import said_diverged
 from freshet.report.references import Ratio
 from freshet.runs.facts import metric_of
@@ -42,35 +42,37 @@ def _runs(line: Record) -> str:
 
 def accuracy_table(world: Record) -> Table:
     """What each method reached and how fast, held against its reference; the paper's numbers beside it."""
-    lines, target = world["lines"], world["target"]
-    paper = any(line["published"] for line in lines)
-    metric = metric_of(world)
-    accuracy, best, raw, mean = (
-        judged(key, metric).short.format(target=f"{target:g}") for key in ("accuracy", "best", "time_raw", "time_mean")
+    lines, target, metric = world["lines"], world["target"], metric_of(world)
+    paper, timed = any(line["published"] for line in lines), target is not None
+    accuracy, best, *times = (
+        judged(key, metric).short.format(target=f"{target or 0:g}")
+        for key in reachable(("accuracy", "best", "time_raw", "time_mean"), target)
     )
-    headings = ["runs", accuracy, "range", best, raw, mean, "time vs reference", f"{metric.name} vs", "p"]
-    table = _table([*headings, *(["published", f"its time to {target:g}"] if paper else [])])
+    held = [*(["time vs reference"] if timed else []), f"{metric.name} vs", "p"]
+    published = ["published", f"its time to {target:g}"] if paper and timed else []
+    table = _table(["runs", accuracy, "range", best, *times, *held, *published])
     for line in lines:
-        against = line.get("against") or {}
-        difference = against.get("difference")
-        row = [
-            escape(line["label"]),
-            _runs(line),
-            number(line["accuracy"]["median"]),
-            span(line["accuracy"]),
-            number(line["best"]["median"]),
-            reached(line["time_raw"]),
-            reached(line["time_mean"]),
-            ratio(against.get("time_raw")) if against else _reference(world, line),
-            "–" if difference is None else f"{difference:+.3f}",
-            number(against.get("p")),
-        ]
-        if paper:
+        row = [escape(line["label"]), _runs(line), number(line["accuracy"]["median"]), span(line["accuracy"])]
+        row += [number(line["best"]["median"]), *([reached(line[key]) for key in _TIMES] if timed else [])]
+        row += _against(world, line)
+        if published:
             theirs = line["published"]
             row.append("–" if theirs is None else f"{theirs['accuracy']:g}")
             row.append("–" if theirs is None or theirs["time"] is None else f"{theirs['time']:,g}")
         table.add_row(*row)
     return table
+
+
+_TIMES = ("time_raw", "time_mean")
+
+
+def _against(world: Record, line: Record) -> list[str]:
+    """A method beside its reference: time where there is a target, difference and p."""
+    against = line.get("against") or {}
+    difference = against.get("difference")
+    time = ratio(against.get("time_raw")) if against else _reference(world, line)
+    told = "–" if difference is None else f"{difference:+.3f}"
+    return [*([] if world["target"] is None else [time]), told, number(against.get("p"))]
 
 
 def _reference(world: Record, line: Record) -> str:
@@ -115,7 +117,7 @@ def _table(headings: Sequence[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("method", overflow="fold")
     for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(heading, justify="right", no_wrap=heading != "runs", overflow="fold")
     return table
 
 
@@ -133,15 +135,12 @@ def print_results(console: Console, results: Record) -> None:
     for world in results["worlds"]:
         scaled = f" (scale {results['scale']['scale']:g})" if results["scale"] else ""
         name = (world["name"] or world["shared"]["data"]["name"]) + scaled
-        devices = f"{world['shared']['fleet']['devices']} devices here"
+        devices = f"{world['shared']['fleet']['devices']} devices"
         length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
         console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
-        console.print(accuracy_table(world))
-        fairness = devices_table(world)
-        if fairness is not None:
-            console.print(fairness)
-        console.print(cost_table(world))
-        console.print(traffic_table(world))
+        for table in (accuracy_table(world), devices_table(world), cost_table(world), traffic_table(world)):
+            for part in [] if table is None else fitting_parts(console, table):
+                console.print(part)
         for line in world["lines"]:
             for run in line["runs"]:
                 if run["error"]:
@@ -150,15 +149,25 @@ def print_results(console: Console, results: Record) -> None:
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 
+_HOW_TIMES = (
+    " Times: first test with the target reached, and first with the mean of five tests there; – means never, (1/3) by "
+    "one seed of 3"
+)
+_HOW_RATIOS = (
+    "time vs reference: 1.60x = takes 1.6 times as long as its reference to reach the target, 0.50x = half as long; "
+    ">2.10x: had not reached it when its runs ended, <0.50x: the reference had not. "
+)
+
+
 def _reading(results: Record) -> list[str]:
     """How to read the tables."""
     lines = [line for world in results["worlds"] for line in world["lines"]]
     held = [line for line in lines if "against" in line]
     pairs = max((line["against"]["pairs"] for line in held), default=0)
-    notes = [
-        "accuracy, best, times: median over the seeds that came to their end; range: least–greatest. Times: first test "
-        "with the target reached, and first with the mean of five tests there; – means never, (1/3) by one seed of 3"
-    ]
+    name = "/".join(dict.fromkeys(metric_of(world).name for world in results["worlds"])) or "accuracy"
+    timed = any(world["target"] is not None for world in results["worlds"])
+    told, times = (f"{name}, best, times", _HOW_TIMES) if timed else (f"{name}, best", "")
+    notes = [f"{told}: median over the seeds that came to their end; range: least–greatest.{times}"]
     if any(line[key]["count"] for line in lines for key in DEVICES):
         notes.append(
             "median device, 10th pct., worst device: accuracy of the last model on what each device is tested on; "
@@ -169,13 +178,10 @@ def _reading(results: Record) -> list[str]:
         for line in held:
             named.setdefault(line["against"]["reference"], []).append(line["label"])
         said = "; ".join(f"{', '.join(dict.fromkeys(names))} against {reference}" for reference, names in named.items())
-        notes.append(
-            "time vs reference: 1.60x = takes 1.6 times as long as its reference to reach the target, 0.50x = half as "
-            f"long; >2.10x: had not reached it when its runs ended, <0.50x: the reference had not. References: {said}"
-        )
+        notes.append(f"{_HOW_RATIOS if timed else ''}References: {said}")
     if pairs:
         notes.append(
-            "accuracy vs: mean difference of accuracy to the reference over common seeds; p: exact paired sign-flip "
+            f"{name} vs: mean difference of {name} to the reference over common seeds; p: exact paired sign-flip "
             f"test, not corrected for the number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
         )
     if any(line["diverged"] for line in lines):

@@ -9,6 +9,7 @@
 Every answer holds the events for the log, in order. What is counted, is counted here.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -96,11 +97,11 @@ class Coordinator:
     # ---- starting trips
 
     def wake(self, at: float) -> float | None:
-        """Remember that ``tick`` is wanted at this time; None when it was already."""
+        """Remember that ``tick`` is wanted at this time; None when it was already, be it to look for overdue trips."""
         if at in self._wakes:
             return None
         self._wakes.add(at)
-        return at
+        return None if at == self.deadline.look else at
 
     def put_off(self, at: float, now: float) -> float | None:
         """The ``tick`` of this time is wanted at the trigger's next one after ``now`` instead."""
@@ -115,19 +116,25 @@ class Coordinator:
         return self._start(now, available)
 
     def _tick_with_deadline(self, now: float, available: Callable[[int], bool]) -> Effects:
-        """The periodic trigger listens to its own clock alone, not to that of the deadline."""
-        server, looks = self.server, now == self.deadline.look and now not in self._wakes
+        """The periodic trigger listens to its own clock alone, not to that of the deadline. A run that ends here is
+        woken again at this time if it is given a later end."""
+        server, woken = self.server, now in self._wakes
         self._wakes.discard(now)
         late, events = self.deadline.overdue(now, server.flights), list[Event]()
         for device, trip in late:
             events += self._counted(server.give_up(device, trip))
         hurry = self._hurried(events)
         self.over |= bool(late) and self.rounds.ended(server, self.endless)
-        starts = not self.over and (self.trigger.on_arrival or not looks)
-        started = self._start(now, available) if starts else Effects()
+        started = Effects()
+        if woken or self.trigger.on_arrival:
+            started = Effects(wake_at=self.wake(now)) if self.over else self._start(now, available)
         events += started.events
+        look_at = self.deadline.next_look()
         return started._replace(
-            events=events, hurry=hurry, look_at=self.deadline.next_look(), given_up=[device for device, _ in late]
+            events=events,
+            hurry=hurry,
+            look_at=None if look_at in self._wakes else look_at,
+            given_up=[device for device, _ in late],
         )
 
     def _start(self, now: float, available: Callable[[int], bool]) -> Effects:
@@ -317,5 +324,8 @@ def _was_accepted(upload: Upload, decided: list[Event]) -> bool:
 
 
 def next_multiple(time: float, period: float) -> float:
-    """The next multiple of a period (multiplied, not added up: no drift)."""
-    return (round(time / period) + 1) * period
+    """The first multiple of a period after a time (multiplied, not added up: no drift), which may itself be one but for
+    rounding."""
+    nearest = round(time / period)
+    passed = nearest if math.isclose(time, nearest * period, rel_tol=1e-12) else math.floor(time / period)
+    return (passed + 1) * period

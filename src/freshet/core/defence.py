@@ -1,6 +1,12 @@
 """Defence against poisoned updates, between the gates and the method: the same for every method.
 
-A step is what an upload changes, ``d = u - w_o``, with the vectors that come beside the model at its end.
+A step is what a device's training changed, ``d = u - w_s``, with the vectors that come beside the model at its end.
+Training begins at the version that the device was given, ``w_s = w_o``. Where it merged a fresh one on its way, its n1
+steps a before and n2 steps b after that make ``u = (1 - beta) (w_o + a) + beta w_g + b``, so that
+``w_s = w_o + beta (w_g - w_o)`` and ``d = (1 - beta) a + b``: how far the server itself has gone is no device's doing.
+d is what FedASMU applies under apply = "progress", so that just this is bounded. Under "mix" it applies ``u - w``, with
+``u = w_s + d``: w_s lies between two models of the server's own, whatever beta a device reports, and drawing the model
+there is the method's rule, not the device's; all that the device can add to it is d again.
 
     clip             |d| is at most ``factor`` x the median length of the last uploads; a longer step is shortened
     median-distance  the median distance of d to the last steps is at most ``factor`` x the median of what that was for
@@ -52,6 +58,8 @@ ENOUGH = 8
 #: below the usual agreement is unusual, in median deviations.
 MOSTLY, SPREADS = 2 / 3, 2.0
 ABOUT = "defence"
+#: Under which name the report of a shortened upload says how much is left of it.
+SHARE = "defence.share"
 Rule = Literal["none", "clip", "median-distance", "multi-krum"]
 DEFAULT_FACTORS = {"clip": 1.0, "median-distance": 1.5}
 
@@ -101,9 +109,11 @@ class Defence:
         self.seen = Seen()
         self._held: list[tuple[Upload, Flight, Vector]] = []
 
-    def judge(self, upload: Upload, flight: "Flight", base: Vector) -> Judged:
-        """What becomes of an upload that passed the gates."""
-        step = step_of(upload, base, self.layout.learnable)
+    def judge(self, upload: Upload, flight: "Flight", base: Vector, fresh: Vector | None = None) -> Judged:
+        """What becomes of an upload that passed the gates, whose device was given ``base`` and, if it asked and there
+        was one, ``fresh``."""
+        start = start_of(upload, base, fresh)
+        step = step_of(upload, start, self.layout.learnable)
         if not is_finite(step):
             return Judged(upload, "is farther from its base than a number can say")
         if self.options.rule == "multi-krum":
@@ -124,7 +134,7 @@ class Defence:
             return Judged(upload, f"is {measure:.4g} away from other uploads, more than {bound:.4g}", notes)
         if share == 0.0:
             return Judged(upload, f"goes against other uploads (median cosine {agreement:.4g} < {least:.4g})", notes)
-        return Judged(upload if share == 1.0 else shortened(upload, base, share, self.layout), None, notes)
+        return Judged(upload if share == 1.0 else shortened(upload, start, share, self.layout), None, notes)
 
     def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:
         """The round is over: its uploads that are kept, in the order of their arrival, and a note."""
@@ -163,10 +173,17 @@ def _upload(saved: Sequence[Any]) -> Upload:
 # ---- one by one
 
 
-def step_of(upload: Upload, base: Vector, learnable: int) -> Vector:
-    """``u - w_o`` of the learnable weights, then the vectors beside the model in the order of their names."""
+def start_of(upload: Upload, base: Vector, fresh: Vector | None) -> Vector:
+    """Where what training produced begins: ``w_s = (1 - beta) w_o + beta w_g``, or w_o where nothing was merged;
+    between the two, whatever is reported for beta."""
+    beta = min(max(float(upload.merged.get("beta", 0.0)), 0.0), 1.0)
+    return base if fresh is None or beta == 0.0 else mix(base, fresh, beta)
+
+
+def step_of(upload: Upload, start: Vector, learnable: int) -> Vector:
+    """``u - w_s`` of the learnable weights, then the vectors beside the model in the order of their names."""
     with np.errstate(over="ignore"):  # infinitely long is too long
-        step = combine([(1.0, upload.weights[:learnable]), (-1.0, base[:learnable])])
+        step = combine([(1.0, upload.weights[:learnable]), (-1.0, start[:learnable])])
     others = [upload.vectors[name] for name in sorted(upload.vectors)]
     return np.concatenate([step, *others]) if others else step
 
@@ -215,12 +232,17 @@ def share_let_in(
     return bound / measure if rule == "clip" else 0.0
 
 
-def shortened(upload: Upload, base: Vector, share: float, layout: Layout) -> Upload:
-    """``w_o + share (u - w_o)``, and so with all that comes beside it; counters stay."""
+def shortened(upload: Upload, start: Vector, share: float, layout: Layout) -> Upload:
+    """``w_s + share (u - w_s)``, and so with all that comes beside it; counters stay. The report says so."""
     weights, n = upload.weights.copy(), layout.floats
-    mix(base[:n], upload.weights[:n], share, out=weights[:n])
+    mix(start[:n], upload.weights[:n], share, out=weights[:n])
     vectors = {name: combine([(share, vector)]) for name, vector in upload.vectors.items()}
-    return upload._replace(weights=weights, vectors=vectors)
+    return upload._replace(weights=weights, vectors=vectors, report={**upload.report, SHARE: share})
+
+
+def share_of(upload: Upload) -> float:
+    """How much of its step was let in. A device that reports a share itself is told no more than its own word."""
+    return float(upload.report.get(SHARE, 1.0))
 
 
 # ---- a round at a time

@@ -58,9 +58,11 @@ class Entrance:
         gate.seen(lengths)
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
 
-    def defended(self, defence: Defence, upload: Upload, device: int, flight: "Flight", base: Vector) -> Judgement:
+    def defended(
+        self, defence: Defence, upload: Upload, device: int, flight: "Flight", base: Vector, fresh: Vector | None
+    ) -> Judgement:
         """What a defence says of an upload that passed the gates."""
-        left, problem, notes = defence.judge(upload, flight, base)
+        left, problem, notes = defence.judge(upload, flight, base, fresh)
         return Judgement(left, None if problem is None else Rejected(problem, device, flight.trip), notes)
 
     def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:

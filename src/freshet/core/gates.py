@@ -11,12 +11,14 @@ from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Note
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate
+from freshet.core.saving import unsavable
 from freshet.core.vectors import Vector, is_finite
 
 FLOAT32 = np.dtype(np.float32)
 _PARTS, _NOTES = frozenset({Contribution}), frozenset({Noted})
 _AGGREGATED = OWN_KEYS[Aggregated]
 _ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
 NOT_FINITE = "has entries that are not finite"
 #: A report is a handful of numbers with short names: they go into the log.
 MOST_NUMBERS, LONGEST_NAME = 100, 100
@@ -82,7 +84,8 @@ def vector_problem(name: str, vector: object, size: int, finite: bool = True) ->
     if not isinstance(vector, np.ndarray):
         return f"{name} is not an array"
     if vector.dtype != FLOAT32 or vector.shape != (size,):
-        return f"{name} has shape {vector.shape}, expected ({size},) of float32"
+        given = "" if vector.dtype == FLOAT32 else f", not of {vector.dtype}"
+        return f"{name} has shape {vector.shape}, expected ({size},) of float32{given}"
     flags = vector.flags
     if not (flags.c_contiguous and flags.aligned):
         return f"{name} is not contiguous in memory"
@@ -101,6 +104,10 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
         return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
     if not _AGGREGATED.isdisjoint(numbers):
         return f"numbers are named {sorted(_AGGREGATED.intersection(numbers))} like keys that the event has of its own"
+    if not _SIMPLE.issuperset(map(type, numbers.values())):
+        problem = unsavable(dict(numbers), "numbers", arrays=False)
+        if problem is not None:
+            return problem
     return None if length is None or isinstance(length, _NUMBER) else f"length is {length!r:.40}, not a number"
 
 

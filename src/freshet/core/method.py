@@ -54,6 +54,11 @@ class World:
     #: How far n local steps along a constant unit gradient lead, in units of the learning rate; n for plain SGD.
     reach: Callable[[int], float] = float
 
+    @property
+    def most_epochs(self) -> int:
+        """Local epochs that a trip can have: the usual ones, or more where some device has more of its own."""
+        return self.epochs if self.own_epochs is None else max(self.epochs, int(self.own_epochs.max()))
+
 
 class Facts(NamedTuple):
     """What a method's options can be held against before a run is built."""

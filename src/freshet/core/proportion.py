@@ -96,7 +96,7 @@ class Proportion:
 
     def __init__(self, factor: float, layout: Layout, sends: tuple[str, ...] = ()) -> None:
         step = slice(0, layout.learnable)
-        rest = [Kind(STATISTICS, slice(layout.learnable, layout.size), factor**2)]
+        rest = [Kind(STATISTICS, slice(layout.learnable, layout.size), factor * factor)]
         self._parts = [Kind(STEP, step, factor), *(rest if layout.size > layout.learnable else [])]
         self._sent = [Kind(name, step, factor) for name in sends]
         self._kinds = [*self._parts, *self._sent, Kind(STEPS, slice(0, 0), factor)]

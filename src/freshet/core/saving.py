@@ -1,72 +1,194 @@
 """State as plain data: nested dicts and lists of numbers, texts and arrays, from any dataclass and back.
 
 Whoever has state keeps it in one dataclass; nothing else is to be written for it to be saved and resumed. A field whose
-value has ``state()`` and ``restore()`` of its own (a store with files behind it) is asked instead.
+value has ``state()`` and ``restore()`` of its own (a store with files behind it) is asked instead. What would not come
+back as what it was is refused when it is to be saved.
 """
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import cache
+from itertools import chain, repeat
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from freshet.errors import RunError
+
 Tree = dict[str, Any]
+#: What state and memory may hold.
+ALLOWED = "keep numbers, texts, lists, tuples, dicts and numpy arrays"
+#: What a line of the log may hold.
+LOGGED = "take numbers, texts, lists and dicts"
 
 
-def dump(state: Any) -> Any:
-    """Plain data of a dataclass (``{}`` for None); arrays are handed over as they are."""
-    return {} if state is None else _plain(state)
+def dump(state: Any, place: str = "the state") -> Any:
+    """Plain data of a dataclass (``{}`` for None); arrays are handed over as they are.
+
+    Raises a ``RunError`` for what could not come back; ``place`` is what it calls the dataclass.
+    """
+    return {} if state is None else _plain(type(state), state, place)
 
 
 def restore(state: Any, tree: Mapping[str, Any]) -> None:
     """Put saved data back into a dataclass of the same kind. Arrays are copied: the saved ones may lie in a file."""
     if state is None:
         return
+    kind: Any = type(state)
+    hints = _hints(kind)
     for field in dataclasses.fields(state):
         saved, now = tree[field.name], getattr(state, field.name)
         if hasattr(now, "restore"):
             now.restore(saved)
         else:
-            kind: Any = type(state)
-            hint = _hints(kind)[field.name] if isinstance(field.type, str) else field.type
-            setattr(state, field.name, _typed(hint, saved))
+            setattr(state, field.name, _typed(hints[field.name], saved))
 
 
-def _plain(value: Any) -> Any:
+# ---- what can be saved
+
+
+def unsavable(value: Any, place: str, arrays: bool = True) -> str | None:
+    """Why plain data cannot be saved, with the place of what is to blame; None if they can. A log holds no arrays."""
+    kind = type(value)
+    if kind is dict:
+        parts = (unsavable(item, f"{place}[{key!r}]", arrays) for key, item in value.items())
+        return _odd_key(value, place) or _first(parts)
+    if kind in (list, tuple):
+        return _first(unsavable(item, f"{place}[{number}]", arrays) for number, item in enumerate(value))
+    if is_leaf(value) and (arrays or not isinstance(value, np.ndarray)):
+        return None
+    return f"{place} is a {_name(value)}; {ALLOWED if arrays else LOGGED}"
+
+
+def is_leaf(value: object) -> bool:
+    """Whether it is a number, a text, None or an array of numbers."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
+    if isinstance(value, np.generic):
+        return value.dtype.kind in "biufU"
+    return value is None or isinstance(value, int | float | str)
+
+
+def is_key(key: object) -> bool:
+    """Whether a dict's key can be saved: a number, a text, None, or a tuple of such."""
+    return all(map(is_key, key)) if type(key) is tuple else not isinstance(key, np.ndarray) and is_leaf(key)
+
+
+def _odd_key(items: Mapping[Any, Any], place: str) -> str | None:
+    odd = next((key for key in items if not is_key(key)), None)
+    return None if odd is None else f"{place} has a key that is a {_name(odd)}; take numbers, texts or tuples of them"
+
+
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next(filter(None, problems), None)
+
+
+def _name(value: object) -> str:
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{name} of {value.dtype}" if isinstance(value, np.ndarray) else name
+
+
+def _plain(hint: Any, value: Any, place: str) -> Any:
+    """A value as plain data; ``hint`` is its annotation, by which it will come back."""
     if hasattr(value, "restore"):
         return value.state()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    hint, kind = _alone(hint), type(value)
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        if (get_origin(hint) or hint) is not kind:
+            raise RunError(f"{place} is a {kind.__name__} and would not come back as one; name that in its annotation")
+        parts = {name: _plain(each, getattr(value, name), f"{place}.{name}") for name, each in _hints(kind).items()}
+        return parts if dataclasses.is_dataclass(kind) else list(parts.values())
+    problem = None
+    if kind in (dict, types.MappingProxyType):
+        each = _item(hint)
+        problem = _odd_key(value, place)
+        value = {key: _plain(each, item, f"{place}[{key!r}]") for key, item in value.items()}
+    elif kind in (list, tuple):
+        items = enumerate(zip(_items(hint), value, strict=False))
+        value = kind(_plain(each, item, f"{place}[{number}]") for number, (each, item) in items)
+    else:
+        problem = unsavable(value, place)
+    if problem is None and not (value is None or isinstance(value, np.ndarray) or _fits(hint, value)):
+        says = hint.__name__ if isinstance(hint, type) else hint
+        problem = f"{place} is a {_name(value)}, but its annotation says {says}"
+    if problem is not None:
+        raise RunError(problem)
+    return value
+
+
+# ---- what annotations say
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    """The annotation of each field of a dataclass or named tuple; Any for what cannot be looked up."""
+    names = kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]
+    try:
+        found = get_type_hints(kind)
+    except NameError:  # text that names something of a function, or of an import for type checkers alone
+        found = {name: hint for name, hint in kind.__annotations__.items() if not isinstance(hint, str)}
+    return {name: found.get(name, Any) for name in names}
+
+
+def _alone(hint: Any) -> Any:
+    """An annotation without its ``| None``; of several kinds, the first."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(kind for kind in get_args(hint) if kind is not type(None))
+    return hint
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether plain data are of the form that their annotation says: a number is no dict."""
+    kind = get_origin(hint) or hint
+    if kind in (bool, int, float, str):
+        return isinstance(value, bool | int | float | str | np.generic)
+    if kind in (dict, list):
+        return isinstance(value, kind)
+    arguments = get_args(hint)
+    fixed = kind is tuple and arguments and arguments[-1] is not ...
+    return kind is not tuple or (isinstance(value, tuple) and (not fixed or len(value) == len(arguments)))
+
+
+def _item(hint: Any) -> Any:
+    """What a dict holds, by its annotation."""
+    return get_args(hint)[1] if get_origin(hint) is dict else Any
+
+
+def _items(hint: Any) -> Iterable[Any]:
+    """What a list or tuple holds, one after the other and without end, by its annotation."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list or (origin is tuple and arguments[-1:] == (...,)):
+        return repeat(arguments[0])
+    return chain(arguments if origin is tuple else (), repeat(Any))
 
 
 def _typed(hint: Any, saved: Any) -> Any:
-    """A saved value as what its annotation says."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return None if saved is None else _typed(next(kind for kind in arguments if kind is not type(None)), saved)
-    if origin is np.ndarray or hint is np.ndarray:
+    """A saved value as what it was: its annotation names dataclasses and named tuples. It may come from anybody."""
+    hint = _alone(hint)
+    kind: Any = get_origin(hint) or hint
+    if saved is None:
+        return None
+    if isinstance(saved, np.ndarray) or kind is np.ndarray:
         return np.array(saved)
-    if origin is dict:
-        key, item = arguments
-        return {key(name): _typed(item, value) for name, value in saved.items()}
-    if origin is list:
-        return [_typed(arguments[0], value) for value in saved]
-    if origin is tuple:
-        return tuple(_typed(kind, value) for kind, value in zip(arguments, saved, strict=True))
-    if dataclasses.is_dataclass(hint):
-        kind: Any = hint
-        return kind(**{name: _typed(_hints(kind)[name], value) for name, value in saved.items()})
-    if hasattr(hint, "_fields"):
-        kinds = _hints(hint)
-        return hint(*(_typed(kinds[name], value) for name, value in zip(hint._fields, saved, strict=True)))
-    return hint(saved) if isinstance(hint, type) and saved is not None else saved
+    if dataclasses.is_dataclass(kind):
+        made: Any = kind
+        hints = _hints(made)
+        return made(**{name: _typed(hints[name], value) for name, value in saved.items()})
+    if hasattr(kind, "_fields"):
+        return kind(*(_typed(each, value) for each, value in zip(_hints(kind).values(), saved, strict=True)))
+    if isinstance(saved, dict):
+        key, item = get_args(hint)[0] if get_origin(hint) is dict else Any, _item(hint)
+        found: Any = {_typed(key, name): _typed(item, value) for name, value in saved.items()}
+    elif isinstance(saved, list | tuple):
+        each = tuple if kind is tuple else type(saved)  # format 1 has lists in the place of tuples
+        found = each(_typed(item, value) for item, value in zip(_items(hint), saved, strict=False))
+    elif kind in (int, float) and isinstance(saved, str):  # format 1 has texts in the place of keys
+        return kind(saved)
+    else:
+        found = kind(saved) if isinstance(kind, type) and issubclass(kind, Enum | np.generic) else saved
+    if not _fits(hint, found):
+        raise ValueError(f"{str(saved)[:40]!r} is not of {kind}")
+    return found

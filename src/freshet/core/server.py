@@ -4,7 +4,7 @@ Every answer comes with the events that a driver stamps with a time and writes t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import numpy as np
 
@@ -89,6 +89,7 @@ class Server:
             overrides(type(method), Method, name) for name in ("prejudge", "instruct", "vectors")
         )
         self._buffers = method.about.replaces == "aggregation"
+        self._first = True
         self.urgent: list[int] = []
 
     # ---- what is true now
@@ -227,7 +228,7 @@ class Server:
         base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
         refusal = entrance.refusal(upload, device, flight, base, fresh)
         if refusal is None and entrance.defence is not None:
-            let_in, refusal, notes = entrance.defended(entrance.defence, upload, device, flight, base)
+            let_in, refusal, notes = entrance.defended(entrance.defence, upload, device, flight, base, fresh)
         if refusal is None:
             events = [] if let_in is None else self._receive(let_in, flight)
             self._land(device)
@@ -242,7 +243,7 @@ class Server:
 
     def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
         """The method's rule on an upload that is let in."""
-        verdict = self.method.receive(self, upload, flight)
+        verdict = self._first_verdict(upload, flight) if self._first else self.method.receive(self, upload, flight)
         if isinstance(verdict, Wait):
             if self._buffers:
                 self.waiting.add(upload.device)
@@ -253,6 +254,16 @@ class Server:
         events = self._apply(verdict, upload.device, flight)
         self.consumed += isinstance(events[0], Aggregated)
         return events
+
+    def _first_verdict(self, upload: Upload, flight: Flight) -> Verdict:
+        """As every other; what a method from elsewhere gets wrong is better said now than at the run's end."""
+        self._first, weights = False, self.store.weights
+        before = weights.tobytes()
+        verdict = self.method.receive(self, upload, flight)
+        if weights.tobytes() != before:
+            raise RunError(f"{self._name} has written to server.weights; write to a copy of it")
+        self._method_state()
+        return verdict
 
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
@@ -295,7 +306,7 @@ class Server:
             "consumed": self.consumed,
             "draws": self.draws,
             "entrance": self.entrance.state(),
-            "method": saving.dump(self.method.state),
+            "method": self._method_state(),
             "links": {} if self.links is None else self.links.state(),
         }
 
@@ -351,6 +362,13 @@ class Server:
         if self.waiting:
             self.waiting.clear()
         return [event, *verdict.notes]
+
+    def _method_state(self) -> saving.Tree:
+        state, place = self.method.state, f"{self._name}: self.state"
+        if state is not None and not is_dataclass(state):
+            raise RunError(f"{place} is a {type(state).__name__}; make it one dataclass, which can be saved")
+        tree: saving.Tree = saving.dump(state, place)
+        return tree
 
     @property
     def _name(self) -> str:

@@ -6,6 +6,7 @@ damaged file makes the standard library raise comes out as one DataError.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import os
@@ -14,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from freshet.errors import DataError, FreshetError
 from freshet.files import open_regular
@@ -24,6 +25,7 @@ TOTAL_LIMIT = 1 << 31  # bytes of all members together; the largest official arc
 EXPANSION = 20  # an archive of more than SMALL bytes unpacks to so many times its size; official ones stay below 4
 SMALL = 1 << 26
 MEMBER_COUNT = 1_000_000
+HEADERS = 1 << 16  # bytes of one member's headers in a tar; those of official ones have 512
 
 Wanted = Callable[[str], bool]
 
@@ -129,25 +131,63 @@ def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
             yield name, data
 
 
+class _Headers:
+    """What ``tarfile`` reads of an archive: headers, long names and attributes, whole, before it tells their length.
+
+    Those of one member have a bound, and nothing of a member is remembered when the next one comes.
+    """
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream, self._left = path, stream, HEADERS
+        self.tell, self.seek = stream.tell, stream.seek
+        self._archive: Any = tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")  # noqa: SIM115 (of our stream)
+
+    def read(self, size: int) -> bytes:
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise DataError(f"{self._path} has headers longer than any data set needs; the archive is refused")
+        return self._stream.read(size)
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        while (info := self._archive.next()) is not None:
+            yield info
+            self._left = HEADERS
+            self._archive.members.clear()
+            self._archive.pax_headers.clear()
+
+
 def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
     count = total = 0
-    with open_regular(path) as opened, tarfile.open(fileobj=opened, mode="r:*") as archive:
-        for info in archive:
+    with open_regular(path) as opened, _unpacked(opened) as stream:
+        for info in _Headers(path, stream):
             count, total = count + 1, total + info.size
             _totals(path, os.fstat(opened.fileno()).st_size, count, total)
             name = safe_name(path, info.name)
             if info.isdir():
                 continue
-            if not info.isreg():
-                raise DataError(f"{path} holds {info.name!r}, a link or special file; such an archive is refused")
+            if not info.isreg() or info.issparse() or info.size < 0:
+                raise DataError(f"{path} holds {name[:100]!r}, a link or special file; such an archive is refused")
             if not wanted(name):
                 continue
             _bounded(path, name, info.size, limit)
-            file = archive.extractfile(info)
-            data = b"" if file is None else file.read(info.size)
+            stream.seek(info.offset_data)
+            data = stream.read(info.size)
             if len(data) != info.size:
                 raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
             yield name, data
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    """The tar in a file, as its first bytes say that it is compressed."""
+    head = file.read(6)
+    file.seek(0)
+    readers: dict[bytes, Callable[[BinaryIO], object]] = {
+        b"\x1f\x8b": lambda packed: gzip.GzipFile(fileobj=packed),
+        b"BZh": bz2.BZ2File,
+        b"\xfd7zXZ\0": lzma.LZMAFile,
+    }
+    reader = next((reader for magic, reader in readers.items() if head.startswith(magic)), None)
+    return file if reader is None else cast(BinaryIO, reader(file))
 
 
 def _totals(path: Path, packed: int, count: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ _BREAK = re.compile(r"<br\s*/?>")
 _REVIEW = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/(\d+)_\d+\.txt")
 _TEXT_LIMIT = 1 << 28  # bytes; all 50,000 reviews are 66 MB
 _REVIEW_LIMIT = 1 << 20
+_STARS_LIMIT = 1 << 22  # bytes; 50,000 ratings are 50 kB
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def read_compact(paths: tuple[Path, ...]) -> Reviews:
     with damaged(paths[0]):
         lines = read_bounded(paths[0], _TEXT_LIMIT).decode("utf-8").split("\n")
     with damaged(paths[1]):
-        stars = np.load(paths[1], allow_pickle=False)
+        stars = np.load(io.BytesIO(read_bounded(paths[1], _STARS_LIMIT)), allow_pickle=False)
     if len(lines) % 4 or stars.shape != (len(lines),):
         raise DataError(
             f"{paths[0]} has {len(lines)} lines, ratings of shape {stars.shape}; four equal parts are needed"

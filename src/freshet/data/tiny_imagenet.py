@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.data.archives import damaged, members
+from freshet.data.archives import damaged, members, read_bounded
 from freshet.data.dataset import Array
 from freshet.errors import DataError
+from freshet.files import open_regular
 
 SIZE = 64
 _TRAIN = re.compile(r"(?:.*/)?train/(n\d+)/(?:images/)?n\d+_(\d+)\.JPEG")
@@ -72,17 +73,19 @@ def read_compact(paths: tuple[Path, ...]) -> dict[str, Array]:
     for part, path in (("train", paths[0]), ("test", paths[1])):
         result[f"x_{part}"], result[f"y_{part}"] = _read_npz(path)
     with damaged(paths[2]):
-        rows = [line.split("\t") for line in paths[2].read_text(encoding="utf-8").splitlines()]
+        text = read_bounded(paths[2], _FILE_LIMIT).decode("utf-8")
+        rows = [line.split("\t") for line in text.splitlines()]
         result["class_names"] = np.array([row[2] for row in rows])
     return result
 
 
 def _read_npz(path: Path) -> tuple[Array, Array]:
-    with damaged(path):
-        with zipfile.ZipFile(path) as archive:
+    with damaged(path), open_regular(path, links=False) as file:
+        with zipfile.ZipFile(file) as archive:
             if max((info.file_size for info in archive.infolist()), default=0) > _NPZ_LIMIT:
                 raise DataError(f"{path} holds an array of more than {_NPZ_LIMIT:,} bytes; it is refused")
-        with np.load(path, allow_pickle=False) as content:
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as content:
             heads = (content["header_rgb"].tobytes(), content["header_gray"].tobytes())
             payload, offsets = content["payload"].tobytes(), content["offsets"].astype(np.int64)
             gray, labels = content["is_gray"], content["labels"].astype(np.int64)

@@ -183,12 +183,15 @@ def _job(make: Make, entry: Entry, seed: int) -> Job:
             raise _unsteady(entry, seed)
         return again.configured(config)
 
-    config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": False}))
+    keep = first.config.run.keep_checkpoint and "keep_checkpoint" in first.config.run.model_fields_set
+    config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": keep}))
     return Job(GridWorld(), entry, seed, config, Made(build, first.fingerprint, 4 * first.parts.layout.size))
 
 
 def _federation(make: Make, entry: Entry, seed: int) -> Federation:
     """What ``make`` gives, if it is what was asked for."""
+    if not callable(make):
+        raise ConfigError("make", f"must be a function of (method, seed), but {make!r:.60} was given")
     federation = make({"name": entry.method, **entry.options} if entry.options else entry.method, seed)
     if not isinstance(federation, Federation):
         raise ConfigError("make", f"must return a Federation, but {type(federation).__name__} was returned")

@@ -21,8 +21,10 @@ from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
+from freshet.data.archives import damaged
 from freshet.data.dataset import DataSet, check, own_data
 from freshet.errors import ConfigError, DataError
+from freshet.files import open_regular
 from freshet.flower import LOADED, wire
 from freshet.flower.store import DeviceFolder, Kept
 from freshet.parts import Given, Parts, assemble
@@ -306,11 +308,11 @@ def _named(option: str, text: str, wanted: str) -> Any:
 
 
 def _read_npz(path: Path) -> tuple[Any, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return file["x"], file["y"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read as arrays x and y ({error})") from None
+    with damaged(path), open_regular(path) as file:
+        arrays = np.load(file, allow_pickle=False)
+        if not {"x", "y"} <= set(getattr(arrays, "files", ())):
+            raise DataError(f"{path} has no arrays x and y; make it with: numpy.savez({path.name!r}, x=..., y=...)")
+        return arrays["x"], arrays["y"]
 
 
 def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:

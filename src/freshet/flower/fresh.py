@@ -17,6 +17,7 @@ import numpy as np
 from freshet.core.messages import Fresh, Slot
 from freshet.core.server import Refused
 from freshet.errors import RunError
+from freshet.files import open_many
 from freshet.flower.codec import Malformed, from_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ SERVICE = "freshet.Fresh"
 #: A question is a few numbers and a token; whatever is longer is refused unread.
 QUESTION_BYTES = 4096
 _THREADS = 8
+#: Connections and questions at once; what is beyond is turned away, so that strangers leave the run files to open.
+_CONNECTIONS, _QUESTIONS = 4096, 1024
+#: Who has not greeted, or not asked anything, within so many seconds is left.
+_GREETING, _IDLE = 10, 60
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -42,8 +47,8 @@ class FreshService:
 
     def __init__(self, answers: Answers, bind: str, key: bytes, certificate: bytes) -> None:
         self._answers = answers
-        limits = [("grpc.max_receive_message_length", QUESTION_BYTES), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=[*limits, ("grpc.so_reuseport", 0)])
+        pool, options = ThreadPoolExecutor(_THREADS), [*_limits(open_many()), ("grpc.so_reuseport", 0)]
+        self._server = grpc.server(pool, options=options, maximum_concurrent_rpcs=_QUESTIONS)
         calls = {"ask": self._ask, "hurry": self._hurry}
         handlers = {name: grpc.unary_unary_rpc_method_handler(_guarded(call)) for name, call in calls.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -70,6 +75,18 @@ class FreshService:
     def _hurry(self, question: dict[str, Any]) -> bytes:
         device, trip, token = _whole(question, "device"), _whole(question, "trip"), str(question.get("token", ""))
         return b"1" if self._answers.is_urgent(device, trip, token) else b"0"
+
+
+def _limits(files: int) -> list[tuple[str, int]]:
+    """What one who has no token may take of a process that can open so many files: half of them at most."""
+    return [
+        ("grpc.max_receive_message_length", QUESTION_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_allowed_incoming_connections", min(_CONNECTIONS, files // 2)),
+        ("grpc.max_concurrent_streams", _THREADS),
+        ("grpc.server_handshake_timeout_ms", 1000 * _GREETING),
+        ("grpc.max_connection_idle_ms", 1000 * _IDLE),
+    ]
 
 
 def _guarded(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], bytes]:

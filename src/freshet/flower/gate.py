@@ -8,7 +8,9 @@ port could start an app of his own on every device. Flower's hook for extensions
 
 import hmac
 import ipaddress
+import logging
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +25,9 @@ OPEN, HEALTH = "/v1/fleet/", "/health"
 #: For processes of this machine that have the executor's secret or the token of a task.
 HERE = "/v1/runtime/"
 _HOOK = "flwr.ee.superlink.extensions"
+#: Refused calls that are told, and lines per hour of each logger that anybody who reaches the port can make write.
+TOLD, HOURLY = 100, 1000
+NOISY = ("uvicorn.error", "flwr")
 
 
 def may_pass(path: str, client: str, authorisation: list[bytes], token: str) -> bool:
@@ -45,21 +50,31 @@ def is_here(client: str) -> bool:
 
 
 class Gate:
-    """ASGI middleware that answers 401 to whoever may not pass, and says so in the log of the SuperLink."""
+    """ASGI middleware that answers 401 to whoever may not pass; the first of them are in the log of the SuperLink."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, token
+        self.refused = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._passes(scope)):
             await self._app(scope, receive, send)
             return
-        client = (scope.get("client") or ("somebody",))[0]
-        print(f"refused: {scope.get('method', '')} {scope['path'][:100]!r} from {client}", file=sys.stderr, flush=True)
+        self._count(scope)
         if scope["type"] == "http":
             head = [(b"content-type", b"text/plain"), (b"content-length", b"0"), (b"connection", b"close")]
             await send({"type": "http.response.start", "status": 401, "headers": head})
             await send({"type": "http.response.body", "body": b""})
+
+    def _count(self, scope: Scope) -> None:
+        """Who calls again and again must not fill the disk."""
+        self.refused += 1
+        if self.refused > TOLD:
+            return
+        client = (scope.get("client") or ("somebody",))[0]
+        last = "; further ones are not told" if self.refused == TOLD else ""
+        told = f"refused: {scope.get('method', '')[:20]} {scope['path'][:100]!r} from {client}{last}"
+        print(told, file=sys.stderr, flush=True)
 
     def _passes(self, scope: Scope) -> bool:
         client = (scope.get("client") or ("",))[0]
@@ -76,8 +91,30 @@ def install(token: str) -> None:
     sys.modules[_HOOK] = hook
 
 
+class _Few(logging.Filter):
+    """Lets so many lines through in an hour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since, self._passed = time.monotonic(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if time.monotonic() - self._since >= 3600:
+            self._since, self._passed = time.monotonic(), 0
+        self._passed += 1
+        return self._passed <= HOURLY
+
+
+def quiet() -> None:
+    """No line per call, and few of what strangers can cause; filters stay when uvicorn sets up its loggers."""
+    logging.getLogger("uvicorn.access").addFilter(lambda record: False)
+    for name in NOISY:
+        logging.getLogger(name).addFilter(_Few())
+
+
 def main() -> None:
     token_file, *options = sys.argv[1:]
+    quiet()
     install(Path(token_file).read_text(encoding="ascii").strip())
     from flwr.superlink.cli.flower_superlink import flower_superlink
 

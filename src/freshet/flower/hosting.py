@@ -23,6 +23,7 @@ from freshet.flower.processes import Child
 from freshet.flower.server import ServerSettings, serve
 from freshet.parts import Given
 from freshet.runs.lifecycle import Ended
+from freshet.runs.lock import RunLock
 
 #: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
 START, LOOK = processes.PATIENCE, 1.0
@@ -33,10 +34,11 @@ def host(config: Config, given: Given, root: Path, hosts: Sequence[str], server:
     if config.fleet.custom:
         raise ConfigError("fleet", "is given, but real devices are as fast as they are; leave it out")
     folder = init(root, config.tables(), hosts, server)
-    # what Python says now holds, whatever an earlier call has left there
-    (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
-    with _superlink(folder), _task(folder) as grid:
-        return serve(config, ServerSettings.read(run_config(folder)), FlowerPost(grid), given)
+    with RunLock(folder.state):  # a second server would end the run of the first
+        # what Python says now holds, whatever an earlier call has left there
+        (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
+        with _superlink(folder), _task(folder) as grid:
+            return serve(config, ServerSettings.read(run_config(folder)), FlowerPost(grid), given)
 
 
 @contextmanager

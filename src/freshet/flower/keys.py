@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from freshet.errors import RunError
+from freshet.files import replacing
 
 YEARS = 10
 
@@ -28,9 +30,11 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def make_authority(folder: Path) -> None:
-    """``ca.key`` and ``ca.crt``, unless they are there."""
-    if (folder / "ca.key").exists():
+    """``ca.key`` and ``ca.crt``, unless they are there; the key alone may be kept elsewhere."""
+    if (folder / "ca.crt").exists():
         return
+    for there in ("ca.key", "server.key"):
+        _refuse_beside(folder / there, "ca.crt", "bring it back: every device has it")
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("freshet deployment")
     certificate = (
@@ -41,17 +45,26 @@ def make_authority(folder: Path) -> None:
         .sign(key, hashes.SHA384())
     )
     write_secret(folder / "ca.key", _pem(key))
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _publish(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def make_server(folder: Path, hosts: list[str]) -> None:
     """``server.key`` and ``server.crt`` for these names and addresses, signed by the authority, unless they exist."""
-    if (folder / "server.key").exists():
+    has_key, has_certificate = ((folder / name).exists() for name in ("server.key", "server.crt"))
+    if has_key and has_certificate:
         return
+    if not has_key:
+        _refuse_beside(
+            folder / "server.crt", "server.key", "bring it back, or remove server.crt to have both made anew"
+        )
+    if not (folder / "ca.key").exists():
+        raise RunError(f"{folder / 'ca.key'} is missing, which has to sign server.crt; bring it here for this command")
     authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     signer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    assert isinstance(authority, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
+    if not has_key:
+        write_secret(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())))
+    key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
+    assert isinstance(authority, ec.EllipticCurvePrivateKey) and isinstance(key, ec.EllipticCurvePrivateKey)
     public = authority.public_key()
     certificate = (
         _certificate(_name(hosts[0]), signer.subject, key.public_key())
@@ -63,21 +76,40 @@ def make_server(folder: Path, hosts: list[str]) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    write_secret(folder / "server.key", _pem(key))
-    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _publish(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _refuse_beside(there: Path, missing: str, remedy: str) -> None:
+    """Raise if a file is there that no new one of the other name would fit."""
+    if there.exists():
+        raise RunError(
+            f"{there.with_name(missing)} is missing beside {there.name}, and a new one would not fit; {remedy}"
+        )
 
 
 def make_node(path: Path) -> None:
-    """A node's private key at ``path`` and its public one at ``path.pub``, in OpenSSH form, unless they exist."""
-    if path.exists():
+    """A node's private key at ``path`` and its public one at ``path.pub``, in OpenSSH form, unless they exist.
+
+    The public one alone is a node whose key is where it belongs, on its device; ``.revoked`` is one that is locked out.
+    """
+    public = path.with_name(f"{path.name}.pub")
+    if public.exists() or public.with_suffix(".revoked").exists():
         return
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write_secret(path, private)
-    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+    form, openssh, pem = serialization.PublicFormat.OpenSSH, serialization.Encoding.OpenSSH, serialization.Encoding.PEM
+    if not path.exists():
+        new, plain = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
+        write_secret(path, new.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain))
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise RunError(f"{path} cannot be read as a key ({error}); remove it to have a new one made") from None
+    _publish(public, key.public_key().public_bytes(openssh, form) + b"\n")
+
+
+def _publish(path: Path, content: bytes) -> None:
+    """A new file that all may read, whole or not at all."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

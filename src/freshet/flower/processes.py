@@ -22,6 +22,7 @@ import httpx
 import tomli_w
 
 from freshet.errors import RunError
+from freshet.files import open_many
 from freshet.flower.folder import Folder, renew_app, run_config
 from freshet.flower.keys import write_secret
 from freshet.runs.writer import write_atomically
@@ -288,6 +289,7 @@ def write_nodes(folder: Folder, known: Mapping[int, int]) -> None:
 
 def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
     """SuperLink up, keys registered, and the executor up unless the server app runs elsewhere."""
+    open_many()  # for all that is started here: idle connections of strangers take descriptors
     tables = renew_app(folder)
     connect(folder)
     link, starter = superlink(folder)

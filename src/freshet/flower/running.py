@@ -17,6 +17,7 @@ from freshet.flower import processes
 from freshet.flower.folder import Folder, init
 from freshet.flower.processes import Child, Command
 from freshet.runs.lifecycle import interruptible
+from freshet.runs.lock import RunLock
 from freshet.runs.reader import ENDED
 
 Say = Callable[[str], None]
@@ -117,10 +118,10 @@ class ServerRun:
 def serve(folder: Folder, say: Say) -> str:
     """A server in the foreground, until its run has ended or somebody stops it; returns the run's status."""
     own = folder.state / "deploy.pid"
-    own.write_text(f"{os.getpid()}\n", encoding="ascii")
-    with stoppable():
+    with RunLock(folder.state), stoppable():  # a second server would end the run of the first
         server = None
         try:
+            own.write_text(f"{os.getpid()}\n", encoding="ascii")
             server = ServerRun(folder, say)
             say(f"the federation runs; its run directory is {server.out}")
             while (status := server.look()) is None:
@@ -170,7 +171,12 @@ class LocalRun:
         self.folder = init(root, tables, [], given)
         self.say = say
         self._command, self._ports = devices or local_device, ports[2:]
-        self.server = ServerRun(self.folder, say)
+        self._lock = RunLock(self.folder.state)
+        try:
+            self.server = ServerRun(self.folder, say)
+        except BaseException:
+            self._lock.release()
+            raise
         self.devices = [Child(self.command(node)) for node in range(len(self._ports))]
         self._ended: dict[int, float] = {}
 
@@ -205,6 +211,7 @@ class LocalRun:
     def stop(self) -> None:
         self.server.stop()
         processes.stop(self.devices)
+        self._lock.release()
 
 
 def local_device(folder: Folder, node: int) -> Command:

@@ -82,8 +82,21 @@ def _from_path(path: str) -> type[Method]:
             again = "give it again, as in Federation(method=TheClass, ...).resume(RUN)"
             raise ConfigError("method.name", f"{path!r} stands for a class given from Python; {again}") from None
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-        raise ConfigError("method.name", f"{path!r} cannot be imported ({why})") from error
+        problem = _not_there(path, error) or f"{path!r} cannot be imported ({why})"
+        raise ConfigError("method.name", problem) from error
     return _checked(method, repr(path))
+
+
+def _not_there(path: str, error: Exception) -> str | None:
+    """That the module is there and the class is not, with those that are; None if something else is the matter."""
+    where, _, name = path.rpartition(":")
+    module = getattr(error, "obj", None)
+    if not (isinstance(error, AttributeError) and inspect.ismodule(module) and error.name == name.split(".")[0]):
+        return None
+    own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
+    classes = [value.__qualname__ for value in own if inspect.isclass(value) and issubclass(value, Method)]
+    has = f"it has {', '.join(classes)}" if classes else "it has no subclass of freshet.Method"
+    return f"{path!r} cannot be imported (module {where!r} has no attribute {name!r}); {has}"
 
 
 def _checked(method: Any, who: str) -> type[Method]:

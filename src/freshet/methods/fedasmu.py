@@ -156,7 +156,7 @@ class FedASMU(Method):
         budget = options.control_budget_mb * 2**20
         steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
         learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
-        self.state = ServerState(steps, MetaSelector(world.epochs, *learning))
+        self.state = ServerState(steps, MetaSelector(world.most_epochs, *learning))
         if options.dynamic_server and options.controls == "course":
             self.state.course = Course(self._first_control())
         if options.meta_from:
@@ -171,7 +171,7 @@ class FedASMU(Method):
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         learned = self.options.adaptive_device and self.options.slot == "rl"
-        return {"meta_slot": self.state.meta.best()} if learned else {}
+        return {"meta_slot": self.state.meta.best(self.epochs(server, device))} if learned else {}
 
     def prejudge(self, server: Server, flight: Flight) -> Discard | None:
         return Discard("too stale") if server.staleness(flight) > self.options.tau_max else None
@@ -185,6 +185,8 @@ class FedASMU(Method):
             return f"reports a merge after {upload.merged.get('n1')} of {upload.steps} steps, which is impossible"
         if "reward" in report and (flight.slot is None or report.get("slot") != flight.slot):
             return f"reports slot {report.get('slot')}, but asked in {flight.slot}"
+        if "reward" in report and report["slot"] > self.state.meta.epochs:
+            return f"reports slot {report['slot']}, but the meta model has {self.state.meta.epochs}"
         if abs(report.get("reward", 0.0)) > LARGEST_REWARD:
             return f"reports a reward of {report['reward']:g}, which is impossible"
         return None
@@ -215,7 +217,7 @@ class FedASMU(Method):
             known = DeviceControl(state.course.control, before)
         numbers: dict[str, Any] = {"adapted": False, "lr": flight.lr, "steps": upload.steps, "beta": beta}
         numbers["n1"] = int(upload.merged.get("n1", 0))
-        c, adapts = known.control, product is not None and known.past is not None
+        c = known.control
         if product is not None and known.past is not None:
             c, adaptation = self._adapt(c, known.past, product, length, upload, flight)
             numbers |= adaptation
@@ -229,7 +231,8 @@ class FedASMU(Method):
         if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
             return Reject(NOT_FINITE)
         # Only what is accepted leaves a trace.
-        state.adaptations, state.skipped = state.adaptations + adapts, state.skipped + ("forgotten" in numbers)
+        state.adaptations += numbers["adapted"]
+        state.skipped += "forgotten" in numbers
         past = Past(server.version, server.age, s, xi, c, length)
         if state.course is not None:
             numbers["course"] = state.course.follow(past, alpha, step, server.store.__contains__)
@@ -238,7 +241,7 @@ class FedASMU(Method):
             state.devices[upload.device] = DeviceControl(c, past)
         else:
             state.devices[upload.device] = DeviceControl(c)
-        news = self._learn_slot(upload)
+        news = self._learn_slot(upload, flight)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
         part = Contribution(upload.device, flight.base, s, alpha)
         return Aggregate(new, (part,), numbers, alpha * length, news)
@@ -247,7 +250,8 @@ class FedASMU(Method):
         self, control: Control, past: Past, product: float, length: float, upload: Upload, flight: Flight
     ) -> tuple[Control, dict[str, Any]]:
         """The device's controls (or those of all), moved down the loss of the model that its last upload produced (or
-        along the course that led to its base), and the numbers. ``length`` is that of the new step."""
+        along the course that led to its base), and the numbers. ``length`` is that of the new step. A trip at a
+        learning rate of 0 has taught nothing: there is no gradient to be had from it, and they stay."""
         o = self.options
         scale, numbers = flight.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
         if o.equations == "corrected":
@@ -257,6 +261,8 @@ class FedASMU(Method):
             reach = [self.world.reach(n1), self.world.reach(upload.steps)]
             scale = -training_scale(flight.lr, reach[1], reach[0], beta)
             numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
+        if scale == 0.0:
+            return control, {"untaught": True, **numbers}
         q = product / scale
         if o.controls != "loss":  # <g, step> / (|g| |step|), and g points against what training produced
             q, numbers = -cosine(product, length, past.length), numbers | {"length": length, "length_p": past.length}
@@ -295,7 +301,7 @@ class FedASMU(Method):
     def closing(self) -> dict[str, Any]:
         return {"adaptations": self.state.adaptations, "adaptations_skipped": self.state.skipped}
 
-    def _learn_slot(self, upload: Upload) -> tuple[Noted, ...]:
+    def _learn_slot(self, upload: Upload, flight: Flight) -> tuple[Noted, ...]:
         """A reward came with the upload: the running mean always, the meta model after a device's first trip."""
         if "reward" not in upload.report:
             return ()
@@ -303,7 +309,7 @@ class FedASMU(Method):
         meta.note(reward)
         if not upload.report.get("first"):
             return ()
-        meta.reinforce(int(upload.report["slot"]), reward)
+        meta.reinforce(int(upload.report["slot"]), reward, epochs=flight.epochs)
         news = meta.news()
         return () if news is None else (Noted("slots", news),)
 

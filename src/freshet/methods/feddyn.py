@@ -14,7 +14,8 @@ Server, S the devices that uploaded and M all devices::
     abar = 1/|S| sum_S u_k       G <- G + 1/M sum_S (u_k - theta^t)       theta^{t+1} = abar + G
 
 ``G = -h / alpha`` in the paper's symbols; it equals the mean of lambda over all devices as long as no upload is
-lost on its way. theta is what is sent down; **abar is what is tested** and handed to the user [D] (the authors
+lost on its way. Where a defence let in a share of ``u_k - theta^t``, the device is told and lambda_k keeps that share
+of it [D]. theta is what is sent down; **abar is what is tested** and handed to the user [D] (the authors
 report it too). An empty round changes neither. ``alpha = 0`` drops the regulariser and G: the plain mean of the
 models [D]. Buffers take the plain mean and never G. Default alpha = 0.01 as in the authors' CIFAR-10 example. The
 authors' code also clips every local gradient to a norm of 10 (and so it does for all its methods), which we leave out:
@@ -36,6 +37,7 @@ from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
+from freshet.methods.parts.shortened import Shortened, noted, share_taken, told
 from freshet.methods.parts.terms import drift
 
 
@@ -47,10 +49,11 @@ class FedDynOptions(Options):
 
 @dataclass
 class DynState(Round):
-    """The server's dual G, and the mean model that is handed out."""
+    """The server's dual G, the mean model that is handed out, and of which uploads only a share is in G."""
 
     G: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     a_bar: Vector | None = None
+    shortened: dict[int, Shortened] = field(default_factory=dict)
 
 
 class FedDyn(RoundMethod):
@@ -76,9 +79,11 @@ class FedDyn(RoundMethod):
         return DualRule() if options.alpha else LocalRule()
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
+        if not self.options.alpha:
+            return {}
         samples = self.world.samples
         share = self.world.devices * float(samples[device]) / float(samples.sum())
-        return {"alpha_k": self.options.alpha / share} if self.options.alpha else {}
+        return {"alpha_k": self.options.alpha / share, **told(self.state.shortened, device)}
 
     def shares(self, members: list[Member]) -> list[float]:
         return [1.0 / len(members)] * len(members)
@@ -96,6 +101,7 @@ class FedDyn(RoundMethod):
             mean += share * u
             moved += u - theta[:n]
         self.state.G = self.state.G + moved / self.world.devices
+        self.state.shortened = noted(self.state.shortened, members)
         theta_next[:n] = mean + self.state.G
         return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}
 
@@ -114,12 +120,15 @@ class FedDyn(RoundMethod):
 
 @dataclass(frozen=True)
 class DualRule(LocalRule):
-    """The device's part: the regulariser, and the dual in memory."""
+    """The device's part: the regulariser, and the dual in memory, with what the last trip added to it."""
 
     remembers: ClassVar[bool] = True
 
     def begin(self, local: Local) -> None:
-        dual = local.memory.get("lambda")
+        memory = local.memory
+        dual, share = memory.get("lambda"), share_taken(local.assignment.instruction, memory)
+        if share != 1.0:
+            dual = combine([(1.0, memory["lambda"]), (share - 1.0, memory["moved"])])
         local.scratch["lambda"] = local.base.new_zeros(local.base.shape) if dual is None else local.tensor(dual)
 
     def adjust(self, local: Local) -> None:
@@ -129,4 +138,6 @@ class DualRule(LocalRule):
     def finish(self, local: Local) -> None:
         n = local.learnable
         dual, base = local.scratch["lambda"].cpu().numpy(), local.base.cpu().numpy()
-        local.memory["lambda"] = combine([(1.0, dual), (1.0, local.snapshot()[:n]), (-1.0, base)])
+        u = local.snapshot()[:n]
+        local.memory["lambda"] = combine([(1.0, dual), (1.0, u), (-1.0, base)])
+        local.memory |= {"moved": combine([(1.0, u), (-1.0, base)]), "trip": local.assignment.trip}

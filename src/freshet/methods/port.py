@@ -173,7 +173,7 @@ class PORT(Method):
             flying[event.device] = event.version
         elif isinstance(event, Uploaded | Lost):
             flying.pop(event.device, None)
-        elif isinstance(event, Hurried) and not options.overdue(memory["version"] - flying[event.device]):
+        elif isinstance(event, Hurried) and not options.overdue(memory.get("version", 1) - flying[event.device]):
             raise Mismatch(f"device {event.device} was hurried without being overdue")
         elif isinstance(event, Aggregated):
             _audit_weights(options, event)

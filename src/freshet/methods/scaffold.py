@@ -18,7 +18,8 @@ Decisions of ours [D]: Option II is the mean of the g_i along the path, since ``
 changing rate. g_i holds the weight decay (as f_i does in Option II). The correction joins the gradient before momentum.
 Devices count alike, as in the paper, whatever their samples. Buffers of the network take the plain mean, untouched by
 eta_g. **What is lost leaves no trace:** a device takes its c_i^+ over only when the server tells it, at its next trip,
-that the upload of that trip was aggregated; so c is the mean of all c_i also where uploads are lost or refused.
+that the upload of that trip was aggregated; so c is the mean of all c_i also where uploads are lost or refused. Where a
+defence let in a share of it, the device takes over that share of the change.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +34,9 @@ from freshet.core.expecting import expect
 from freshet.core.messages import Number, Vectors
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
-from freshet.core.vectors import Vector, combine, is_finite, norm
+from freshet.core.vectors import Vector, combine, is_finite, mix, norm
 from freshet.methods.parts.rounds import Member, Round, RoundMethod
+from freshet.methods.parts.shortened import Shortened, noted, share_taken, told
 
 
 class SCAFFOLDOptions(Options):
@@ -45,10 +47,11 @@ class SCAFFOLDOptions(Options):
 
 @dataclass
 class Controls(Round):
-    """The server's control c, and of each device the trip whose change of control is in it."""
+    """The server's control c, and of each device the trip whose change of control is in it, or a share of which."""
 
     c: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     heard: dict[int, int] = field(default_factory=dict)
+    shortened: dict[int, Shortened] = field(default_factory=dict)
 
 
 class SCAFFOLD(RoundMethod):
@@ -74,7 +77,7 @@ class SCAFFOLD(RoundMethod):
         return ControlledRule()
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
-        return {"heard": self.state.heard.get(device, 0)}
+        return {"heard": self.state.heard.get(device, 0), **told(self.state.shortened, device)}
 
     def vectors(self, server: Server, device: int) -> Vectors:
         return {"c": self.state.c}
@@ -89,6 +92,7 @@ class SCAFFOLD(RoundMethod):
         combine([*step, (1.0 - self.options.eta_g, x[:n])], out=new[:n])
         state.c = combine([(1.0, state.c), *((1.0 / N, member.vectors["change"]) for member in members)])
         state.heard = state.heard | {member.device: member.trip for member in members}
+        state.shortened = noted(state.shortened, members)
         numbers = {"alpha": self.options.eta_g, "N": N, "c_share": 1.0 / N, "c_norm": norm(state.c)}
         return new, numbers
 
@@ -115,9 +119,11 @@ class ControlledRule(LocalRule):
     decay_first: ClassVar[bool] = True
 
     def begin(self, local: Local) -> None:
-        memory, zeros = local.memory, local.base.new_zeros(local.base.shape)
-        confirmed = memory.get("trip") == local.assignment.instruction["heard"]
+        memory, instruction, zeros = local.memory, local.assignment.instruction, local.base.new_zeros(local.base.shape)
+        confirmed, share = memory.get("trip") == instruction["heard"], share_taken(instruction, memory)
         c_i = memory.get("next" if confirmed else "c")
+        if confirmed and share != 1.0:
+            c_i = mix(memory["c"], memory["next"], share)
         local.scratch["c_i"] = zeros if c_i is None else local.tensor(c_i)
         local.scratch["correction"] = local.tensor(local.assignment.vectors["c"]) - local.scratch["c_i"]
         local.scratch["sum"] = zeros.clone()

@@ -64,8 +64,22 @@ def judged(key: str, metric: Metric = ACCURACY) -> Column:
     if key not in ("accuracy", "best"):
         return column
     words = {part: getattr(column, part).format(metric=metric.name) for part in ("summary", "title", "short")}
-    shown: Kind = "share" if metric.name == "accuracy" else "value"
-    return column._replace(**words, kind=shown, better=-1 if metric.direction == "max" else 1)
+    return column._replace(**words, kind=kind_of(metric), better=-1 if metric.direction == "max" else 1)
+
+
+def kind_of(metric: Metric) -> Literal["share", "value"]:
+    """What kind of number a metric is: an accuracy is a share, of any other nothing is known."""
+    return "share" if metric.name == ACCURACY.name else "value"
+
+
+def goal(target: float, metric: Metric) -> str:
+    """A value to reach as a figure writes it: 80 % of an accuracy, 14.2 of anything else."""
+    return f"{100 * target:g} %" if kind_of(metric) == "share" else f"{target:g}"
+
+
+def reachable(keys: Sequence[str], target: Maybe) -> list[str]:
+    """These columns, without the times to a target where there is none."""
+    return [key for key in keys if target is not None or not key.startswith("time_")]
 
 
 def chosen(keys: Sequence[str], lines: Sequence[Record], metric: Metric = ACCURACY) -> list[Column]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshet.report.columns import COLUMNS, DEVICES, Column, overhead
+from freshet.report.columns import COLUMNS, DEVICES, Column, judged, kind_of, overhead, reachable
 from freshet.report.log import Record
 from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.runs.facts import number
+from freshet.runs.facts import metric_of, number
 
 #: A file of results is not larger than this.
 _MOST_BYTES = 64_000_000
@@ -66,14 +66,16 @@ def tuning(results: Record) -> Record:
     ranked = sorted(trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"])
     split, seeds = number(results["validation"]) or 0.0, len(results["seeds"])
     over = "1 seed" if seeds == 1 else f"{seeds} seeds"
-    metric = ("-" if results.get("direction") == "min" else "") + str(results.get("metric", "accuracy"))[:40]
-    said = f"Scores: mean {metric} over {over} on a held-out {100 * split:g} % of the training set."
+    metric = metric_of(results)
+    name = ("-" if metric.direction == "min" else "") + metric.name[:40]
+    said = f"Scores: mean {name} over {over} on a held-out {100 * split:g} % of the training set."
     return {
         "title": f"tuning of {results['method']}",
         "look": "tuning",
         "notes": [said],
         "rows": [],
         "worlds": [],
+        "score": {"key": "score", "title": "score", "kind": kind_of(metric)},
         "keys": [str(key) for key in results["space"]],
         "trials": ranked[:_SHOWN_TRIALS],
         "left_out": max(0, len(ranked) - _SHOWN_TRIALS),
@@ -81,13 +83,15 @@ def tuning(results: Record) -> Record:
 
 
 def _world(world: Record) -> Record:
-    lines = [_line(line) for line in world["lines"]]
+    lines, metric, target = [_line(line) for line in world["lines"]], metric_of(world), number(world["target"])
     devices = [COLUMNS[key] for key in DEVICES if any(line[key] is not None for line in lines)]
     extra = [COLUMNS["rejected"]] if any(line["rejected"] for line in lines) else []
     return {
         "name": title_of(world),
-        "target": number(world["target"]),
+        "target": target,
+        "metric": metric._asdict(),
         "until": number(world["until"]),
+        "measures": [_column(judged(key, metric)) for key in reachable(("accuracy", "time_raw"), target)],
         "columns": [_column(column) for column in extra],
         "devices": [_column(column) for column in devices],
         "lines": lines,

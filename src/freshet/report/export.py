@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
 from freshet.files import printable
-from freshet.report.columns import DEVICES, Column, best, chosen
-from freshet.report.groups import Group, common_step, grouped, headline, target_of
+from freshet.report.columns import DEVICES, Column, best, chosen, goal, reachable
+from freshet.report.groups import Group, aimed, common_step, grouped, headline, judged_by
 from freshet.report.log import Record
 from freshet.report.reading import RunData
 from freshet.report.worlds import worlds
-from freshet.runs.facts import ACCURACY, number
+from freshet.runs.facts import Maybe, Metric, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,13 +70,12 @@ def to_parquet(runs: Sequence[RunData], path: Path) -> None:
 def to_pdf(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
     from freshet.report.figures import paper_figures
 
-    found = [(grouped(w.runs), target_of(w.runs) if target is None else target) for w in worlds(runs)]
-    paper_figures(found, path)
+    paper_figures([(grouped(world.runs), aimed(world.runs, target)) for world in worlds(runs)], path)
 
 
 def to_latex(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
     found = worlds(runs)
-    tables = [latex(grouped(w.runs), target_of(w.runs) if target is None else target) for w in found]
+    tables = [latex(grouped(world.runs), aimed(world.runs, target)) for world in found]
     heads = [f"% {tex(w.name)}\n" if len(found) > 1 else "" for w in found]
     path.write_text("\n".join(map(str.__add__, heads, tables)), encoding="utf-8")
 
@@ -112,28 +111,32 @@ _LATEX = (
     "accuracy", "best", "time_raw", "time_mean", *DEVICES, "mean_staleness", "discards", "rejected", "bytes_up",
     "bytes_down",
 )  # fmt: skip
-_UNITS = {"share": r" (\%)", "seconds": " (s)", "bytes": " (MB)", "mean": "", "index": "", "count": ""}
+_UNITS = {"share": r" (\%)", "value": "", "seconds": " (s)", "bytes": " (MB)", "mean": "", "index": "", "count": ""}
 _SHOW: dict[str, Callable[[float], str]] = {
     "share": lambda value: f"{100 * value:.1f}",
+    "value": lambda value: f"{float(f'{value:.4g}'):.15g}",
     "seconds": lambda value: f"{value:.0f}",
     "mean": lambda value: f"{value:.1f}",
     "index": lambda value: f"{value:.3f}",
     "count": lambda value: f"{value:.0f}",
     "bytes": lambda value: f"{value / 1e6:.1f}",
 }
+_TIMES = "% Times on a common grid: raw first crossing, and trailing 5-point mean; -- means not reached by the median."
 
 
-def _heading(column: Column, target: float) -> str:
-    of = rf" of {100 * target:g}\,\%" if column.key == "time_raw" else ""
-    return tex(column.title.capitalize()) + of + _UNITS[column.kind]
+def _heading(column: Column, target: Maybe, metric: Metric) -> str:
+    of = "" if target is None or column.key != "time_raw" else " of " + tex(goal(target, metric)).replace(" ", r"\,")
+    title = column.title[0].upper() + column.title[1:]
+    return tex(title) + of + _UNITS[column.kind]
 
 
-def latex(groups: Sequence[Group], target: float) -> str:
+def latex(groups: Sequence[Group], target: Maybe) -> str:
     """A results table (booktabs): one line per method, the best median in bold."""
     counted = [group for group in groups if group.counted]
     step = common_step([run for group in groups for run in group.runs])
     lines = [headline(group, target, step, None) for group in counted]
-    columns = chosen(_LATEX, lines, groups[0].runs[0].metric if groups and groups[0].runs else ACCURACY)
+    metric = judged_by(groups)
+    columns = chosen(reachable(_LATEX, target), lines, metric)
     tops = [best(column, lines) for column in columns]
     rows = []
     for line in lines:
@@ -143,10 +146,10 @@ def latex(groups: Sequence[Group], target: float) -> str:
             if top is not None and median is not None and show(median) == show(top):
                 cells[place] = rf"\textbf{{{cells[place]}}}"
         rows.append(" & ".join([tex(line["label"]), str(line["runs"]), *cells]) + r" \\")
-    heads = " & ".join(["Method", "Seeds", *(_heading(column, target) for column in columns)]) + r" \\"
+    heads = " & ".join(["Method", "Seeds", *(_heading(column, target, metric) for column in columns)]) + r" \\"
     head = [
         "% Medians over seeds (least--greatest) of finished runs; needs \\usepackage{booktabs}.",
-        "% Times on a common grid: raw first crossing, and trailing 5-point mean; -- means not reached by the median.",
+        *([] if target is None else [_TIMES]),
         rf"\begin{{tabular}}{{l{'r' * (len(columns) + 1)}}}",
         r"\toprule", heads, r"\midrule",
     ]  # fmt: skip

@@ -4,13 +4,15 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from freshet.errors import RunError
 from freshet.report import plots
-from freshet.report.groups import Group, common_step, headline
+from freshet.report.columns import goal, kind_of
+from freshet.report.groups import Group, common_step, headline, judged_by
 from freshet.report.log import Record
 from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
+from freshet.runs.facts import Maybe, Metric, metric_of
 from freshet.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -19,40 +21,58 @@ if TYPE_CHECKING:
 
 
 def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
-    """Accuracy of the global model over virtual time, one line per run, with the target's crossing marked."""
+    """Accuracy of the global model, or what else the runs are judged by, over virtual time, one line per run, with the
+    target's crossing marked."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    target = 0.0
     summaries = [run.summary() for run in runs]
+    metric, target = metric_of(summaries[0]), summaries[0]["target"]
     looks = styles([str(summary["method"]) for summary in summaries])
     for run, summary, style in zip(runs, summaries, looks, strict=True):
         rows, colour = run.metrics(), paint(style)
         times = [row["time"] for row in rows]
-        axes.plot(times, [row["accuracy"] for row in rows], color=colour, lw=1.8, label=summary["method"])
-        target, reached = summary["target"], summary["time_to_target"]
+        values = [math.nan if (value := metric.of(row)) is None else value for row in rows]
+        axes.plot(times, values, color=colour, lw=1.8, label=summary["method"])
+        reached = summary["time_to_target"]
         if reached is not None:
-            axes.plot([reached], [target], "o", color=colour, ms=6, mec="white", mew=1, zorder=5)
-    axes.axhline(target, color=MUTED, lw=0.8, ls="--", zorder=0)
-    axes.annotate(f"target {target:g}", (0, target), (4, 3), textcoords="offset points", color=MUTED, fontsize=8)
+            axes.plot([reached], [summary["target"]], "o", color=colour, ms=6, mec="white", mew=1, zorder=5)
+    if target is not None:
+        axes.axhline(target, color=MUTED, lw=0.8, ls="--", zorder=0)
+        axes.annotate(f"target {target:g}", (0, target), (4, 3), textcoords="offset points", color=MUTED, fontsize=8)
     axes.set_xlabel("virtual time (s)")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(f"test {metric.name}")
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1)
+    if kind_of(metric) == "share":
+        axes.set_ylim(0, 1)
     axes.grid(color=GRID, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc=_corner(metric))
     figure.savefig(path)
     return path
+
+
+def _corner(metric: Metric) -> Literal["lower right", "upper right"]:
+    """Where curves leave room for a legend."""
+    return "lower right" if metric.direction == "max" else "upper right"
+
+
+def with_zero(axes: "Axes") -> None:
+    """A scale from zero, or to zero where all is below it."""
+    low, high = axes.dataLim.intervaly
+    if low >= 0:
+        axes.set_ylim(bottom=0)
+    elif high <= 0:
+        axes.set_ylim(top=0)
 
 
 # ---- for a paper
 
 
-def paper_figures(worlds: Sequence[tuple[Sequence[Group], float]], path: Path) -> Path:
+def paper_figures(worlds: Sequence[tuple[Sequence[Group], Maybe]], path: Path) -> Path:
     """A PDF with one figure per page: accuracy over time, over traffic, time to target, staleness.
 
     Groups that are compared with each other come with their target.
@@ -69,12 +89,12 @@ def paper_figures(worlds: Sequence[tuple[Sequence[Group], float]], path: Path) -
     return path
 
 
-def _figures(groups: Sequence[Group], target: float) -> "Iterator[Figure | None]":
+def _figures(groups: Sequence[Group], target: Maybe) -> "Iterator[Figure | None]":
     step = common_step([run for group in groups for run in group.runs])
     lines = [headline(group, target, step, None) | {"style": group.style} for group in groups]
     yield _curves_figure(groups, target, "time")
     yield _curves_figure(groups, target, "bytes")
-    yield _times_figure([line for line in lines if line["runs"]], target)
+    yield _times_figure(groups, [line for line in lines if line["runs"]], target)
     yield _staleness_figure(groups)
 
 
@@ -110,7 +130,7 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _curves_figure(groups: Sequence[Group], target: float, axis: str) -> "Figure | None":
+def _curves_figure(groups: Sequence[Group], target: Maybe, axis: str) -> "Figure | None":
     drawn = plots.accuracy(groups, target, axis)
     if drawn is None:
         return None
@@ -127,16 +147,21 @@ def _curves_figure(groups: Sequence[Group], target: float, axis: str) -> "Figure
         else:
             ys = [math.nan if y is None else y for y in trace["y"]]
             axes.plot(trace["x"], ys, dash, color=colour, lw=1.1, label=_plain(html.unescape(trace["name"])))
-    axes.axhline(100 * target, color=MUTED, lw=0.6, ls=":", zorder=0)
-    axes.set_ylim(0, 100)
+    measure, metric = plots.measure_of(groups), judged_by(groups)
+    if target is not None:
+        axes.axhline(measure.factor * target, color=MUTED, lw=0.6, ls=":", zorder=0)
+    if measure is plots.ACCURACY:
+        axes.set_ylim(0, 100)
+    else:
+        with_zero(axes)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=6.5, loc="lower right", prop={"family": "serif", "size": 6.5})
-    _finish(axes, plots.AXES[axis][1], "Test accuracy (%)")
+    axes.legend(frameon=False, loc=_corner(metric), prop={"family": "serif", "size": 6.5})
+    _finish(axes, plots.AXES[axis][1], _plain(measure.title[0].upper() + measure.title[1:]))
     return figure
 
 
-def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
-    if plots.time_to_target(lines) is None:
+def _times_figure(groups: Sequence[Group], lines: Sequence[Record], target: Maybe) -> "Figure | None":
+    if target is None or plots.time_to_target(lines) is None:
         return None
     figure, axes = _page(height=0.7 + 0.42 * len(lines))
     for row, line in enumerate(lines):
@@ -149,9 +174,9 @@ def _times_figure(lines: Sequence[Record], target: float) -> "Figure | None":
             high = spread["high"] if spread["count"] == spread["of"] else spread["median"]
             axes.plot([spread["low"], high], [row + offset] * 2, color=INK, lw=0.8)
     axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
-    axes.invert_yaxis()
+    axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    _finish(axes, f"Virtual time to {100 * target:g} % (s); pale: 5-point mean", "")
+    _finish(axes, f"Virtual time to {goal(target, judged_by(groups))} (s); pale: 5-point mean", "")
     return figure
 
 

@@ -1,9 +1,11 @@
 """Runs put together: those that differ only in their seed make a group, and only runs that have ended are counted."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freshet.errors import ConfigError
 from freshet.report.columns import COUNTED
 from freshet.report.log import Record
 from freshet.report.palette import styles
@@ -18,7 +20,7 @@ from freshet.report.statistics import (
     paired,
     regular,
 )
-from freshet.runs.facts import ACCURACY, Maybe, first_crossing, number
+from freshet.runs.facts import ACCURACY, Maybe, Metric, first_crossing, number
 
 SECTIONS = ("method", "training", "fleet", "data", "model", "run")
 #: More points than this on the common grid are not needed to read a time off it.
@@ -127,7 +129,7 @@ def common_step(runs: Sequence[RunData]) -> float:
     return max(steps, default=10.0)
 
 
-def times_to(run: RunData, target: float, step: float) -> Times:
+def times_to(run: RunData, target: Maybe, step: float) -> Times:
     """First crossing of the raw metric and of its trailing 5-point mean, on the grid that all runs share."""
     if run.end / step > _MOST_POINTS:
         step = run.end / _MOST_POINTS
@@ -149,7 +151,7 @@ def best_value(run: RunData) -> Maybe:
     return run.metric.best(run.column(run.metric.name))
 
 
-def headline(group: Group, target: float, step: float, reference: Group | None) -> Record:
+def headline(group: Group, target: Maybe, step: float, reference: Group | None) -> Record:
     """One line of the results table: medians and spreads over the runs that have ended."""
     runs = group.counted
     times = [times_to(run, target, step) for run in runs]
@@ -173,7 +175,7 @@ def headline(group: Group, target: float, step: float, reference: Group | None) 
     return line
 
 
-def versus(group: Group, reference: Group, target: float, step: float) -> Record:
+def versus(group: Group, reference: Group, target: Maybe, step: float) -> Record:
     """A method held against another: paired difference of final accuracy, and the ratio of times to the target."""
     result = paired(_by_seed(group), _by_seed(reference))
     found: Record = {"reference": reference.label}
@@ -185,7 +187,7 @@ def versus(group: Group, reference: Group, target: float, step: float) -> Record
     return found
 
 
-def _median_and_length(group: Group, name: str, target: float, step: float) -> tuple[Maybe, Maybe]:
+def _median_and_length(group: Group, name: str, target: Maybe, step: float) -> tuple[Maybe, Maybe]:
     """Median time to the target, and what it is at least: a run that never got there took longer than it lasted."""
     times: list[Maybe] = [getattr(times_to(run, target, step), name) for run in group.counted]
     least = [run.end if time is None else time for run, time in zip(group.counted, times, strict=True)]
@@ -212,12 +214,27 @@ def _spread(spread: Spread) -> Record:
     }
 
 
-def target_of(runs: Sequence[RunData]) -> float:
-    """What the first run with a target asks for; without one an accuracy of 0.8, or what no other metric reaches."""
+def judged_by(groups: Sequence[Group]) -> Metric:
+    """What the runs of some groups, which are ranked with each other, are judged by."""
+    return next((run.metric for group in groups for run in group.runs), ACCURACY)
+
+
+def target_of(runs: Sequence[RunData]) -> Maybe:
+    """What the first run with a target asks for; without one an accuracy of 0.8, and of another metric nothing."""
     targets = (run.setting("run", "target") for run in runs)
-    judged = {run.metric for run in runs}
-    usual = 0.8 if not judged or ACCURACY in judged else 0.0 if next(iter(judged)).direction == "min" else 1.0
+    usual = 0.8 if all(run.metric == ACCURACY for run in runs) else None
     return next((target for target in targets if target is not None), usual)
+
+
+def aimed(runs: Sequence[RunData], target: Maybe) -> Maybe:
+    """The target that was asked for, if these runs can have it, else their own."""
+    if target is None:
+        return target_of(runs)
+    if not math.isfinite(target):
+        raise ConfigError("--target", f"must be a finite number, but {target:g} was given")
+    if any(run.metric == ACCURACY for run in runs) and not 0 <= target <= 1:
+        raise ConfigError("--target", f"is an accuracy and must be in 0..1, but {target:g} was given")
+    return target
 
 
 def settings(groups: Sequence[Group]) -> Record:

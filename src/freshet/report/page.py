@@ -20,17 +20,17 @@ from freshet.errors import ConfigError, RunError
 from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
-from freshet.report.columns import DEVICES, best, chosen
+from freshet.report.columns import DEVICES, best, chosen, goal, reachable
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.finding import Places, find
-from freshet.report.groups import Group, common_step, final_value, grouped, headline, settings, target_of
+from freshet.report.groups import Group, aimed, common_step, final_value, grouped, headline, judged_by, settings
 from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import RunData, read_all
 from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
 from freshet.report.worlds import ReportWorld, worlds
-from freshet.runs.facts import ACCURACY, Metric, number
+from freshet.runs.facts import ACCURACY, Maybe, Metric, number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000
@@ -73,7 +73,7 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
         raise RunError("there is no run to report")
     found = worlds(runs)
     groups = [grouped(world.runs) for world in found]
-    targets = [target_of(world.runs) if target is None else target for world in found]
+    targets = [aimed(world.runs, target) for world in found]
     return {
         "freshet": __version__,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -89,10 +89,10 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
     }
 
 
-def _world(name: str, groups: Sequence[Group], target: float) -> Record:
+def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
     """Runs that are ranked with each other: table and curves."""
     runs = [run for group in groups for run in group.runs]
-    step, metric = common_step(runs), runs[0].metric if runs else ACCURACY
+    step, metric = common_step(runs), judged_by(groups)
     held = references([group.runs[0].method for group in groups], [group.kind for group in groups])
     lines = [
         headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
@@ -107,7 +107,7 @@ def _world(name: str, groups: Sequence[Group], target: float) -> Record:
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
         "metric": metric._asdict(),
-        "columns": columns(counted, _COLUMNS, metric),
+        "columns": columns(counted, reachable(_COLUMNS, target), metric),
         "devices": columns(counted, DEVICES),
         "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
         "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
@@ -176,13 +176,15 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
     }
 
 
-def notes(runs: Sequence[RunData], target: float) -> list[str]:
+def notes(runs: Sequence[RunData], target: Maybe) -> list[str]:
     """What a reader should know before comparing."""
     found = [f"{run.name}: {note}." for run in runs for note in run.notes]
     targets = {t for run in runs if (t := run.setting("run", "target")) is not None}
-    if targets - {target}:
-        asked = ", ".join(f"{100 * t:g} %" for t in sorted(targets))
-        found.append(f"The runs were made with other targets ({asked}); all are measured against {100 * target:g} %.")
+    if target is not None and targets - {target}:
+        metric = runs[0].metric
+        asked = ", ".join(goal(each, metric) for each in sorted(targets))
+        against = goal(target, metric)
+        found.append(f"The runs were made with other targets ({asked}); all are measured against {against}.")
     return found + [remark for run in runs if run.diverged is not None for remark in [_diverged(run)]] + _remarks(runs)
 
 

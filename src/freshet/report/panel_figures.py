@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freshet.report.figures import with_zero
 from freshet.report.log import Record
 from freshet.report.palette import GRID, INK, MUTED, paint
 from freshet.report.panels import Bars, Curves, Panel, panels
@@ -115,11 +116,12 @@ def _curves(axes: "Axes", panel: Curves) -> dict[str, Any]:
         for time in series.diverged:
             near = min(range(len(series.time)), key=lambda place: abs(series.time[place] - time))
             axes.plot([series.time[near]], _numbers([series.median[near]]), "x", color=colour, ms=5, mew=1.4)
-    axes.axhline(panel.target, color=MUTED, lw=0.7, ls=":", zorder=0)
+    if panel.target is not None:
+        axes.axhline(panel.target, color=MUTED, lw=0.7, ls=":", zorder=0)
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    with_zero(axes)
     axes.set_xlabel("virtual time (s)", fontsize=_SMALL)
-    axes.set_ylabel("test accuracy", fontsize=_SMALL)
+    axes.set_ylabel(_plain(f"test {panel.metric.name}"), fontsize=_SMALL)
     return handles
 
 
@@ -145,10 +147,10 @@ def _bars(axes: "Axes", panel: Bars) -> dict[str, Any]:
     axes.set_xlim(-0.55, places - 0.45)
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.14)
-    axes.set_ylim(bottom=0)
+    with_zero(axes)
     if all(value is None for bar in panel.bars for value in bar.median):
         axes.set_yticks([])
-    axes.set_ylabel("test accuracy" if panel.what == "accuracy" else "virtual time (s)", fontsize=_SMALL)
+    axes.set_ylabel(_plain(panel.scale), fontsize=_SMALL)
     return handles
 
 
@@ -175,7 +177,7 @@ def _bar(axes: "Axes", panel: Bars, bar: Any, group: int, x: float, slot: float,
         top = median if high is None else high
         axes.plot([x, x], [low, top], color=INK, lw=0.9)
     if single or bar.diverged[group]:
-        words = (f"{median:.3f}" if panel.what == "accuracy" else f"{median:,.0f}") if single else ""
+        words = panel.shown(median) if single else ""
         words += " ✕" if bar.diverged[group] else ""
         axes.annotate(
             words.strip(), (x, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6.5, color=INK

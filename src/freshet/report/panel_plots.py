@@ -1,8 +1,9 @@
 """The figure of an experiment for the page: each panel as a Plotly figure (colours as in ``plots``)."""
 
+from freshet.report.columns import kind_of
 from freshet.report.log import Record
 from freshet.report.panels import Bar, Bars, Curves, Panel
-from freshet.report.plots import Figure, colour, rounded, text
+from freshet.report.plots import Figure, colour, rounded, target_line, text
 
 
 def panel_figure(panel: Panel) -> Figure:
@@ -22,13 +23,12 @@ def _curves(panel: Curves) -> Figure:
             data.append(edge | fill | {"y": series.high, "line": {"width": 0, "color": colour(series.style)}})
         data.append({
             "type": "scatter", "mode": "lines", "name": text(series.name), "x": series.time, "y": series.median,
-            "line": line, "hovertemplate": "%{y:.3f}",
+            "line": line, "hovertemplate": "%{y:.3f}" if kind_of(panel.metric) == "share" else "%{y:.4g}",
         })  # fmt: skip
-    target = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": panel.target, "y1": panel.target}
     layout = {
         "xaxis": {"title": {"text": "virtual time (s)"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "test accuracy"}, "rangemode": "tozero"},
-        "shapes": [target | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
+        "yaxis": {"title": {"text": text(f"test {panel.metric.name}")}, "rangemode": "tozero"},
+        "shapes": [] if panel.target is None else [target_line(panel.target)],
         "hovermode": "x unified",
         "height": 300,
     }
@@ -37,13 +37,12 @@ def _curves(panel: Curves) -> Figure:
 
 def _bars(panel: Bars) -> Figure:
     single = len(panel.groups) == 1
-    shown = ".3f" if panel.what == "accuracy" else ",.0f"
     data = []
     for bar in panel.bars:
         more = [None if h is None or m is None else h - m for h, m in zip(bar.high, bar.median, strict=True)]
         less = [None if low is None or m is None else m - low for low, m in zip(bar.low, bar.median, strict=True)]
         pairs = zip(bar.median, _marks(bar), strict=True)
-        words = ["– not reached" if m is None else f"{m:{shown}} {mark}".strip() for m, mark in pairs]
+        words = ["– not reached" if m is None else f"{panel.shown(m)} {mark}".strip() for m, mark in pairs]
         data.append({
             "type": "bar", "name": text(bar.name), "x": [text(bar.name)] if single else list(map(text, panel.groups)),
             "y": [0 if m is None else m for m in rounded(bar.median, 5)],
@@ -58,10 +57,9 @@ def _bars(panel: Bars) -> Figure:
             "hovertemplate": f"{text(bar.name)}: %{{customdata}}<extra></extra>",
         })  # fmt: skip
     layout = {
-        "barmode": "overlay" if single else "group", "bargap": 0.3 if single else 0.16, 
+        "barmode": "overlay" if single else "group", "bargap": 0.3 if single else 0.16,
         "hovermode": "closest", "height": 280, "xaxis": {"showgrid": False}, "yaxis": {
-            "title": {"text": "test accuracy" if panel.what == "accuracy" else "virtual time (s)"},
-            "rangemode": "tozero",
+            "title": {"text": text(panel.scale)}, "rangemode": "tozero",
         },
     }  # fmt: skip
     return {"data": data, "layout": layout}

@@ -1,14 +1,15 @@
 """What the figure of an experiment shows, as plain data: panels in the paper's layout, from the results of a grid.
 
-Three looks: ``curves`` has one panel of accuracy curves per cell; ``settings`` a row of bars for each kind of method,
+Three looks: ``curves`` has one panel of curves per cell; ``settings`` a row of bars for each kind of method,
 accuracy and time to target over the settings; ``methods`` a column of bars for each cell.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from freshet.report.columns import kind_of
 from freshet.report.log import Record
-from freshet.runs.facts import Maybe, number
+from freshet.runs.facts import ACCURACY, Maybe, Metric, metric_of, number
 
 KINDS = {"async": "asynchronous", "sync": "synchronous"}
 
@@ -29,11 +30,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """Accuracy over virtual time, one curve per method."""
+    """Accuracy, or what else the runs are judged by, over virtual time, one curve per method."""
 
     title: str
-    target: float
+    target: Maybe
     series: list[Series]
+    metric: Metric = ACCURACY
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Bars:
     what: str
     groups: list[str]
     bars: list[Bar]
+    metric: Metric = ACCURACY
+
+    @property
+    def scale(self) -> str:
+        """The title of its axis."""
+        return "virtual time (s)" if self.what == "time" else f"test {self.metric.name}"
+
+    def shown(self, value: float) -> str:
+        """The number at a bar."""
+        if self.what == "time":
+            return f"{value:,.0f}"
+        return f"{value:.3f}" if kind_of(self.metric) == "share" else f"{value:.4g}"
 
 
 Panel = Curves | Bars
@@ -84,12 +98,12 @@ def _in_rows(found: Sequence[Panel], columns: int = 3) -> list[list[Panel]]:
 
 
 def curves(world: Record) -> Curves:
-    """The accuracy curves of one world."""
+    """The curves of one world."""
     lines = [line for line in world["lines"] if line["curve"]]
     names = shorter([line["label"] for line in lines])
     return Curves(
         title_of(world),
-        float(world["target"]),
+        number(world["target"]),
         [
             Series(
                 name,
@@ -103,6 +117,7 @@ def curves(world: Record) -> Curves:
             )
             for line, name in zip(lines, names, strict=True)
         ],
+        metric_of(world),
     )
 
 
@@ -126,18 +141,21 @@ def _by_setting(worlds: Sequence[Record]) -> list[list[Panel]]:
 
 def _by_method(worlds: Sequence[Record]) -> list[list[Panel]]:
     """Accuracy above time, a column per cell."""
-    return [
+    rows: list[list[Panel]] = [
         [
             _bars(f"{title_of(world)}: {title}", key, [""], [[line] for line in world["lines"]], [world])
             for world in worlds
-            for key, title in [_measures(world)[place]]
+            for key, title in _measures(world)[place : place + 1]
         ]
         for place in range(2)
     ]
+    return [row for row in rows if row]
 
 
 def _measures(world: Record) -> list[tuple[str, str]]:
-    return [("accuracy", "accuracy"), ("time_raw", f"time to {world['target']:g}")]
+    """What bars show: what the runs are judged by and, where there is a target, the time to it."""
+    target = number(world["target"])
+    return [("accuracy", metric_of(world).name), *([] if target is None else [("time_raw", f"time to {target:g}")])]
 
 
 def _line(world: Record, label: str) -> Record | None:
@@ -158,4 +176,4 @@ def _bars(
         high = [value if there else None for value, there in zip(high, known_top, strict=True)]
         diverged = [bool(each and each["diverged"]) for each in lines]
         bars.append(Bar(name, int(line["style"]), median, low, high, diverged))
-    return Bars(title, what, groups, bars)
+    return Bars(title, what, groups, bars, metric_of(worlds[0]))

@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from freshet.report.columns import goal
 from freshet.report.extract import stalenesses
-from freshet.report.groups import Group, common_step
+from freshet.report.groups import Group, common_step, judged_by
 from freshet.report.log import Record
 from freshet.report.palette import COLOURS, dash
 from freshet.report.reading import RunData
@@ -80,23 +81,32 @@ AXES = {
 }
 
 
-def accuracy(groups: Sequence[Group], target: float, axis: str) -> Figure | None:
+def measure_of(groups: Sequence[Group]) -> Measure:
+    """What the runs are judged by, as it is drawn: an accuracy in per cent, anything else as it is."""
+    name = judged_by(groups).name
+    return ACCURACY if name == "accuracy" else Measure(name, f"test {name}", 1.0, 4, "%{y:.4g}")
+
+
+def accuracy(groups: Sequence[Group], target: Maybe, axis: str) -> Figure | None:
     """Accuracy, or what the runs are judged by, over virtual time, rounds, bytes or wall time: median and band over
     seeds, unfinished runs dashed."""
-    name = groups[0].runs[0].metric.name if groups and groups[0].runs else "accuracy"
-    measure = ACCURACY if name == "accuracy" else Measure(name, f"test {name}", 1.0, 4, "%{y:.4g}")
+    measure = measure_of(groups)
     figure = _measured(groups, measure, axis)
     if figure is None:
         return None
-    y = measure.factor * target
-    lines = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
     span: Record = {"range": [0, 100]} if measure is ACCURACY else {"rangemode": "tozero"}
-    figure["layout"] |= {
-        "yaxis": {"title": {"text": measure.title}, **span},
-        "shapes": [lines | {"line": {"color": "@muted", "width": 1, "dash": "dot"}, "layer": "below"}],
-        "annotations": [_target_note(y, f"{y:g} %" if measure is ACCURACY else f"{y:g}")],
-    }
+    figure["layout"] |= {"yaxis": {"title": {"text": measure.title}, **span}}
+    if target is not None:
+        y = measure.factor * target
+        note = _target_note(y, goal(target, judged_by(groups)))
+        figure["layout"] |= {"shapes": [target_line(y)], "annotations": [note]}
     return figure
+
+
+def target_line(y: float) -> Record:
+    """Across the figure, behind the curves."""
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line, "layer": "below"}
 
 
 def loss(groups: Sequence[Group], axis: str) -> Figure | None:

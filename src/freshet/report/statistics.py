@@ -78,7 +78,7 @@ def trailing_mean(values: Sequence[Maybe], window: int = WINDOW) -> list[Maybe]:
 def mean_crossing(
     times: Sequence[float],
     values: Sequence[Maybe],
-    target: float,
+    target: Maybe,
     metric: Metric = ACCURACY,
     window: int = WINDOW,
 ) -> Maybe:

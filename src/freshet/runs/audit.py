@@ -2,11 +2,14 @@
 
 For every method: line numbers without gaps, time that never goes back, versions that grow by one per aggregation,
 staleness that follows from the versions, trips that are triggered before they ask, merge or upload, merges that come
-later than their request, and verdicts that follow an upload. For the weights, each method brings its own formulas.
+later than their request (or, over a link without limit, no sooner), and verdicts that follow an upload. For the
+weights, each method brings its own formulas.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +33,11 @@ from freshet.core.events import (
 from freshet.core.expecting import Mismatch
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
+from freshet.errors import RunError
 from freshet.methods import find, known, options_for
 from freshet.methods.parts.outside import CUSTOM
 from freshet.runs.reader import Run, same_class
+from freshet.runs.world import read_world
 
 
 @dataclass
@@ -60,6 +65,8 @@ class Audit:
 
 @dataclass
 class _Replay:
+    #: Devices to which a download takes no time.
+    instant: frozenset[int] = frozenset()
     seq: int = 0
     time: float = 0.0
     version: int = 1
@@ -77,7 +84,7 @@ class _Replay:
 def audit(run: Run, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
     """Check every line of a run's log; a method that is not built in is imported only if the user names it here.
     ``seen`` is told the bytes of each line."""
-    replay, memory = _Replay(), dict[Any, Any]()
+    replay, memory = _Replay(instant=_instant(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(seen), 1):
         try:
@@ -119,6 +126,15 @@ def _formulas(run: Run, named: str | None) -> tuple[Audit, Callable[[Event, floa
     method, options = find(name)[0], options_for(name, table)
     why = "" if overrides(method, Method, "audit") else "its method has no audit()"
     return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
+
+
+def _instant(run: Run) -> frozenset[int]:
+    """Devices whose downlink has neither limit nor latency, as far as world.json tells."""
+    with suppress(RunError):  # one that cannot be used is no fault of the log
+        world = read_world(run.directory)
+        if world is not None and not world.down_latency:
+            return frozenset(device for device, rate in enumerate(world.down_rate) if rate == math.inf)
+    return frozenset()
 
 
 def _not_named(name: str, named: str | None) -> str:
@@ -182,7 +198,7 @@ def _merge(replay: _Replay, event: Merged) -> None:
         raise Mismatch("merge without a request")
     if event.fresh != request.fresh:
         raise Mismatch(f"merged version {event.fresh}, but got {request.fresh}")
-    if not replay.time > time:
+    if not (replay.time > time or event.device in replay.instant):
         raise Mismatch("merged at the time of the request: a download takes time")
     if event.numbers.get("diverged"):
         replay.diverged.add((event.device, event.trip))

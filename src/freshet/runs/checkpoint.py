@@ -17,43 +17,88 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.core.saving import is_key, is_leaf, unsavable
 from freshet.errors import RunError
 from freshet.files import open_regular, own_folder, read_regular, sync_folder, writing
 from freshet.runs import segments
 from freshet.runs.arrays import Elsewhere, serialised, views
 
-FORMAT = 1
-_ARRAY = "$array"
+#: Format 1 had texts in the place of all keys, and lists in the place of tuples.
+FORMAT, KNOWN = 2, (1, 2)
+_ARRAY, _TUPLE, _PAIRS = "$array", "$tuple", "$pairs"
 Tree = dict[str, Any]
 
 
 def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | Elsewhere]]:
-    """Separate a tree into what JSON holds and the arrays; an array that occurs twice is stored once."""
+    """Separate a tree into what JSON holds and the arrays; an array that occurs twice is stored once.
+
+    Raises a ``RunError`` that names the place of what cannot be stored.
+    """
     arrays: dict[str, NDArray[Any] | Elsewhere] = {}
     names: dict[int, str] = {}
 
     def walk(value: Any) -> Any:
-        if isinstance(value, np.ndarray | Elsewhere):
+        if isinstance(value, Elsewhere) or (isinstance(value, np.ndarray) and is_leaf(value)):
             if id(value) not in names:
                 names[id(value)] = f"a{len(arrays)}"
                 arrays[names[id(value)]] = value
             return {_ARRAY: names[id(value)]}
-        if isinstance(value, dict):
-            return {str(key): walk(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        kind = type(value)
+        if kind is dict:
+            if all(type(key) is str and key[:1] != "$" for key in value):
+                return {key: walk(item) for key, item in value.items()}
+            return {_PAIRS: [[walk(key), walk(item)] for key, item in value.items()]}
+        if kind is list:
             return [walk(item) for item in value]
+        if kind is tuple:
+            return {_TUPLE: [walk(item) for item in value]}
+        if not is_leaf(value):
+            raise TypeError(f"a {kind.__name__} cannot be stored")
         return value.item() if isinstance(value, np.generic) else value
 
-    return walk(tree), arrays
+    try:
+        return walk(tree), arrays
+    except TypeError as error:
+        raise RunError(_blame(tree) or str(error)) from None
+
+
+def _blame(tree: Any) -> str | None:
+    """What cannot be stored; of what devices remember, as their rule calls it."""
+
+    def here(value: Any) -> Any:
+        if type(value) is dict:
+            return {key: here(item) for key, item in value.items()}
+        return None if isinstance(value, Elsewhere) else type(value)(map(here, value)) if type(value) is list else value
+
+    tree = here(tree)
+    devices = tree.get("devices", {})
+    by_device = devices.get("memory") if type(devices) is dict else None
+    memories = [*(by_device.values() if type(by_device) is dict else []), tree.get("memory")]
+    found = (unsavable(memory, "local.memory") for memory in memories)
+    return next(filter(None, found), None) or unsavable(tree, "the state")
 
 
 def unpack(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The inverse of ``pack`` (tuples come back as lists, keys as strings)."""
-    if isinstance(plain, dict):
-        if set(plain) == {_ARRAY}:
-            return arrays[plain[_ARRAY]]
-        return {key: unpack(item, arrays) for key, item in plain.items()}
-    return [unpack(item, arrays) for item in plain] if isinstance(plain, list) else plain
+    """The inverse of ``pack``; raises ``ValueError`` for a key that no dict can have."""
+    if isinstance(plain, list):
+        return [unpack(item, arrays) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if len(plain) == 1:
+        ((tag, held),) = plain.items()
+        if tag == _ARRAY:
+            return arrays[held]
+        if tag == _TUPLE:
+            return tuple(unpack(item, arrays) for item in held)
+        if tag == _PAIRS:
+            return {_key(unpack(key, arrays)): unpack(item, arrays) for key, item in held}
+    return {key: unpack(item, arrays) for key, item in plain.items()}
+
+
+def _key(key: Any) -> Any:
+    if not is_key(key):
+        raise ValueError(f"{str(key)[:40]!r} is not a key")
+    return key
 
 
 def owned(tree: Any) -> Any:
@@ -67,7 +112,7 @@ def owned(tree: Any) -> Any:
             return copies[id(value)]
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
-        return [walk(item) for item in value] if isinstance(value, list) else value
+        return type(value)(map(walk, value)) if type(value) in (list, tuple) else value
 
     return walk(tree)
 
@@ -162,7 +207,8 @@ def read(run: Path) -> Found:
         else:
             return Found(tree, problems, useless)
     detail = f" ({'; '.join(problems)})" if problems else ""
-    raise RunError(f"{run} has no checkpoint to resume from{detail}; run it again with --config {run / 'config.toml'}")
+    remedy = "run it again; run.keep_checkpoint = true keeps one at its end (a grid's runs have none otherwise)"
+    raise RunError(f"{run} has no checkpoint to resume from{detail}; {remedy}")
 
 
 def _read(path: Path) -> Tree:
@@ -172,7 +218,7 @@ def _read(path: Path) -> Tree:
             if hashlib.file_digest(file, "sha256").hexdigest() != sums[name]:
                 raise ValueError(f"{name} does not match its checksum")
     document = json.loads(read_regular(path / "state.json", 1 << 32, links=False))
-    if document["format"] != FORMAT:
+    if document["format"] not in KNOWN:
         raise ValueError(f"format {document['format']} is not known")
     with open_regular(path / "arrays.safetensors", links=False) as file:
         tree: Tree = unpack(document["state"], views(file))

@@ -242,7 +242,7 @@ def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, sto
     reached = _target(plan, writer)
 
     def between() -> bool:
-        if stop() or reached() or writer.stopped is not None:
+        if reached() or stop() or writer.stopped is not None:  # a target that is reached outlasts a Ctrl-C
             return True
         keeper.consider()
         return False

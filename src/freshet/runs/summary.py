@@ -61,8 +61,7 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     diverged = summary.get("diverged")
     if diverged is not None:
         loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
-        size = "is not finite" if loss is None else f"{loss:.2g}"
-        said.append(f"{summary['method']} diverged at {diverged:g} s: test loss {size}; try a smaller training.lr")
+        said.append(f"{summary['method']} {_divergence(diverged, loss)}")
     if summary.get("stopped"):
         said.append(f"{summary['method']} was stopped at {summary['virtual_time']:g} s: {summary['stopped']}")
     skipped = summary.get("adaptations_skipped")
@@ -74,6 +73,8 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
         waits = f"has waited since {stalled:g} s of {summary['virtual_time']:g} for devices that do not return"
         said.append(f"{summary['method']} {waits}; run.round_deadline = seconds gives them up")
     lost, trips = summary.get("lost", 0), summary.get("trips", 0)
+    if summary.get("status") == "finished" and not uploads and 2 * lost <= trips and stalled is None:
+        said.append(f"{summary['method']}: {_silence(summary['virtual_time'], trips)}")
     if 2 * lost > trips:
         away = "a device that is there for less than a trip (fleet.on_seconds) never uploads"
         said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {REASONS}")
@@ -85,3 +86,18 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     if summary.get("privacy"):
         said.append(sentence(summary["privacy"]))
     return said
+
+
+def _divergence(time: float, loss: float | None) -> str:
+    if time == 0:
+        return "began with a test loss that is not finite; look at the model's outputs and at the test data"
+    size = "is not finite" if loss is None else f"{loss:.2g}"
+    return f"diverged at {time:g} s: test loss {size}; try a smaller training.lr"
+
+
+def _silence(time: float, trips: int) -> str:
+    """Why no upload may have come."""
+    if trips:
+        return f"no upload arrived in {time:g} s, and {trips} trips were under way; a later run.until lets them end"
+    where = "a trace's available and from, fleet.on_seconds and off_seconds, run.until"
+    return f"no upload arrived in {time:g} s, as no device was triggered; are they there? see {where}"

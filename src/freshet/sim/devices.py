@@ -92,7 +92,9 @@ class DeviceStore:
         return len(self._spilled)
 
     def close(self) -> None:
-        """Remove what was spilled, now: later the folder may be that of the same run, gone on with by another store."""
+        """Remove what was spilled, now: later the folder may be that of the same run, gone on with by another store.
+        What is still under way is not needed any more, and refers to who would train it."""
+        self._pending.clear()
         if self._made:
             self._remove()
 

@@ -9,10 +9,8 @@ Times never depend on what training computes, so a trip's training is one piece 
 as soon as its inputs are known, and its result is awaited only when the upload arrives.
 """
 
-import gc
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +23,7 @@ from freshet.core.messages import CONTROL_BYTES, Assignment, Request, Upload
 from freshet.core.saving import Tree
 from freshet.core.streams import Streams
 from freshet.runs.writer import RunWriter
+from freshet.sim.collector import patient_collector
 from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
@@ -59,7 +58,7 @@ class Simulation:
         self.heap = EventHeap()
         self.journeys: dict[int, Journey] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
-        self.last_test = -1.0
+        self.last_test = self.last_exam = -1.0
         self.until = 0.0
         self.started = self.over = False
         self._tested: tuple[int, Future[Score]] | None = None
@@ -80,17 +79,18 @@ class Simulation:
 
     def run(self, until: float, between: Callable[[], bool] = lambda: False) -> bool:
         """Process all events up to ``until`` (seconds), the last round, or a test that shows that the one before it had
-        diverged; False when ``between``, called between two events, says to stop."""
+        diverged; False when ``between``, called between two events, says to stop. The test at the very end is left to
+        ``conclude``, and stays to be made by a run with a later end."""
         self.until = until
         if not self.started:
             self.started = True
             self.coordinator.wake(0.0)
             self._wake(0.0)
             self.heap.push((0.0, Rank.EVALUATE, *NO_TRIP))
-        heap, handlers, progress = self.heap, self._handlers(), self.writer.progress
+        heap, end, handlers, progress = self.heap, (until, Rank.EVALUATE), self._handlers(), self.writer.progress
         watched = bool(self.writer.observers)
         with patient_collector():
-            while not self.over and heap.peek() <= until:
+            while not self.over and heap.is_before(end):
                 if between():
                     return False
                 entry = heap.pop()
@@ -102,6 +102,7 @@ class Simulation:
                 journey.merge.start()
         if not self.over:
             heap.now = until
+            progress(until)
         return True
 
     def _handlers(self) -> dict[int, Callable[[Entry], None]]:
@@ -116,9 +117,10 @@ class Simulation:
         }
 
     def conclude(self) -> None:
-        """Test the model that is left, unless that was done at this very time, and look at the result."""
-        if self.last_test < self.now:
-            self._test(self.now)
+        """Test the model that is left, unless that was done at this very time (on the devices, too, if they are to be
+        tested), and look at the result."""
+        if self.last_test < self.now or (self._exams is not None and self.last_exam < self.now):
+            self._test(self.now, last=True)
         self.writer.drain(wait=True)
         self.coordinator.watch.settle()
 
@@ -160,7 +162,7 @@ class Simulation:
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number, fleet = assignment.device, assignment.trip, self.fleet
         start = now + self._before(device, assignment, now)
-        journey = self.journeys[device] = Journey(assignment, start)
+        journey = self.journeys[device] = Journey(assignment, now, start)
         if self.rule.asks:
             journey.slot = self.rule.plan(self.devices.get(device), assignment, self._slots(device, number))
         if journey.slot is None:
@@ -190,16 +192,20 @@ class Simulation:
 
     def _hand_out(self, journey: Journey, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
-        assignment, rule, devices = journey.assignment, self.rule, self.devices
-        device = assignment.device
-        seconds = devices.mean_seconds(device) if rule.timed else None
-        work = make_work((assignment, journey.slot, journey.fresh, rule, devices.get(device), seconds, False))
+        work = self._work(journey)
         journey.due = due
         if due <= self.until:
             journey.future = journey.merge = self.executor.train(work, due)
         else:
             journey.future = self._on_demand(work, due)
             journey.merge = self._on_demand(work._replace(merge_only=True), due)
+
+    def _work(self, journey: Journey) -> Work:
+        """The whole training of a trip."""
+        assignment, rule, devices = journey.assignment, self.rule, self.devices
+        device = assignment.device
+        seconds = devices.mean_seconds(device) if rule.timed else None
+        return make_work((assignment, journey.slot, journey.fresh, rule, devices.get(device), seconds, False))
 
     def _on_demand(self, work: Work, due: float) -> OnDemand[Outcome]:
         return OnDemand(lambda: self.executor.train(work, due))
@@ -256,7 +262,7 @@ class Simulation:
             return
         del self.journeys[device]
         if self.rule.timed:
-            before = self._before(device, journey.assignment, journey.started)
+            before = self._before(device, journey.assignment, journey.triggered)
             self.devices.completed(device, before + (now - journey.started))
         effects = self.coordinator.arrived(now, device, trip, partial(self._opened, journey))
         if journey.future is not None:  # nobody has looked at it
@@ -284,12 +290,15 @@ class Simulation:
         self._carry_out(now, self.coordinator.lost(now, device, trip, reason, sent))
 
     def _set_aside(self, journey: Journey, finished: bool) -> None:
-        """Nobody needs this model; but the device may have learned something on the way."""
-        future = journey.future
+        """Nobody needs this model; but the device may have learned something on the way: from the whole trip, or, if it
+        did not finish, from its merge."""
+        future, device = journey.future, journey.assignment.device
         if future is None:
             return
-        if self._remembers and (finished or journey.merged):
-            self.devices.defer(journey.assignment.device, future)
+        if self._remembers and finished:
+            self.devices.defer(device, future)
+        elif self._remembers and journey.merged:
+            self.devices.defer(device, self._on_demand(self._work(journey)._replace(merge_only=True), self.now))
         elif not journey.merged:
             future.cancel()
 
@@ -304,7 +313,7 @@ class Simulation:
         """Whether a test has shown that the run should stop."""
         return self._stop_diverged and self.coordinator.watch.diverged is not None
 
-    def _test(self, time: float) -> None:
+    def _test(self, time: float, last: bool = False) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
         self.last_test = time
         version = self.server.version
@@ -313,11 +322,10 @@ class Simulation:
         score = self._tested[1]
         self.coordinator.watch.test(time, score)
         event, row = self.coordinator.test()
-        diverged = self._stop_diverged and self.coordinator.watch.diverged is not None
-        last = self.over or diverged or time >= self.until
-        if self._exams is None or not self._exams.due(time, self.eval_every, last):
+        if self._exams is None or not self._exams.due(time, self.eval_every, last or self._has_diverged()):
             self.writer.event(time, event, score, _scores, row)
             return
+        self.last_exam = time
         found = self._exams.hold(self.executor, self.server, score, time)
         self.writer.event(time, event, found, Tested.numbers, row)
         self.writer.event(time, Examined(version), found, Tested.by_device)
@@ -333,6 +341,7 @@ class Simulation:
             "heap": [list(entry) for entry in self.heap.entries()],
             "now": self.heap.now,
             "last_test": self.last_test,
+            "last_exam": self.last_exam,
             "journeys": {str(device): state_of(journey) for device, journey in self.journeys.items()},
             "log": self.writer.position(),
         }
@@ -342,7 +351,8 @@ class Simulation:
         self.coordinator.restore(tree["coordinator"])
         self.devices.restore(tree["devices"])
         self.heap = EventHeap(tree["heap"], tree["now"])
-        self.last_test, self.until, self.started = tree["last_test"], until, True
+        self.last_test, self.last_exam = tree["last_test"], tree.get("last_exam", -1.0)
+        self.until, self.started = until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
             journey = self.journeys[int(device)] = restored(self.server, int(device), saved)
@@ -366,23 +376,12 @@ def check(tree: Tree, size: int) -> None:
         raise ValueError(f"its models are not of {size} numbers")
 
 
-@contextmanager
-def patient_collector() -> Iterator[None]:
-    """Let Python look for garbage less often: with many devices in flight each look is long, and there is little."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def _everybody(_: int) -> bool:
     return True
 
 
 def _merge_numbers(outcome: Outcome) -> dict[str, Any]:
-    return outcome.merged | ({"diverged": True} if outcome.diverged else {})
+    return outcome.merged | ({"diverged": True} if outcome.lost_at_merge else {})
 
 
 def _scores(score: Score) -> dict[str, Any]:

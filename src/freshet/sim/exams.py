@@ -68,12 +68,12 @@ class Gathered:
 class Exams:
     """Holds them at every ``every``-th test (0: only at the last), with ``steps`` of local training besides (0: none).
 
-    A version that was examined before is not examined again.
+    A version that was examined before, and trained at this learning rate, is not examined again.
     """
 
     def __init__(self, every: int, steps: int) -> None:
         self.every, self.steps = every, steps
-        self._last: tuple[int, Future[DeviceScores], list[Future[DeviceScores]]] | None = None
+        self._last: tuple[tuple[int, float], Future[DeviceScores], list[Future[DeviceScores]]] | None = None
 
     @staticmethod
     def asked(wish: Wish) -> "Exams | None":
@@ -87,11 +87,10 @@ class Exams:
 
     def hold(self, executor: Executor, server: Server, score: Future[Score], time: float) -> Gathered:
         """Hand out the work: one pass for all devices, and local steps of each."""
-        version = server.version
-        if self._last is None or self._last[0] != version:
+        version, lr = server.version, server.learning_rate() if self.steps else 0.0
+        if self._last is None or self._last[0] != (version, lr):
             weights, devices = server.method.evaluated(server), range(server.world.devices)
             plain = executor.examine(Exam(weights, version, devices), time)
-            lr = server.learning_rate()
             each = [Exam(weights, version, [device], self.steps, lr) for device in devices if self.steps]
-            self._last = (version, plain, [executor.examine(exam, time) for exam in each])
+            self._last = ((version, lr), plain, [executor.examine(exam, time) for exam in each])
         return Gathered(score, *self._last[1:])

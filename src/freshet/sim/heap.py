@@ -65,6 +65,11 @@ class EventHeap:
             return self.now
         return self._heap[0][0] if self._heap else math.inf
 
+    def is_before(self, end: tuple[float, int]) -> bool:
+        """Whether there is an event before this time and rank."""
+        due, heap = self._due, self._heap
+        return bool(heap and heap[0] < end) or bool(due and due[0] < end)
+
     def pop(self) -> Entry:
         """The next event; the clock moves to it."""
         due, heap = self._due, self._heap

@@ -18,6 +18,8 @@ class Journey:
     """A trip in virtual time: what the device was given, and the training that belongs to it."""
 
     assignment: Assignment
+    triggered: float = 0.0
+    #: When training began.
     started: float = 0.0
     slot: Slot | None = None
     fresh: Fresh | None = None
@@ -37,6 +39,7 @@ def state_of(journey: Journey) -> Tree:
         "packed": [_packed(journey.assignment), _packed(journey.fresh)],
         "slot": None if journey.slot is None else list(journey.slot),
         "merged": journey.merged,
+        "triggered": journey.triggered,
         "started": journey.started,
         "due": journey.due,
     }
@@ -60,4 +63,5 @@ def restored(server: Server, device: int, saved: Tree) -> Journey:
         vectors = owned(saved["fresh_vectors"])
         fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
     slot = None if saved["slot"] is None else Slot(*saved["slot"])
-    return Journey(assignment, saved["started"], slot, fresh, merged=saved["merged"])
+    triggered = saved["triggered" if "triggered" in saved else "started"]  # earlier versions did not save it
+    return Journey(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])

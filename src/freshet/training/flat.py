@@ -4,12 +4,14 @@ Loading a model is one copy, an SGD step a few operations on one vector, whateve
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from freshet.core.layout import Kind, Layout, TensorPlace
 from freshet.core.vectors import Vector
@@ -25,7 +27,17 @@ def build_quietly(factory: Factory) -> nn.Module:
         module = factory()
     if not isinstance(module, nn.Module):
         raise ConfigError("model", f"must build a torch.nn.Module, but gave {type(module).__name__}")
+    _check_filled(module)
     return module
+
+
+def _check_filled(module: nn.Module) -> None:
+    """Raise one sentence for a tensor without a shape, or without numbers."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigError("model", f"{name} has no shape yet; run one sample through the module when building it")
+        if tensor.is_meta:
+            raise ConfigError("model", f"{name} holds no numbers, as it is on the device meta; build it on the CPU")
 
 
 def layout_of(module: nn.Module) -> Layout:

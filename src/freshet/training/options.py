@@ -2,9 +2,12 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from freshet.core.method import Options
+
+#: What float32 holds; and numbers whose product it still holds, for optimisers that multiply them.
+LARGEST, MULTIPLIED = 3.4e38, 1e15
 
 
 class TrainingOptions(Options):
@@ -25,6 +28,11 @@ class TrainingOptions(Options):
         "cosine down to 1 % at the end (or a function of (lr, rounds))",
     )
     schedule_every: int = Field(30, ge=1, description="rounds between two steps of the schedule step")
+    schedule_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="rounds of the schedule cosine (default: those of the run's first end, written here by it)",
+    )
     steps: int = Field(
         0,
         ge=0,
@@ -43,6 +51,21 @@ class TrainingOptions(Options):
     nesterov: bool = Field(False, description="Nesterov's form of the momentum")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, part of the gradient (adamw: apart from it)")
 
+    @field_validator("lr", "weight_decay")
+    @classmethod
+    def _bounded(cls, value: float, info: ValidationInfo) -> float:
+        most = LARGEST if info.data.get("optimiser", "sgd") == "sgd" else MULTIPLIED
+        if value > most:
+            raise ValueError(f"must be at most {most:g}")
+        return value
+
+    @field_validator("optimiser")
+    @classmethod
+    def _multiplies(cls, value: str, info: ValidationInfo) -> str:
+        if value != "sgd" and info.data.get("lr", 0.0) > MULTIPLIED:
+            raise ValueError(f"only sgd takes a training.lr above {MULTIPLIED:g}")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _momentum_is_for_sgd(cls, given: Any) -> Any:
@@ -50,7 +73,7 @@ class TrainingOptions(Options):
             return given
         if given.get("optimiser", "sgd") != "sgd" and (given.get("momentum") or given.get("nesterov")):
             raise ValueError('momentum and nesterov are for optimiser = "sgd"; leave them out')
-        if given.get("nesterov") and not given.get("momentum"):
+        if given.get("nesterov") is True and not given.get("momentum"):
             raise ValueError("nesterov needs a momentum above 0")
         return given
 

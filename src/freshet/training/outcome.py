@@ -20,10 +20,12 @@ class Outcome(NamedTuple):
     diverged: bool = False
     #: Bytes of the model where it is a difference in fewer bytes (``core/links.py``).
     packed: int = 0
+    #: Whether it had diverged when it merged (``diverged``: at its end).
+    lost_at_merge: bool = False
 
     def upload(self, assignment: Assignment) -> Upload:
         """What goes up; the memory stays with the device."""
-        weights, steps, report, merged, vectors, _, _, packed = self
+        weights, steps, report, merged, vectors, _, _, packed, _ = self
         return make_upload((*assignment[:3], weights, steps, report, merged, vectors, packed))
 
 

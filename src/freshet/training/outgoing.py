@@ -29,7 +29,7 @@ class Outgoing:
         if not self.privacy.on:
             return outcome
         report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
-        return outcome._replace(report=report, merged=merged, diverged=False)
+        return outcome._replace(report=report, merged=merged, diverged=False, lost_at_merge=False)
 
     def sent(self, outcome: Outcome, assignment: Assignment, layout: Layout, hostile: bool) -> Outcome:
         """The outcome as it goes up; ``hostile`` for a device that attacks."""

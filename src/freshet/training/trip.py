@@ -65,7 +65,7 @@ class LocalTrip:
         self.weights, self.gradient = flat.weights, flat.gradient
         self.assignment, self.slot, self._seconds = assignment, slot, seconds
         self.memory: Memory = dict(memory)
-        self._before = memory
+        self._learned, self._lost_at_merge = memory, False
         self.report: dict[str, Number] = {}
         self.merged: dict[str, Number] = {}
         self.vectors: dict[str, Vector] = {}
@@ -106,6 +106,9 @@ class LocalTrip:
         with self._at_work(Phase.ASKED):
             if fresh is not None:
                 self.merged = _checked(self.rule, self.rule.merge(self, fresh))
+                self._lost_at_merge = not self._is_whole(self.flat.dump())
+                if not self._lost_at_merge:
+                    self._learned = dict(self.memory)
         self._move(Phase.ASKED, Phase.FINISHING)
 
     def unanswered(self) -> None:
@@ -127,13 +130,19 @@ class LocalTrip:
         self.epochs = min(self.epochs, max(1, self.epoch))
 
     def outcome(self) -> Outcome:
-        """The trip as it stands. One that has diverged teaches the device nothing."""
+        """The trip as it stands. One that has diverged teaches the device nothing but what a merge before that did,
+        whose numbers are on record whether or not the trip is seen to its end."""
         weights = self.flat.dump()
-        numbers = (*self.report.values(), *self.merged.values())
-        whole = is_finite(weights) and all(math.isfinite(value) for value in numbers)
-        memory = self.memory if whole else self._before
-        found = Outcome(weights, self.steps, self.report, self.merged, self.vectors, memory, diverged=not whole)
+        whole = self._is_whole(weights)
+        memory = self.memory if whole else self._learned
+        said = (self.report, self.merged, self.vectors, memory)
+        found = Outcome(weights, self.steps, *said, diverged=not whole, lost_at_merge=self._lost_at_merge)
         return self._trainer.outgoing.told(found, self.rule.public)
+
+    def _is_whole(self, weights: Vector) -> bool:
+        """Whether the trip has not diverged so far."""
+        numbers = (*self.report.values(), *self.merged.values())
+        return is_finite(weights) and all(math.isfinite(value) for value in numbers)
 
     def _move(self, expected: Phase, to: Phase) -> None:
         if self.phase is not expected:
@@ -182,8 +191,9 @@ class LocalTrip:
         return list(torch.split(order, self.options.batch_size))
 
     def _batches_of_part(self) -> list[Tensor]:
-        """So many batches that all parts together are ``training.steps``; passes follow one another without a gap."""
-        whole, parts, batches = self.options.steps, self.assignment.epochs, list[Tensor]()
+        """So many batches that ``training.epochs`` parts are ``training.steps``, and fewer or more parts their share of
+        them; passes follow one another without a gap."""
+        whole, parts, batches = self.options.steps, self.options.epochs, list[Tensor]()
         for _ in range(whole * self.epoch // parts - whole * (self.epoch - 1) // parts):
             order = self._next_order()
             batches.append(order[: self.options.batch_size])

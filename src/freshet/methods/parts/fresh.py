@@ -160,8 +160,8 @@ class FreshModelRule(LocalRule):
     """The device's part: choose the slot, merge the fresh model, learn from the reward."""
 
     remembers: ClassVar[bool] = True
-    #: Where neither slots nor gamma and upsilon are learned, which ``leak`` sees to.
-    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after", "far")
+    #: Where neither slots nor gamma and upsilon are learned, nor lengths are in phi, which ``leak`` sees to.
+    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after")
     options: ASMUOptions
 
     @property
@@ -174,6 +174,8 @@ class FreshModelRule(LocalRule):
             return 'slots are learned from losses; set method.slot to a number, "h1", "h2", "h3", "random" or "never"'
         if o.eta_gamma or o.eta_upsilon:
             return "beta is learned from losses; set method.eta_gamma and method.eta_upsilon to 0"
+        if o.distance:
+            return "phi and beta contain the exact length of the training; set method.distance to false"
         return None
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:

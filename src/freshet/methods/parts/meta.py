@@ -55,6 +55,9 @@ class MetaSelector:
     So the gradient of the expected reward under P is the mean over trips of ``P / mu`` times REINFORCE's. Without that
     weight the usual slot is judged fifty times as often as any other, and a better one next to it is not found. With
     raw advantages, as published, there is none.
+
+    There are as many slots as the longest trip has epochs. A device with fewer (``epochs``) only comes to the first of
+    those decisions: its P and mu are over its own slots, renormalised.
     """
 
     GAIN = 8.0
@@ -80,27 +83,28 @@ class MetaSelector:
         self._prior = _prior_logits(epochs)
         with torch.no_grad():
             self._start = self.network(self._steps)
-        self.eta_rl, self.advantage, self.epsilon = eta_rl, advantage, epsilon
+        self.epochs, self.eta_rl, self.advantage, self.epsilon = epochs, eta_rl, advantage, epsilon
         self.rewards = RunningReward(rho)
         #: First trips learned from, and the distribution that was last put on record.
         self.learned, self._recorded = 0, self.distribution()
-        self._best: int | None = None
+        self._best: dict[int, int] = {}
 
     def logits(self) -> Tensor:
         """One per epoch: the prior, and what the network has learned on top of it."""
         total: Tensor = self._prior + self.GAIN * (self.network(self._steps) - self._start)
         return total
 
-    def distribution(self) -> NDArray[np.float64]:
-        """Slot probabilities now."""
+    def distribution(self, epochs: int | None = None) -> NDArray[np.float64]:
+        """Slot probabilities now, of a device with so many epochs (None: with all)."""
         with torch.no_grad():
-            return slot_distribution(torch.sigmoid(self.logits()).numpy())
+            return slot_distribution(torch.sigmoid(self.logits()).numpy()[:epochs])
 
-    def best(self) -> int:
-        """The most probable slot (computed anew only after the model has learned)."""
-        if self._best is None:
-            self._best = int(np.argmax(self.distribution())) + 1
-        return self._best
+    def best(self, epochs: int | None = None) -> int:
+        """The most probable slot of those (computed anew only after the model has learned)."""
+        count = self.epochs if epochs is None else epochs
+        if count not in self._best:
+            self._best[count] = int(np.argmax(self.distribution(count))) + 1
+        return self._best[count]
 
     def note(self, reward: float) -> None:
         """A trip's reward joins those that others are measured against."""
@@ -113,17 +117,17 @@ class MetaSelector:
         total: Tensor = log(-logits[: slot - 1]).sum() + log(logits[slot - 1])
         return total
 
-    def weight(self, slot: int, chosen_by: float | None = None) -> float:
+    def weight(self, slot: int, chosen_by: float | None = None, epochs: int | None = None) -> float:
         """``P(slot) / mu(slot)``, mu the probability with which the slot was chosen; 1 with raw advantages."""
         if self.advantage == "raw":
             return 1.0
-        greedy = 1.0 - self.epsilon if slot == self.best() else 0.0
-        mu = greedy + self.epsilon / len(self._steps) if chosen_by is None else chosen_by
-        return min(float(self.distribution()[slot - 1]) / mu, self.LARGEST_WEIGHT) if mu > 0.0 else 1.0
+        greedy, probable = 1.0 - self.epsilon if slot == self.best(epochs) else 0.0, self.distribution(epochs)
+        mu = greedy + self.epsilon / len(probable) if chosen_by is None else chosen_by
+        return min(float(probable[slot - 1]) / mu, self.LARGEST_WEIGHT) if mu > 0.0 else 1.0
 
-    def reinforce(self, slot: int, reward: float, chosen_by: float | None = None) -> None:
+    def reinforce(self, slot: int, reward: float, chosen_by: float | None = None, epochs: int | None = None) -> None:
         """``theta <- theta + eta_rl (P / mu) grad log P(decisions) A`` with the advantage ``A = R - b``."""
-        step = self.eta_rl * self.weight(slot, chosen_by) * self.rewards.advantage(reward, self.advantage)
+        step = self.eta_rl * self.weight(slot, chosen_by, epochs) * self.rewards.advantage(reward, self.advantage)
         parameters = list(self.network.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_probability(slot), parameters)
@@ -134,7 +138,7 @@ class MetaSelector:
                 for parameter, after in zip(parameters, moved, strict=True):
                     parameter.copy_(after)
         self.learned += 1
-        self._best = None
+        self._best = {}
 
     def news(self) -> dict[str, Any] | None:
         """What to put on record when some slot's probability has changed by more than 1 % since the last time."""
@@ -156,7 +160,7 @@ class MetaSelector:
         try:
             tensors = load(read_regular(path))
             if {name: value.shape for name, value in tensors.items()} != expected:
-                raise ValueError(f"it holds other tensors than those of a meta model for {len(self._steps)} epochs")
+                raise ValueError(f"it holds other tensors than those of a meta model for {self.epochs} epochs")
             if not all(value.dtype == np.float64 and np.isfinite(value).all() for value in tensors.values()):
                 raise ValueError("it holds numbers that are not finite")
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -182,7 +186,7 @@ class MetaSelector:
 
     def _set_weights(self, weights: dict[str, NDArray[Any]]) -> None:
         self.network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
-        self._best = None
+        self._best = {}
 
 
 def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: int = 1) -> int:
@@ -190,7 +194,7 @@ def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: i
 
     A merge has its reward; a request that found nothing newer counts as reward 0.
     """
-    epochs = len(selector.distribution())
+    epochs = selector.epochs
     lessons = [lesson for event in events if (lesson := _lesson(event, epochs)) is not None]
     asked = np.bincount([slot for slot, _ in lessons], minlength=epochs + 1) / max(1, len(lessons))
     for slot, reward in passes * lessons:

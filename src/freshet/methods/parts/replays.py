@@ -61,7 +61,10 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         raise Mismatch(f"aggregated at staleness {part.staleness}, beyond tau_max {options.tau_max}")
     if n.get("forgotten") and options.control_memory != "budget":
         raise Mismatch("a step was forgotten, which only happens under control_memory = budget")
-    if n["adapted"] != (past is not None and not n.get("forgotten")):
+    known, taught = past is not None and not n.get("forgotten"), _scale(options, n) != 0.0
+    if bool(n.get("untaught")) != (known and not taught):
+        raise Mismatch(f"whether it was taught does not go with its learning rate of {n['lr']:g}")
+    if n["adapted"] != (known and taught):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
     trip, beta, n1 = memory.get(("merged", part.device), (None, 0.0, 0))
     expect("beta", n["beta"], beta if trip == event.trip else 0.0)

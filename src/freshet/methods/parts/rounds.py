@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from freshet.core.defence import share_of
 from freshet.core.events import make_contribution
 from freshet.core.gates import overflows
 from freshet.core.making import maker
@@ -17,7 +18,8 @@ WAIT = Wait()
 
 
 class Member(NamedTuple):
-    """One device's upload in the open round, and the learning rate that it trained with."""
+    """One device's upload in the open round, the learning rate that it trained with, and how much of its step a defence
+    let in."""
 
     device: int
     weights: Vector
@@ -26,6 +28,7 @@ class Member(NamedTuple):
     lr: float
     steps: int
     vectors: dict[str, Vector]
+    share: float
 
 
 make_member = maker(Member)
@@ -58,10 +61,11 @@ class RoundMethod(Method):
         self.state = Round()
 
     def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        device, trip, _, weights, steps, _, _, vectors, _ = upload
+        device, trip, _, weights, steps, report, _, vectors, _ = upload
         samples = self.world.samples.item(device)
         kept = dict(vectors) if vectors else {}
-        self.state.members[device] = make_member((device, weights, samples, trip, flight.lr, steps, kept))
+        share = share_of(upload) if report else 1.0
+        self.state.members[device] = make_member((device, weights, samples, trip, flight.lr, steps, kept, share))
         return WAIT
 
     def finish_round(self, server: Server) -> Verdict | None:

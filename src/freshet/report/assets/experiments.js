@@ -1,37 +1,47 @@
 "use strict";
 /* The experiments of a grid: figures, and per world a table of results and one of traffic. */
 const Experiments = (() => {
-  const { el, cell, small, row, panel, swatch, percent, whole, mega, seconds, signed, ratio, diverged } = Words;
-  const { RATIO, KINDS } = Words;
+  const { el, cell, small, row, panel, swatch, percent, whole, mega, seconds, ratio, diverged } = Words;
+  const { RATIO, KINDS, target, change } = Words;
   const told = (value, show) => cell(value === null ? "—" : show(value));
 
   function who(line) {
     const name = el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label));
     return el("td", { class: "name" }, name, diverged(line.diverged));
   }
+  const titled = ({ title, kind }, world) => {
+    return [title.replace("{target}", world && target(world)), KINDS[kind][1]].join(" ").trim();
+  };
+  /* What a method is held against its reference by: the time where there is a target, and the difference. */
+  function against(world, line) {
+    const whose = small(line.reference && `of ${line.reference}`);
+    const time = line.ratio === null ? (line.reference ? "—" : "·") : ratio(line.ratio, line.bound);
+    const found = line.difference === null ? "—" : change(world, line.difference);
+    return world.target === null ? [cell(found, whose)] : [cell(time, whose), cell(found)];
+  }
   function outcome(world) {
-    const paper = world.lines.some((line) => line.published);
+    const paper = world.lines.some((line) => line.published), shown = KINDS[world.measures[0].kind];
     const rows = world.lines.map((line) => {
-      const missing = line.reference ? "—" : "·", theirs = line.published || { accuracy: null, time: null };
-      const time = line.ratio === null ? missing : ratio(line.ratio, line.bound);
+      const theirs = line.published || { accuracy: null, time: null };
       const cells = [
-        who(line), cell(`${line.ended}/${line.all}`), told(line.accuracy, percent), told(line.time_raw, whole),
-        cell(time, small(line.reference && `of ${line.reference}`)),
-        told(line.difference, signed), told(line.p, (p) => p.toPrecision(2)),
+        who(line), cell(`${line.ended}/${line.all}`),
+        ...world.measures.map(({ key, kind }) => told(line[key], KINDS[kind][0])),
+        ...against(world, line), told(line.p, (p) => p.toPrecision(2)),
         ...world.columns.map(({ key, kind }) => told(line[key], KINDS[kind][0])),
       ];
-      return row(...cells, ...(paper ? [told(theirs.accuracy, percent), told(theirs.time, whole)] : []));
+      return row(...cells, ...(paper ? [told(theirs.accuracy, shown[0]), told(theirs.time, whole)] : []));
     });
-    const headings = ["method", "runs", "accuracy (%)", `to ${percent(world.target)} % (s)`, "time vs reference"];
-    const extra = world.columns.map(({ title, kind }) => [title, KINDS[kind][1]].join(" ").trim());
-    headings.push("accuracy vs it", "p", ...extra, ...(paper ? ["published (%)", "published time"] : []));
-    return panel(Words.table(headings, rows));
+    const { name } = world.metric;
+    const held = world.target === null ? [`${name} vs reference`] : ["time vs reference", `${name} vs it`];
+    const headings = ["method", "runs", ...world.measures.map((column) => titled(column, world)), ...held, "p"];
+    headings.push(...world.columns.map((column) => titled(column)));
+    return panel(Words.table([...headings, ...(paper ? [`published ${shown[1]}`, "published time"] : [])], rows));
   }
   function devices(world) {
     const rows = world.lines.map((line) => {
       return row(who(line), ...world.devices.map(({ key, kind }) => told(line[key], KINDS[kind][0])));
     });
-    const headings = world.devices.map(({ title, kind }) => [title, KINDS[kind][1]].join(" ").trim());
+    const headings = world.devices.map((column) => titled(column));
     const said = el("p", { class: "fine" }, "Accuracy on the devices, medians over seeds.");
     return world.devices.length ? [said, panel(Words.table(["method", ...headings], rows))] : [];
   }
@@ -50,14 +60,15 @@ const Experiments = (() => {
   }
   /* The trials of a tuning, best first. */
   function tuning(item) {
-    const short = (value) => String(Number(value.toPrecision(4)));
+    const short = KINDS.value[0], score = KINDS[item.score.kind][0];
     const rows = item.trials.map((trial, at) => {
-      const score = el("td", at ? {} : { class: "top-value" }, trial.score === null ? "—" : percent(trial.score));
-      return row(cell(String(at + 1)), score, cell(trial.state), ...trial.values.map((value) => told(value, short)));
+      const found = el("td", at ? {} : { class: "top-value" }, trial.score === null ? "—" : score(trial.score));
+      return row(cell(String(at + 1)), found, cell(trial.state), ...trial.values.map((value) => told(value, short)));
     });
     const more = item.left_out ? [`${item.left_out} more trials are not shown.`] : [];
     return el(
-      "div", {}, el("h2", {}, item.title), panel(Words.table(["rank", "score (%)", "state", ...item.keys], rows)),
+      "div", {}, el("h2", {}, item.title),
+      panel(Words.table(["rank", titled(item.score), "state", ...item.keys], rows)),
       el("ul", { class: "plain" }, ...[...item.notes, ...more].map((note) => el("li", {}, note))),
     );
   }
@@ -68,7 +79,9 @@ const Experiments = (() => {
     });
     const lines = [...new Map(item.worlds.flatMap((each) => each.lines.map((line) => [line.label, line]))).values()];
     const names = lines.map((line) => el("span", { class: "who" }, swatch(line.style), line.label));
-    const reading = `${RATIO} Dashed curves: synchronous methods. –: target not reached. ✕: a run diverged.`;
+    const timed = item.worlds.some((each) => each.target !== null);
+    const [ratios, never] = timed ? [`${RATIO} `, "–: target not reached. "] : ["", ""];
+    const reading = `${ratios}Dashed curves: synchronous methods. ${never}✕: a run diverged.`;
     return el(
       "div", {}, el("h2", {}, item.title), el("div", { class: "keys legend" }, ...names),
       el("div", { class: item.look === "curves" ? "grid" : "grid duo" }, ...figures),

@@ -7,7 +7,7 @@
   let doc = live ? null : JSON.parse($$("data").textContent), axis = "time", chosen = null, version = "", place = 0;
   const hidden = new Set();
   const world = () => doc.worlds[place];
-  const target = () => Results.target(world());
+  const target = () => Words.target(world());
   const sentences = (...parts) => parts.filter(Boolean).join(" ");
 
   // ---- head and results
@@ -100,10 +100,11 @@
     const tall = Theme.narrow() ? 320 : 430, bars = here.time_to_target;
     Theme.draw("chart-accuracy", sized(shown(here.accuracy[axis]), tall), "The model has not been tested yet.");
     Theme.draw("chart-loss", sized(shown(here.loss[axis]), tall), "The log has no losses.");
-    $$("target-note").textContent =
-      `Virtual time until ${target()} ${here.metric.name}. Full bar: first crossing; pale: 5-point mean.`;
-    const any = here.lines.some((line) => line.runs);
-    const never = any ? `— no finished run reached ${target()}` : "No finished run yet.";
+    const timed = here.target !== null, any = here.lines.some((line) => line.runs);
+    $$("target-note").textContent = timed
+      ? `Virtual time until ${target()} ${here.metric.name}. Full bar: first crossing; pale: 5-point mean.`
+      : "The runs have no target; freshet report --target sets one.";
+    const never = !timed ? "— no target" : any ? `— no finished run reached ${target()}` : "No finished run yet.";
     Theme.draw("chart-target", bars, never);
     $$("staleness-note").textContent = sentences(
       "Versions the global model had moved on when an upload was used.", here.staleness && here.staleness.note,

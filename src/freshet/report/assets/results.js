@@ -1,10 +1,8 @@
 "use strict";
 /* The results of runs that are ranked with each other: cards and a table. */
 const Results = (() => {
-  const { el, cell, small, row, table, percent, whole, mega, count, signed, clip, ratio, diverged, swatch } = Words;
-  const { RATIO, KINDS } = Words;
-  const target = (world) => world.metric.name === "accuracy" ? `${Number((100 * world.target).toFixed(1))} %`
-    : String(world.target);
+  const { el, cell, small, row, table, percent, whole, mega, count, clip, ratio, diverged, swatch } = Words;
+  const { RATIO, KINDS, share, target, change } = Words;
   const median = (key) => (line) => line[key].median;
 
   function card(what, value, unit, lines, more) {
@@ -31,23 +29,24 @@ const Results = (() => {
       return found.lines.length > 0;
     };
     const time = `Time to ${target(world)}`, lasting = "First to stay there (5-point mean)";
-    const { name, direction } = world.metric, share = name === "accuracy", less = direction === "min";
-    add(`Final ${name}`, `${less ? "Lowest" : "Highest"} final ${name}`, share ? "%" : "", median("accuracy"),
-      share ? percent : KINDS.value[0], less ? 1 : -1);
+    const { name, direction } = world.metric, shown = share(world), less = direction === "min";
+    add(`Final ${name}`, `${less ? "Lowest" : "Highest"} final ${name}`, shown ? "%" : "", median("accuracy"),
+      shown ? percent : KINDS.value[0], less ? 1 : -1);
     const there = add(time, `First to ${target(world)}`, "s", median("time_raw"), whole, 1);
     add(`${time}, 5-point mean`, lasting, "s", median("time_mean"), whole, 1);
-    if (!there && lines.length) items.push(card(time, "—", "", [], "not reached by the median run"));
+    const timed = world.target !== null;
+    if (timed && !there && lines.length) items.push(card(time, "—", "", [], "not reached by the median run"));
     add("Worst device", "Best worst device", "%", median("devices_worst"), percent, -1);
     add("Traffic", "Least traffic", "MB", bytes, mega, 1);
     return el("div", { class: "cards" }, ...items, ...(!lines.length && run ? soFar(run) : []));
   }
   function soFar(run) {
     const tested = run.accuracy !== null, seed = run.seed === null ? "" : `seed ${run.seed}`;
-    const share = run.metric === "accuracy";
-    const value = tested ? (share ? percent : KINDS.value[0])(run.accuracy) : "—";
+    const shown = run.metric === "accuracy";
+    const value = tested ? (shown ? percent : KINDS.value[0])(run.accuracy) : "—";
     const uploads = run.uploads === null ? "—" : whole(run.uploads);
     return [
-      card(`${run.metric} so far`, value, tested && share ? "%" : "", [], run.label),
+      card(`${run.metric} so far`, value, tested && shown ? "%" : "", [], run.label),
       card("Virtual time", whole(run.end), run.until ? `of ${whole(run.until)} s` : "s", [], run.status),
       card("Uploads", uploads, "", [], seed),
     ];
@@ -70,14 +69,13 @@ const Results = (() => {
     const look = top ? { class: "top-value" } : {};
     return el("td", look, there ? show(found.median) : "—", small(range));
   }
-  function against(held, share) {
-    if (!held) return [cell("·"), cell("·")];
+  function against(held, world) {
+    const timed = world.target !== null;
+    if (!held) return timed ? [cell("·"), cell("·")] : [cell("·")];
     const time = held.time_raw ? ratio(held.time_raw.ratio, held.time_raw.bound) : "—";
     const test = held.p === null || held.pairs < 2 ? count(held.pairs, "seed") : `p = ${held.p.toPrecision(2)}`;
-    return [
-      cell(time, small(`of ${clip(held.reference, 16)}`)),
-      held.pairs ? cell(share ? signed(held.difference) : KINDS.value[0](held.difference), small(test)) : cell("·"),
-    ];
+    const difference = held.pairs ? cell(change(world, held.difference), small(test)) : cell("·");
+    return timed ? [cell(time, small(`of ${clip(held.reference, 16)}`)), difference] : [difference];
   }
   /* One line per method that has ended runs. */
   function outcome(world, columns, compare) {
@@ -86,11 +84,12 @@ const Results = (() => {
       const who = el("div", { class: "who" }, swatch(line.style), el("span", {}, line.label));
       const name = el("td", { class: "name" }, who, small(seeds), diverged(line.diverged.map((each) => each.time)));
       const cells = columns.map((column) => spread(line, column));
-      return row(name, ...cells, ...(compare ? against(line.against, world.metric.name === "accuracy") : []));
+      return row(name, ...cells, ...(compare ? against(line.against, world) : []));
     });
     const headings = [heading("", "method"), ...columns.map(titled)];
-    const { name } = world.metric, unit = name === "accuracy" ? "it (points)" : "it";
-    if (compare) headings.push(heading("time vs", "reference"), heading(`${name} vs`, unit));
+    const timed = world.target !== null, whom = timed ? "it" : "reference";
+    if (compare && timed) headings.push(heading("time vs", "reference"));
+    if (compare) headings.push(heading(`${world.metric.name} vs`, share(world) ? `${whom} (points)` : whom));
     return table(headings, rows);
   }
   const framed = (look, found) => el("div", { class: "panel flush" }, el("div", { class: `scroll ${look}` }, found));
@@ -104,13 +103,15 @@ const Results = (() => {
   const compared = (lines) => lines.some((line) => line.against && line.against.pairs > 1);
   function reading(world) {
     const lines = world.lines.filter((line) => line.runs);
-    const times = "Medians over seeds of runs that have ended, least and greatest below. Times are virtual seconds "
-      + `to ${target(world)} on a common test grid: raw first crossing, and first crossing of the trailing 5-point `
-      + "mean; a dash if the median seed never gets there.";
-    const test = compared(lines) && `${RATIO} Accuracy against the same reference: mean difference of final accuracy `
-      + "in points over common seeds, with the exact two-sided sign-flip p-value (n seeds cannot give less than "
-      + "2 / 2ⁿ).";
-    return el("p", { class: "fine" }, lines.length ? [times, test].filter(Boolean).join(" ") : "");
+    const { name } = world.metric, timed = world.target !== null;
+    const medians = "Medians over seeds of runs that have ended, least and greatest below.";
+    const times = timed && `Times are virtual seconds to ${target(world)} on a common test grid: raw first crossing, `
+      + "and first crossing of the trailing 5-point mean; a dash if the median seed never gets there.";
+    const ratios = compared(lines) && timed && RATIO;
+    const test = compared(lines) && `${name[0].toUpperCase()}${name.slice(1)} against ${timed ? "the same" : "a"} `
+      + `reference: mean difference of final ${name}${share(world) ? " in points" : ""} over common seeds, with the `
+      + "exact two-sided sign-flip p-value (n seeds cannot give less than 2 / 2ⁿ).";
+    return el("p", { class: "fine" }, lines.length ? [medians, times, ratios, test].filter(Boolean).join(" ") : "");
   }
   function devices(world) {
     if (!world.devices.length) return [];
@@ -127,5 +128,5 @@ const Results = (() => {
     return el("div", { class: "world" }, title, cards(world, run), headline(world, live), reading(world),
       ...devices(world));
   }
-  return { block, target };
+  return { block };
 })();

@@ -45,8 +45,12 @@ const Words = (() => {
     seconds: [whole, "(s)"], bytes: [mega, "(MB)"], mean: [fixed(1), ""],
     index: [fixed(3), ""], count: [whole, ""],
   };
+  /* Of runs that are ranked with each other: whether they are judged by an accuracy, and what they are to reach. */
+  const share = (world) => world.metric.name === "accuracy";
+  const target = (world) => (share(world) ? `${Number((100 * world.target).toFixed(1))} %` : String(world.target));
+  const change = (world, value) => (share(world) ? signed(value) : KINDS.value[0](value));
   return {
     el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, clip,
-    ratio, diverged, RATIO, KINDS,
+    ratio, diverged, RATIO, KINDS, share, target, change,
   };
 })();

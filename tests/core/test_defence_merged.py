@@ -1,0 +1,103 @@
+"""What a defence measures of an upload that merged a fresh model is what its training produced, and so what is applied:
+the way that the server itself has gone meanwhile is no device's doing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.core.defence import Defence, DefenceOptions, Judged, start_of, step_of
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.server import Flight
+from freshet.methods.parts.stepping import write_step
+
+N = 40
+LAYOUT = Layout.build([("w", (N,), "learnable"), ("mean", (2,), "buffer"), ("count", (), "counter")])
+RNG = np.random.default_rng(0)
+BASE = RNG.normal(size=LAYOUT.size).astype(np.float32)
+#: The server has gone far.
+FRESH = (BASE + 5 * RNG.normal(size=LAYOUT.size)).astype(np.float32)
+FLIGHT = Flight(1, 1, 1, 5, 0.1, fresh=4)
+
+
+def trained(produced: np.ndarray, beta: float = 0.0, **more: object) -> Upload:
+    """A model that merged the fresh one with weight beta, and what training produced on top of it."""
+    weights = (1 - beta) * BASE.astype(np.float64) + beta * FRESH
+    weights[: len(produced)] += produced
+    merged = {"beta": beta, "n1": 1} if beta else {}
+    return Upload(0, 1, 1, weights.astype(np.float32), 3, merged=merged, **more)
+
+
+def honest(seed: int, length: float = 1.0) -> np.ndarray:
+    """A common direction and some noise of one's own."""
+    return length * (np.ones(N) + 0.3 * np.random.default_rng(seed).normal(size=N)) / np.sqrt(N)
+
+
+def judge(defence: Defence, upload: Upload) -> Judged:
+    return defence.judge(upload, FLIGHT, BASE, FRESH if upload.merged else None)
+
+
+def warm(rule: str) -> Defence:
+    defence = Defence(DefenceOptions(rule=rule), LAYOUT)
+    for seed in range(12):
+        judge(defence, trained(honest(seed)))
+    return defence
+
+
+def applied(upload: Upload) -> np.ndarray:
+    """What apply = "progress" adds of an upload, by the method's own arithmetic."""
+    step, beta = np.empty(N, np.float32), float(upload.merged.get("beta", 0.0))
+    write_step(step, upload.weights[:N], BASE[:N], FRESH[:N], BASE[:N], beta)
+    return step.astype(np.float64)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(0.01, 0.99), st.integers(0, 10**6))
+def test_what_is_measured_is_what_is_applied(beta: float, seed: int) -> None:
+    upload = trained(honest(seed), beta)
+    step = step_of(upload, start_of(upload, BASE, FRESH), N)
+    np.testing.assert_allclose(step, applied(upload), atol=3e-6)
+    np.testing.assert_allclose(step, honest(seed), atol=3e-6)
+
+
+def test_an_honest_merge_is_let_in_whole_however_far_the_server_has_gone() -> None:
+    for rule in ("clip", "median-distance"):
+        upload = trained(honest(50, 0.95), beta=0.6)
+        judged = judge(warm(rule), upload)
+        assert judged.problem is None and judged.upload is upload
+
+
+def test_clip_shortens_what_training_produced_and_nothing_else() -> None:
+    defence, produced = warm("clip"), np.concatenate([honest(50, 7.0), [4.0, 4.0, 3.0]])
+    vectors = {"control": np.full(N, 0.1, np.float32)}
+    judged = judge(defence, trained(produced, 0.6, vectors=vectors))
+    numbers, left = judged.notes[0].numbers, judged.upload
+    length = np.sqrt(np.linalg.norm(honest(50, 7.0)) ** 2 + N * 0.1**2)
+    assert numbers["measure"] == pytest.approx(length, rel=1e-5)
+    assert numbers["share"] == pytest.approx(numbers["bound"] / length, rel=1e-5) and numbers["share"] < 0.2
+    np.testing.assert_allclose(applied(left), numbers["share"] * produced[:N], atol=3e-6)
+    start = 0.4 * BASE + 0.6 * FRESH
+    np.testing.assert_allclose(left.weights[N:-1], start[N:-1] + 4 * numbers["share"], atol=1e-5)
+    assert left.weights[-1] == np.float32(0.4 * BASE[-1] + 0.6 * FRESH[-1] + 3.0), "counters stay"
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.99])
+def test_who_reports_a_merge_that_was_none_cannot_undo_what_the_server_did(beta: float) -> None:
+    """``u = w_o`` with beta reported moves nothing by itself, but the server would subtract ``beta (w_g - w_o)``."""
+    hostile = trained(np.zeros(0))._replace(merged={"beta": beta, "n1": 1})
+    back = beta * np.linalg.norm(FRESH[:N].astype(np.float64) - BASE[:N])
+    assert np.linalg.norm(applied(hostile)) == pytest.approx(back, rel=1e-5) and back > 10
+    judged = judge(warm("clip"), hostile)
+    bound = judged.notes[0].numbers["bound"]
+    assert np.linalg.norm(applied(judged.upload)) == pytest.approx(bound, rel=1e-5) and bound < 1.5
+    assert "away from other uploads" in (judge(warm("median-distance"), hostile).problem or "")
+
+
+def test_a_merge_begins_between_the_two_models_that_the_server_sent_whatever_is_reported() -> None:
+    upload = trained(honest(1))
+    assert start_of(upload, BASE, FRESH) is BASE, "no merge"
+    for beta, expected in ((-3.0, BASE), (0.0, BASE), (1.0, FRESH), (1e300, FRESH)):
+        told = upload._replace(merged={"beta": beta})
+        np.testing.assert_array_equal(start_of(told, BASE, FRESH), expected)
+        assert start_of(told, BASE, None) is BASE, "no fresh model was sent"

@@ -1,0 +1,14 @@
+"""The gate of proportion with a factor beyond all use: nothing is refused, and nothing overflows."""
+
+import numpy as np
+
+from freshet.core.layout import Layout
+from freshet.core.proportion import START, Proportion
+
+
+def test_a_factor_whose_square_is_no_float_lets_everything_through():
+    gate = Proportion(1e300, Layout.build([("w", (2,), "learnable"), ("b", (2,), "buffer")]))
+    for _ in range(START + 1):
+        lengths = [1e38, 1e38, 5.0]
+        assert gate.excess(lengths, np.ones(4, np.float32), 5) is None
+        gate.seen(lengths)

@@ -1,0 +1,142 @@
+"""State and memory of an own method: a resumed run ends like one that was never stopped, or it is refused early."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import freshet
+from freshet.core.events import Contribution
+from freshet.core.method import Aggregate, Wait
+from freshet.core.vectors import mix
+from freshet.errors import RunError
+
+
+def federation(method: type) -> freshet.Federation:
+    data = {"train_samples": 160, "test_samples": 40}
+    run = {"per_round": 3, "executor": "serial"}
+    return freshet.Federation(method=method, run=run, fleet={"devices": 6, "fastest": 3}, data=data)
+
+
+@dataclass
+class Heard:
+    times: dict = field(default_factory=dict)
+
+
+class Counting(freshet.Method):
+    about = freshet.About("counting", "async", "Counting", "x")
+
+    def __init__(self, options, world):
+        super().__init__(options, world)
+        self.state: Any = Heard()
+
+    def receive(self, server, upload, flight):
+        n = self.state.times[upload.device] = self.state.times.get(upload.device, 0) + 1
+        a = 0.5 / n
+        part = Contribution(upload.device, flight.base, server.staleness(flight), a)
+        return Aggregate(mix(server.weights, upload.weights, a), [part], {"n": n})
+
+
+@dataclass(frozen=True)
+class Slower(freshet.LocalRule):
+    remembers = True
+
+    def begin(self, local):
+        local.memory["count"] = {1: local.memory.get("count", {}).get(1, 0) + 1}
+
+    def adjust(self, local):
+        local.gradient.mul_(1 / local.memory["count"][1])
+
+
+class Remembering(Counting):
+    about = freshet.About("remembering", "async", "Remembering", "x")
+
+    @classmethod
+    def rule(cls, options):
+        return Slower()
+
+
+@pytest.mark.parametrize("method", [Counting, Remembering])
+def test_a_resumed_run_ends_like_one_that_was_never_stopped(method, tmp_path):
+    federation(method).run(until=20, out=tmp_path / "a")
+    resumed = federation(method).resume(tmp_path / "a", until=40)
+    whole = federation(method).run(until=40, out=tmp_path / "b")
+    assert resumed.summary["uploads"] == whole.summary["uploads"] > 6
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+@dataclass(frozen=True)
+class Keeping(freshet.LocalRule):
+    remembers = True
+
+    def finish(self, local):
+        local.memory["last"] = local.weights.clone()
+
+
+class Tensors(Counting):
+    about = freshet.About("tensors", "async", "Tensors", "x")
+
+    @classmethod
+    def rule(cls, options):
+        return Keeping()
+
+
+def test_a_memory_that_cannot_be_saved_is_named(tmp_path):
+    with pytest.raises(RunError, match=r"local.memory\['last'\] is a torch.Tensor; keep numbers, texts, lists"):
+        federation(Tensors).run(until=15, out=tmp_path / "a")
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), {1}, {"a": b"x"}])
+def test_a_state_that_cannot_be_saved_ends_the_run_with_its_first_upload(value, tmp_path):
+    class Odd(Counting):
+        def receive(self, server, upload, flight):
+            self.state.times["odd"] = value
+            return Wait()
+
+    with pytest.raises(RunError, match=r"^method Odd: self.state.times\['odd'\].* is a .*; keep numbers, texts, lists"):
+        federation(Odd).run(until=60, out=tmp_path / "a")
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["uploads"] <= 1
+
+
+def test_a_state_that_is_no_dataclass_is_refused(tmp_path):
+    class Plain(Counting):
+        def receive(self, server, upload, flight):
+            self.state = {"n": 1}
+            return Wait()
+
+    with pytest.raises(RunError, match=r"^method Plain: self.state is a dict; make it one dataclass"):
+        federation(Plain).run(until=60, out=tmp_path / "a")
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), np.ones(1), {1}, [object()]])
+def test_numbers_that_cannot_be_logged_are_named(value, tmp_path):
+    class Telling(Counting):
+        def receive(self, server, upload, flight):
+            return super().receive(server, upload, flight)._replace(numbers={"fine": [1, {"x": "y"}], "q": value})
+
+    with pytest.raises(RunError, match=r"^method Telling gave an Aggregate whose numbers\['q'\].* is a .*; take"):
+        federation(Telling).run(until=60, out=tmp_path / "a")
+
+
+def test_weights_of_another_type_are_named(tmp_path):
+    class Double(Counting):
+        def receive(self, server, upload, flight):
+            given = super().receive(server, upload, flight)
+            return given._replace(weights=given.weights.astype(np.float64))
+
+    with pytest.raises(RunError, match=r"expected \(\d+,\) of float32, not of float64"):
+        federation(Double).run(until=60, out=tmp_path / "a")
+
+
+def test_a_method_that_writes_to_the_global_model_is_told_so(tmp_path):
+    class Writing(Counting):
+        def receive(self, server, upload, flight):
+            weights = server.weights
+            weights += 1
+            return Wait()
+
+    with pytest.raises(RunError, match=r"^method Writing has written to server.weights; write to a copy of it"):
+        federation(Writing).run(until=60, out=tmp_path / "a")

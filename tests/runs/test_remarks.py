@@ -1,0 +1,58 @@
+"""What is said of a run in which nothing came, or whose first test already failed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freshet
+from freshet.runs.summary import remarks
+
+
+def summary_of(**changes: Any) -> dict[str, Any]:
+    kept = {"method": "fedavg", "status": "finished", "uploads": 0, "rejected": 0, "trips": 0, "virtual_time": 100.0}
+    return kept | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        (
+            {},
+            [
+                "fedavg: no upload arrived in 100 s, as no device was triggered; are they there? see a trace's "
+                "available and from, fleet.on_seconds and off_seconds, run.until"
+            ],
+        ),
+        (
+            {"trips": 3},
+            ["fedavg: no upload arrived in 100 s, and 3 trips were under way; a later run.until lets them end"],
+        ),
+        ({"uploads": 1}, []),
+        ({"status": "interrupted"}, []),
+        ({"status": "failed"}, []),
+        (
+            {"diverged": 0.0, "status": "diverged"},
+            ["fedavg began with a test loss that is not finite; look at the model's outputs and at the test data"],
+        ),
+    ],
+)
+def test_silence_is_one_sentence(changes: dict[str, Any], sentences: list[str]):
+    assert remarks(summary_of(**changes), [{"time": 0.0, "loss": None}]) == sentences
+
+
+def test_lost_trips_are_told_of_once():
+    assert len(remarks(summary_of(trips=4, lost=4), [])) == 1
+
+
+def test_a_fleet_that_is_never_there_is_said(tmp_path: Path, caplog):
+    trace = tmp_path / "off.csv"
+    trace.write_text("device,seconds_per_sample,available\n" + "".join(f"{k},0.1,0\n" for k in range(6)))
+    data = {"train_samples": 160, "test_samples": 40}
+    run = {"per_round": 3, "executor": "serial"}
+    federation = freshet.Federation(method="fedasmu", run=run, fleet={"trace": str(trace)}, data=data)
+    federation.run(until=100, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["uploads"] == 0
+    assert "no upload arrived in 100 s" in caplog.text
