@@ -92,6 +92,12 @@ def test_the_first_table_is_the_scale_of_each_cell(results):
     assert rows(first, "vgg-cifar10") == [["vgg-cifar10", "vgg11, hidden_layers = 0", "5,000", "25", "0.03", "500 s"]]
 
 
+def test_where_one_kind_was_run_longer_the_scale_says_so(results):
+    write_run(results / "cnn-cifar10", "fedprox", 0, [0.2] * 16)
+    (told,) = rows([line for line in section(read_others(results)) if line.startswith("|")][:4], "cnn-cifar10")
+    assert told[-1] == "1,000 s asynchronous, 1,500 s synchronous"
+
+
 def test_where_none_was_run_only_that_is_said(tmp_path):
     assert section(read_others(tmp_path)) == ["## The other ten cells", "", f"Not run: {', '.join(OTHERS)}.", ""]
 

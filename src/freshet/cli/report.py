@@ -1,15 +1,15 @@
 """``freshet report``, ``watch`` and ``export``: what run directories have to say, for people and for other programs."""
 
-import os
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated
 
 import typer
 
 from freshet.errors import ConfigError
+from freshet.files import reason
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
 Target = Annotated[
@@ -105,17 +105,16 @@ def export(
 
 
 def _check(option: str, path: Path) -> None:
-    """Refuse a place where no file can be, before anything is written."""
-    place = path if path.exists() else path.parent
-    if not place.exists():
-        raise ConfigError(option, f"{path} cannot be written (there is no folder {place})")
-    if path.is_dir() or not os.access(place, os.W_OK):
-        why = "it is a folder" if path.is_dir() else "permission denied"
-        raise ConfigError(option, f"{path} cannot be written ({why})")
+    """Refuse a place where no file can be, in the system's words, before anything is written."""
+    try:
+        with path.open("ab") if path.exists() else TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(option, f"{path} cannot be written ({reason(error)})") from None
 
 
 def _put(option: str, made: Path, path: Path) -> None:
     try:
         path.write_bytes(made.read_bytes())
     except OSError as error:
-        raise ConfigError(option, f"{path} cannot be written ({error.strerror or error})") from None
+        raise ConfigError(option, f"{path} cannot be written ({reason(error)})") from None

@@ -61,7 +61,7 @@ def scale(cells: Mapping[str, Runs]) -> list[str]:
             _several(f"{run.samples:,}" if run.samples else "all" for run in every),
             _several(str(run.batch) for run in every),
             _several(_rate(run, rate) for run in every),
-            seconds(_until(every)),
+            _end(runs),
         ]
         lines.append(f"| {name} | {' | '.join(entries)} |")
     return lines
@@ -78,8 +78,12 @@ def _several(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
 
 
-def _until(runs: Iterable[Run]) -> float:
-    return max(run.times[-1] for run in runs)
+def _end(runs: Runs) -> str:
+    """How long the runs were, of both kinds or of each where they differ; one that diverged ends early."""
+    ends = {kind: [run.times[-1] for m, group in runs.items() if kind_of(m) == kind for run in group] for kind in KINDS}
+    until = {KINDS[kind][0].lower(): seconds(max(times)) for kind, times in ends.items() if times}
+    told = [f"{time} {kind}" for kind, time in until.items()]
+    return ", ".join(told) if len(set(until.values())) > 1 else next(iter(until.values()))
 
 
 def missing(cells: Mapping[str, Runs]) -> list[str]:
