@@ -151,6 +151,7 @@ def test_skew_of_known_cases() -> None:
         ({"scheme": "banana"}, "data.partition"),
         ({"scheme": "natural"}, "data.partition"),
         ({"scheme": "natural", "groups": np.arange(5)}, "data.groups"),
+        ({"scheme": "natural", "groups": np.append(np.arange(5999) // 500, np.nan)}, "data.groups"),
         ({"scheme": "natural", "groups": np.arange(6000) // 3000}, "fleet.devices"),
         ({"scheme": "natural", "groups": np.minimum(np.arange(6000), 9), "min_samples": 5}, "data.min_samples"),
         ({"scheme": "by_label", "shards_per_device": 601}, "data.shards_per_device"),

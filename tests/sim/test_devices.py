@@ -76,6 +76,16 @@ def test_numbers_alone_are_never_written(tmp_path: Path) -> None:
     assert (store.spilled, (tmp_path / "spilled").exists()) == (0, False)
 
 
+def test_what_lies_beside_the_arrays_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
+    kept: Memory = {"count": {1: 2, (3, "a"): 4.5}, "w": np.arange(3.0), "pair": (1, None), "deep": [np.arange(2)]}
+    store.put(0, kept)
+    found = store.get(0)
+    assert store.spilled == 1 and list(found) == list(kept)
+    assert (found["count"], found["pair"]) == (kept["count"], kept["pair"])
+    assert np.array_equal(found["w"], kept["w"]) and np.array_equal(found["deep"][0], kept["deep"][0])
+
+
 def test_arrays_of_any_shape_and_order(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     kept: Memory = {"scalar": np.array(2.5), "empty": np.zeros((0, 3)), "turned": np.arange(6.0).reshape(2, 3).T}

@@ -125,6 +125,8 @@ def natural(
     column = np.asarray(groups)
     if column.shape != (len(labels),):
         raise ConfigError("data.groups", f"the column has shape {column.shape}; allowed: one entry per training sample")
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        raise ConfigError("data.groups", "the column has entries that are no number; give every sample a group")
     try:
         names, inverse = np.unique(column, return_inverse=True)
     except TypeError as error:

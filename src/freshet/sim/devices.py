@@ -15,7 +15,7 @@ from freshet.compute.base import Future
 from freshet.core.method import Memory
 from freshet.files import writing
 from freshet.runs.arrays import Elsewhere, contents, serialised, views
-from freshet.runs.checkpoint import owned
+from freshet.runs.checkpoint import owned, pack, unpack
 from freshet.training.outcome import Outcome
 
 #: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
@@ -146,12 +146,10 @@ class DeviceStore:
                 return
 
     def _save(self, device: int, memory: Memory) -> None:
-        arrays = {name: value for name, value in memory.items() if isinstance(value, np.ndarray)}
-        rest = {name: value for name, value in memory.items() if name not in arrays}
-        notes = {"order": json.dumps(list(memory)), "rest": json.dumps(rest, default=lambda scalar: scalar.item())}
+        plain, arrays = pack(dict(memory))
         path = self._path(device)
         with writing(path, "mend that, then resume the run"), path.open("wb") as file:
-            file.writelines(serialised(arrays, notes))
+            file.writelines(serialised(arrays, {"memory": json.dumps(plain)}))
 
     def _load(self, device: int) -> Memory:
         with self._path(device).open("rb") as file:
@@ -174,10 +172,10 @@ class DeviceStore:
 
     @staticmethod
     def _filled(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:
-        """Arrays and all else of a spilled memory, in the order in which they were."""
+        """All of a spilled memory, as it was; its arrays are these."""
         _, notes = contents(file)
-        rest = json.loads(notes["rest"])
-        return {name: rest[name] if name in rest else arrays[name] for name in json.loads(notes["order"])}
+        memory: Memory = unpack(json.loads(notes["memory"]), arrays)
+        return memory
 
     def _path(self, device: int) -> Path:
         if not self._made:

@@ -188,7 +188,8 @@ def check_output(task: Task, output: Any, y: Tensor, classes: int) -> None:
         if output.ndim != 2:
             raise ConfigError("model", f"must give one row of class scores per sample, not {tuple(shape)}")
         if output.shape[1] < classes:
-            raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {classes} classes")
+            hint = "; if labels start at 1, give y - 1" if output.shape[1] == classes - 1 else ""
+            raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {classes} classes{hint}")
     elif task.name == "tokens":
         if output.ndim != 3 or output.shape[:2] != y.shape or output.shape[2] < classes:
             wanted = f"(samples, {y.shape[1]}, at least {classes})"
