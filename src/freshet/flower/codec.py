@@ -24,7 +24,7 @@ def to_bytes(tree: Tree) -> bytes:
 
 
 def from_bytes(data: bytes) -> Tree:
-    """The inverse of ``to_bytes`` (tuples come back as lists); raises ``Malformed``."""
+    """The inverse of ``to_bytes``; raises ``Malformed``."""
     try:
         found, notes = contents(BytesIO(data))
         tree: Any = owned(unpack(json.loads(notes[_NOTE]), _views(data, found)))
