@@ -1,18 +1,23 @@
-"""Hashes of what runs give, to show that a change of structure changes no bit: record before, check after.
+"""Record hashes of finished runs before a refactoring and check them after it.
 
     python scripts/golden.py record golden.json
-    python scripts/golden.py check golden.json
+    python scripts/golden.py check golden.json [METHOD...]
 
-Every method (and FedASMU's and FedSSMU's variants) on the embedded digits, in this process and in worker processes, in
-one go and interrupted and resumed. A hash holds for one machine and one version of PyTorch; keep the file to yourself.
+The runs: every method and variant on the embedded digits, serial and in worker processes, in one go and interrupted and
+resumed; then two of the paper's cells, where their data are installed (FRESHET_DATA). Each run gives two hashes: the
+final weights, and the canonical log (every number and key of every event; wording may change). A hash holds for one
+machine and one version of PyTorch, so the file is not committed.
 """
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +41,23 @@ class Crasher(Observer):
             raise Crash
 
 
-def outcome(method: str, executor: str, interrupted: bool, folder: Path) -> dict[str, str]:
-    """Hashes of the final weights and of the log."""
+def canonical(value: Any) -> Any:
+    """An event without its wording: texts become empty, except the kind of event."""
+    if isinstance(value, dict):
+        return {key: item if key == "kind" else canonical(item) for key, item in sorted(value.items())}
+    if isinstance(value, list):
+        return [canonical(item) for item in value]
+    return "" if isinstance(value, str) else value
+
+
+def hashes(out: Path, weights: str) -> dict[str, str]:
+    """Hashes of the final weights and of the canonical log."""
+    events = [canonical(json.loads(line)) for line in (out / "events.jsonl").read_text().splitlines()]
+    return {"weights": weights, "events": hashlib.sha256(json.dumps(events).encode()).hexdigest()}
+
+
+def digits_run(method: str, executor: str, interrupted: bool, folder: Path) -> dict[str, str]:
+    """Hashes of one run on the digits."""
     run: dict[str, Any] = {"until": UNTIL, "eval_every": 20.0, "executor": executor, "workers": 2}
     run |= {"checkpoint_every": 10.0, "seed": 1, "per_round": 5}
     tables = {
@@ -53,27 +73,40 @@ def outcome(method: str, executor: str, interrupted: bool, folder: Path) -> dict
         result = federation.resume(out)
     else:
         result = federation.run(out=out)
-    log = hashlib.sha256((out / "events.jsonl").read_bytes()).hexdigest()
-    return {"weights": result.summary["weights_sha256"], "events": log}
+    return hashes(out, result.summary["weights_sha256"])
 
 
-def outcomes() -> Iterator[tuple[str, dict[str, str]]]:
-    """All hashes, by method, executor and course."""
-    for method in names():
+def cell_run(cell: str, method: str, folder: Path) -> dict[str, str]:
+    """Hashes of a short run of one of the paper's cells, on a part of its data."""
+    command = ["run", "--cell", cell, "-m", method, "--until", "100", "--seed", "3", "--executor", "serial", "-q"]
+    command += ["-s", "data.train_samples=2000", "-s", "data.test_samples=500", "-o", str(folder / "run")]
+    subprocess.run([sys.executable, "-m", "freshet", *command], check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    return hashes(folder / "run", summary["weights_sha256"])
+
+
+def jobs(methods: list[str]) -> Iterator[tuple[str, Callable[[Path], dict[str, str]]]]:
+    """Name and function of every run: of these methods only, if some are named."""
+    for method in methods or names():
         for executor in ("serial", "processes"):
             for interrupted in (False, True):
                 name = f"{method} {executor} {'resumed' if interrupted else 'plain'}"
-                with tempfile.TemporaryDirectory() as folder:
-                    yield name, outcome(method, executor, interrupted, Path(folder))
-                print(name, file=sys.stderr)
+                yield name, partial(digits_run, method, executor, interrupted)
+    if not methods and os.environ.get("FRESHET_DATA"):
+        yield "cell lenet-fmnist fedasmu-course", partial(cell_run, "lenet-fmnist", "fedasmu-course")
+        yield "cell cnn-cifar10 fedssmu", partial(cell_run, "cnn-cifar10", "fedssmu")
 
 
-def main(command: str, path: Path) -> int:
-    found = dict(outcomes())
+def main(command: str, path: Path, methods: list[str]) -> int:
+    found = {}
+    for name, job in jobs(methods):
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = job(Path(folder))
+        print(name, file=sys.stderr)
     if command == "record":
         path.write_text(json.dumps(found, indent=1) + "\n")
         return 0
-    kept = json.loads(path.read_text())
+    kept = {name: kept for name, kept in json.loads(path.read_text()).items() if not methods or name in found}
     changed = [name for name in kept if found.get(name) != kept[name]]
     for name in changed:
         print(f"changed: {name}: {kept[name]} -> {found.get(name)}")
@@ -82,4 +115,4 @@ def main(command: str, path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
