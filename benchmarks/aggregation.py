@@ -17,13 +17,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from freshet.compute.memory import keep_freed_memory
+from freshet.compute.host import keep_freed_memory
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
+from freshet.training.schedules import constant
 
 MERGED = {"beta": 0.2, "n1": 0}
 

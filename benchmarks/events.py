@@ -21,15 +21,15 @@ from freshet.core.coordinator import Coordinator
 from freshet.core.events import Event
 from freshet.core.layout import Layout
 from freshet.core.method import World
-from freshet.core.schedules import constant
+from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.core.server import Server
-from freshet.core.trigger import Trigger, TriggerKind
 from freshet.core.vectors import load_kernels
 from freshet.methods import find, options_for
 from freshet.options import FleetOptions
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
+from freshet.training.schedules import constant
 
 
 class NoLog(RunWriter):

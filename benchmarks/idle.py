@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from freshet.core.vectors import Vector
-from freshet.training.devices import Exam
-from freshet.training.outcome import Outcome, Score
+from freshet.training.device_eval import Exam
+from freshet.training.task import Score
 from freshet.training.trainer import Work
+from freshet.training.trip import Outcome
 
 
 class Done:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from common import BATCH, LR, Child, as_in_tutorials, factory_of, normalised, race, serve, synthetic, textbook
 
-from freshet.compute.memory import keep_freed_memory
+from freshet.compute.host import keep_freed_memory
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.training.batches import FederatedData
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work
 

@@ -15,16 +15,16 @@ import numpy as np
 from common import factory_of, synthetic
 
 from freshet import Federation
-from freshet.compute.memory import keep_freed_memory
+from freshet.compute.host import keep_freed_memory
 from freshet.compute.processes import WorkerPool
 from freshet.core import saving
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint
+from freshet.training.schedules import constant
 
 SHAPE, SAMPLES, PARAMETERS = (3, 32, 32), 50_000, 62_006
 

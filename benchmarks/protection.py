@@ -18,14 +18,14 @@ import torch
 
 import freshet
 from freshet import Federation
+from freshet.core.admission import Entrance, Judgement
 from freshet.core.defence import ABOUT, Defence
-from freshet.core.entrance import Entrance, Judgement
 from freshet.core.events import Rejected
 from freshet.core.messages import Upload
 from freshet.core.server import Flight
 from freshet.core.vectors import Vector
 from freshet.runs.reader import Run
-from freshet.training.attacks import AttackOptions, attackers, marked
+from freshet.training.outgoing import AttackOptions, attackers, marked
 
 #: Mbit/s up and down at "bandwidth 1".
 UP, DOWN = 10.0, 50.0

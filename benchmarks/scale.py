@@ -20,27 +20,26 @@ from idle import resident
 from numpy.typing import NDArray
 
 from freshet import Observer
-from freshet.compute.base import Setup
-from freshet.compute.memory import keep_freed_memory
-from freshet.compute.serial import SerialExecutor
+from freshet.compute.executor import SerialExecutor, Setup
+from freshet.compute.host import keep_freed_memory
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
+from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
 from freshet.core.streams import stream
-from freshet.core.trigger import Trigger
 from freshet.data import load
 from freshet.methods import find, options_for
 from freshet.models.registry import build
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
-from freshet.traces import History, Row, Trace
+from freshet.sim.traces import History, Row, Trace
 from freshet.training.batches import FederatedData
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
+from freshet.training.schedules import constant
 from freshet.training.trainer import initial_weights
 
 HOUR = 3600.0

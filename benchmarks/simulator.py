@@ -23,11 +23,10 @@ import torch
 from common import LR, factory_of, normalised, synthetic, textbook
 
 from freshet import Federation
-from freshet.compute.base import Setup
+from freshet.compute.executor import SerialExecutor, Setup
 from freshet.compute.processes import WorkerPool
-from freshet.compute.serial import SerialExecutor
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Work
+from freshet.training.trip import Outcome
 
 DEVICES, EPOCHS = 100, 5
 

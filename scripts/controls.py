@@ -30,7 +30,7 @@ from freshet.methods.fedasmu import FedASMU
 from freshet.result import Result
 from freshet.runs.reader import Run
 from freshet.training.batches import Samples
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 
 DIGITS = {
     "data": {"name": "digits", "concentration": 0.3, "validation": 0.2},

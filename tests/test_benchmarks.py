@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.core.entrance import Entrance
+from freshet.core.admission import Entrance
 from freshet.runs.reader import Run
-from freshet.training.attacks import AttackOptions, attackers
+from freshet.training.outgoing import AttackOptions, attackers
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SHORT = {

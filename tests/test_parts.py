@@ -13,8 +13,8 @@ from freshet.data import load
 from freshet.data.dataset import from_arrays, own_data
 from freshet.methods import names
 from freshet.parts import Given, assemble
-from freshet.sim.budget import expected_uploads, trip_seconds
-from freshet.training.flat import build_quietly, layout_of
+from freshet.sim.forecast import expected_uploads, trip_seconds
+from freshet.training.network import build_quietly, layout_of
 from freshet.training.trainer import initial_weights
 
 TABLES = {

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet import ConfigError, Federation, traces
+from freshet import ConfigError, Federation
 from freshet.options import FleetOptions
 from freshet.runs.reader import Run
+from freshet.sim import traces
 from freshet.sim.fleet import Fleet
-from freshet.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
+from freshet.sim.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
 
 CSV = """device,from,seconds_per_sample,up_mbps,down_mbps,available,cycle
 phone,0,0.1,8,16,1,100

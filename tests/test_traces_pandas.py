@@ -5,7 +5,7 @@ import json
 import pytest
 
 from freshet.errors import ConfigError
-from freshet.traces import read_trace
+from freshet.sim.traces import read_trace
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])

@@ -26,7 +26,7 @@ from freshet.core.streams import stream
 from freshet.core.vectors import Vector
 from freshet.core.versions import VersionStore
 from freshet.runs.reader import Run
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 
 DEVICES, PER_ROUND, ROUNDS, BATCH, LR, SEED = 6, 3, 12, 20, 0.1, 5
 OPTIONS: dict[str, dict[str, Any]] = {"scaffold": {"eta_g": 0.8}, "fednova": {}, "fedavgm": {"beta1": 0.5}}

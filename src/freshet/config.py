@@ -11,20 +11,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from freshet.core.checks import first_problem
+from freshet.core.compression import LinkOptions
 from freshet.core.defence import DefenceOptions
-from freshet.core.links import LinkOptions
-from freshet.core.method import Facts, Method, Options
-from freshet.core.privacy import PrivacyOptions
-from freshet.core.trigger import Trigger, TriggerKind
+from freshet.core.method import Facts, Method, Options, first_problem
+from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
 from freshet.options import ASIDE, FleetOptions, Guards
 from freshet.options import seconds as seconds
+from freshet.privacy import PrivacyOptions
 from freshet.protection import PROTECTION, check_protection
-from freshet.traces import read_trace
-from freshet.training.attacks import AttackOptions
+from freshet.sim.traces import read_trace
 from freshet.training.options import TrainingOptions
+from freshet.training.outgoing import AttackOptions
 
 #: The name that stands for data or a model brought from Python.
 CUSTOM = "custom"

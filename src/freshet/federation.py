@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from freshet.compute.base import Executor
 from freshet.compute.choice import open_executor
-from freshet.compute.late import LateExecutor
+from freshet.compute.executor import Executor, LateExecutor
 from freshet.compute.pool import Pool, PoolExecutor
 from freshet.config import CUSTOM, Config, resolve
 from freshet.core.coordinator import Coordinator
@@ -38,8 +37,7 @@ from freshet.sim.driver import Simulation, check
 from freshet.sim.exams import Exams
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import arranged
-from freshet.training.flat import Factory
-from freshet.training.start import as_factory
+from freshet.training.network import Factory, as_factory
 from freshet.training.task import Task
 
 

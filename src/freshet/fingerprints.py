@@ -16,7 +16,7 @@ from freshet.data.dataset import DataSet
 from freshet.data.outside import LazyRows, spread
 from freshet.data.shards import OwnTests
 from freshet.sim.fleet import Fleet
-from freshet.training.flat import Factory, layout_of
+from freshet.training.network import Factory, layout_of
 from freshet.training.trainer import initial_module
 
 #: What each hash is of, in words for a person.

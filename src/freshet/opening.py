@@ -18,8 +18,7 @@ from freshet.result import Rebuilt, Result
 from freshet.runs.reader import Run
 from freshet.runs.world import RunWorld, read_world
 from freshet.runs.writer import weights_sha256
-from freshet.training.flat import Factory
-from freshet.training.start import as_factory
+from freshet.training.network import Factory, as_factory
 
 
 def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:

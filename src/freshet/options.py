@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
+from freshet.core.admission import FACTOR
 from freshet.core.method import Options
-from freshet.core.proportion import FACTOR
 from freshet.errors import ConfigError
 
 #: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.config import CUSTOM, Config
+from freshet.core.compression import Links, down_and_up
 from freshet.core.defence import Defence
 from freshet.core.layout import Layout
-from freshet.core.links import Links, down_and_up
 from freshet.core.method import World
-from freshet.core.selection import Choice, Selection
+from freshet.core.scheduling import Choice, Selection
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.data.dataset import DataSet
@@ -26,22 +26,21 @@ from freshet.data.sources import load
 from freshet.errors import ConfigError
 from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
+from freshet.privacy import Accountant
 from freshet.protection import check_layout
 from freshet.result import Rebuilt
-from freshet.runs.accountant import Accountant
 from freshet.runs.facts import Metric
 from freshet.runs.lifecycle import Plan
 from freshet.runs.segments import rotating
 from freshet.runs.world import RunWorld
-from freshet.sim.budget import check_length, expected_uploads, lightened, trip_seconds
 from freshet.sim.fleet import Fleet
+from freshet.sim.forecast import check_length, expected_uploads, lightened, trip_seconds
 from freshet.training.batches import FederatedData, Samples, arranged
-from freshet.training.flat import Factory, build_quietly, layout_of
+from freshet.training.network import Factory, build_quietly, layout_of, started
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
-from freshet.training.rates import OwnSchedule, rates
-from freshet.training.start import started
+from freshet.training.schedules import OwnSchedule, rates
 from freshet.training.task import TASKS, Task, check_output, check_targets
 from freshet.training.trainer import initial_module, initial_weights
 

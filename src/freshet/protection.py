@@ -4,13 +4,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from freshet.core.compression import LinkOptions
 from freshet.core.defence import DefenceOptions
 from freshet.core.layout import Layout
-from freshet.core.links import LinkOptions
-from freshet.core.privacy import PrivacyOptions
 from freshet.errors import ConfigError
 from freshet.methods.parts.rounds import RoundMethod
-from freshet.training.attacks import AttackOptions
+from freshet.privacy import PrivacyOptions
+from freshet.training.outgoing import AttackOptions
 
 #: Sections by name; below, ``config`` is a ``freshet.config.Config`` that holds them.
 PROTECTION: dict[str, type[BaseModel]] = {

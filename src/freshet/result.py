@@ -15,8 +15,7 @@ from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.runs.facts import Metric, metric_of
 from freshet.runs.summary import time_to_target
-from freshet.training.flat import Factory, FlatModel
-from freshet.training.start import as_factory
+from freshet.training.network import Factory, FlatModel, as_factory
 from freshet.training.trainer import initial_module
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.console import Console
 from freshet.cli import screen
 from freshet.cli.screen import LiveProgress, clock
 from freshet.compute import choice
-from freshet.compute.serial import SerialExecutor
+from freshet.compute.executor import SerialExecutor
 
 
 class Clock:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
@@ -20,8 +20,8 @@ from freshet.federation import Federation
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Work, initial_weights
+from freshet.training.trip import Outcome
 
 #: Seconds of virtual time.
 UNTIL = 60.0

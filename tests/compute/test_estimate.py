@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from freshet.compute import choice
-from freshet.compute.estimate import OPERATIONS_PER_SECOND, STEP_SECONDS, operations, training_seconds
+from freshet.compute.executor import OPERATIONS_PER_SECOND, STEP_SECONDS, SerialExecutor, operations, training_seconds
 from freshet.compute.pool import PoolExecutor
-from freshet.compute.serial import SerialExecutor
 from tests.compute.helpers import Big, make_setup
 from tests.compute.test_choice import wish
 

@@ -15,13 +15,13 @@ import numba
 import pytest
 
 from freshet.cli import _needs_workers
-from freshet.compute import late, worker
+from freshet.compute import executor as executors
+from freshet.compute import worker
+from freshet.compute.executor import LateExecutor, SerialExecutor
 from freshet.compute.forking import Server, a_server, start_early
-from freshet.compute.late import LateExecutor
+from freshet.compute.host import NotOnDisk, _never_compiling
 from freshet.compute.pool import GRACE, PoolExecutor
-from freshet.compute.preload import NotOnDisk, _never_compiling
 from freshet.compute.processes import ProcessWorker, WorkerPool
-from freshet.compute.serial import SerialExecutor
 from freshet.core.method import LocalRule
 
 from .helpers import LIMIT, Patient, begun, children, eventually, gone, make_setup, make_work, same
@@ -208,7 +208,7 @@ def test_a_loop_that_is_not_on_disk_is_not_compiled_before_a_fork():
 
 
 def test_a_late_executor_gets_its_user_ready_once_and_not_before_the_first_result(monkeypatch):
-    monkeypatch.setattr(late, "PATIENCE", 0.01)
+    monkeypatch.setattr(executors, "SECONDS_TO_WAIT", 0.01)
     setup, said = make_setup(), []
     executor = LateExecutor(SerialExecutor(setup), lambda: said.append("ready"))
     works = [make_work(setup, trip) for trip in range(3)]
@@ -226,6 +226,6 @@ def test_a_late_executor_gets_its_user_ready_once_and_not_before_the_first_resul
 
 
 def test_who_waits_long_for_the_first_result_gets_ready_meanwhile(executor, tmp_path, monkeypatch):
-    monkeypatch.setattr(late, "PATIENCE", 0.01)
+    monkeypatch.setattr(executors, "SECONDS_TO_WAIT", 0.01)
     patient = LateExecutor(executor, (tmp_path / "go").touch)  # for which the training waits
     assert patient.train(make_work(make_setup(), rule=Patient(tmp_path)), 0.0).result()

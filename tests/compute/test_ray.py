@@ -15,7 +15,7 @@ from freshet.compute import ray as on_ray
 from freshet.compute.pool import PoolExecutor, StartFailed
 from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
-from freshet.training.devices import Exam
+from freshet.training.device_eval import Exam
 
 from .helpers import (
     LIMIT,

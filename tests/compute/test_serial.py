@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from freshet.compute.serial import Lazy
+from freshet.compute.executor import Lazy
 from freshet.errors import ConfigError
 
 

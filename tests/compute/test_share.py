@@ -5,7 +5,7 @@ import os
 import numpy as np
 import torch
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.compute.share import BlockFile, assemble, dismantle, mapped
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions

@@ -13,12 +13,12 @@ from freshet.config import Config
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request
 from freshet.core.method import Memory, World
-from freshet.core.schedules import exponential
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
 from freshet.training.batches import FederatedData
-from freshet.training.flat import Factory, build_quietly, layout_of
+from freshet.training.network import Factory, build_quietly, layout_of
+from freshet.training.schedules import exponential
 from freshet.training.trainer import Trainer, initial_weights
 from freshet.training.trip import LocalTrip
 

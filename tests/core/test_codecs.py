@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from freshet.core.codecs import BLOCK, Codec, coded_bytes, decode, encode, kept, with_feedback
+from freshet.core.compression import BLOCK, Codec, coded_bytes, decode, encode, kept, with_feedback
 
 CODECS: list[Codec] = ["none", "int8", "topk"]
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)

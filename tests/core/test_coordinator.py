@@ -18,7 +18,7 @@ from freshet.core.events import (
     Uploaded,
 )
 from freshet.core.messages import CONTROL_BYTES, Request, Slot, Upload
-from freshet.core.trigger import Trigger
+from freshet.core.scheduling import Trigger
 from tests.core.test_server import SIZE, scripted, server, upload
 
 MODEL = 4 * SIZE

@@ -6,7 +6,7 @@ import pytest
 
 from freshet.core.coordinator import Coordinator, next_multiple
 from freshet.core.events import Aggregated, Lost, Triggered
-from freshet.core.trigger import Trigger
+from freshet.core.scheduling import Trigger
 from tests.core.test_coordinator import everybody
 from tests.core.test_server import server
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from freshet.core.coordinator import Coordinator
-from freshet.core.deadline import GIVEN_UP, Deadline, Pulse
 from freshet.core.events import Aggregated, Lost, Rejected, Triggered, Uploaded
-from freshet.core.trigger import Trigger
+from freshet.core.scheduling import Trigger
+from freshet.core.stopping import GIVEN_UP, Deadline, Pulse
 from tests.core.test_coordinator import arrive, everybody
 from tests.core.test_server import server, upload
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.core.audit import Mismatch
 from freshet.core.defence import (
     ENOUGH,
     LEAST,
@@ -23,7 +24,6 @@ from freshet.core.defence import (
     share_let_in,
 )
 from freshet.core.events import Noted
-from freshet.core.expecting import Mismatch
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.server import Flight

@@ -6,7 +6,7 @@ from torch import nn
 
 from freshet.core.layout import Layout
 from freshet.errors import ConfigError
-from freshet.training.flat import FlatModel, layout_of
+from freshet.training.network import FlatModel, layout_of
 
 
 def batch_norm_net() -> nn.Module:

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from freshet.core.codecs import BLOCK
+from freshet.core.compression import BLOCK, RESIDUAL, LinkOptions, Links, down_and_up, packed
 from freshet.core.layout import Layout
-from freshet.core.links import RESIDUAL, LinkOptions, Links, down_and_up, packed
 from freshet.core.messages import Assignment, Fresh, Upload
 
 LAYOUT = Layout.build([("w", (1000,), "learnable"), ("mean", (3,), "buffer"), ("count", (), "counter")])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.privacy import PrivacyOptions, privatised
 from freshet.core.streams import stream
+from freshet.privacy import PrivacyOptions, privatised
 
 BASE = np.linspace(-1, 1, 500, dtype=np.float32)
 

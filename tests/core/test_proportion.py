@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.core.admission import FACTOR, START, STATISTICS, STEP, STEPS, WINDOW, Lengths, Proportion
 from freshet.core.events import Aggregated, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.proportion import FACTOR, START, STATISTICS, STEP, STEPS, WINDOW, Lengths, Proportion
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, distance_from_line
 from freshet.methods import registry

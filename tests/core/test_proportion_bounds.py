@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from freshet.core.admission import START, Proportion
 from freshet.core.layout import Layout
-from freshet.core.proportion import START, Proportion
 
 
 def test_a_factor_whose_square_is_no_float_lets_everything_through():

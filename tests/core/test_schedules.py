@@ -5,7 +5,7 @@ import math
 import pytest
 
 from freshet import ConfigError
-from freshet.core.schedules import constant, cosine, exponential, step
+from freshet.training.schedules import constant, cosine, exponential, step
 
 
 def test_each_schedule_is_its_formula():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.selection import DRAWS, View, selector
+from freshet.core.scheduling import DRAWS, View, selector
 from freshet.core.streams import stream
 from freshet.errors import ConfigError
 

@@ -13,11 +13,11 @@ from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Reject, Wait, World
-from freshet.core.schedules import constant, exponential
+from freshet.core.scheduling import Trigger
 from freshet.core.server import Refused, Server
-from freshet.core.trigger import Trigger
 from freshet.errors import RunError
 from freshet.methods import find, options_for
+from freshet.training.schedules import constant, exponential
 
 SIZE = 4
 

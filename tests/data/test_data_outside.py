@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from freshet import ConfigError, DataError, Federation
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.compute.share import assemble, dismantle
 from freshet.data import from_arrays
 from freshet.data.outside import LazyRows, known_labels

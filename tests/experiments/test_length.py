@@ -20,9 +20,9 @@ from freshet.experiments.length import (
 from freshet.experiments.presets import cell_settings, cell_tables
 from freshet.federation import Federation
 from freshet.runs.reader import Run
-from freshet.sim.budget import round_seconds as round_of
-from freshet.sim.budget import trip_seconds
 from freshet.sim.fleet import Fleet
+from freshet.sim.forecast import round_seconds as round_of
+from freshet.sim.forecast import trip_seconds
 
 
 def test_the_expected_slowest_by_hand():

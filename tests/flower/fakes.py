@@ -13,7 +13,7 @@ from freshet.flower.tokens import Tokens
 from freshet.methods import find
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.writer import RunWriter
-from freshet.training.outcome import Score
+from freshet.training.task import Score
 
 TOKENS = Tokens(b"k" * 32)
 

@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["freshet"]):
     from freshet.flower import codec
     from freshet.report.log import parsed
     from freshet.runs import segments
-    from freshet.traces import read_trace
+    from freshet.sim.traces import read_trace
 
 FOLDER = Path(tempfile.mkdtemp(prefix="freshet-fuzz-"))
 TRACE = b"device,seconds_per_sample,up_mbps,down_mbps\n0,0.1,10,50\n1,0.2,5,20\n"

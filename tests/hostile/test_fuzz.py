@@ -22,7 +22,7 @@ from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.world import read_world
-from freshet.traces import read_trace
+from freshet.sim.traces import read_trace
 
 TRIES = int(os.environ.get("FRESHET_FUZZ", "1"))
 fuzz = settings(

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from freshet.core import events, saving
+from freshet.core.admission import FACTOR
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.events import Aggregated, Event, Rejected, Triggered
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.proportion import FACTOR
+from freshet.core.scheduling import Trigger
 from freshet.core.server import NO_TRIP
-from freshet.core.trigger import Trigger
 from freshet.methods import registry
 from freshet.runs.audit import _next, _Replay
 from tests.methods.lab import LEARNABLE, REPORTS, SIZE, server_of, vector

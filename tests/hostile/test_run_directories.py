@@ -21,7 +21,7 @@ from freshet.report import live
 from freshet.runs import audit, checkpoint
 from freshet.runs.lock import NAME, RunLock
 from freshet.runs.reader import Run
-from freshet.sim.devices import DeviceStore
+from freshet.sim.device_memory import DeviceStore
 
 from ..cli.conftest import command  # noqa: F401
 from ..conftest import small

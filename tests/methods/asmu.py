@@ -13,10 +13,10 @@ from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
 from freshet.core.messages import Fresh, Request, Slot, Upload
 from freshet.core.method import Method, World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
+from freshet.training.schedules import constant
 
 FEATURES, CLASSES, SAMPLES = 5, 3, 24
 

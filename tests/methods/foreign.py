@@ -12,8 +12,8 @@ from pydantic import Field
 from freshet import About, ConfigError, Method
 from freshet import Options as BaseOptions
 from freshet.core.about import Curve, Range, Uploads
+from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.expecting import expect
 from freshet.core.method import Discard, Facts
 from freshet.methods.parts.arrivals import mixed, polynomial
 

@@ -11,7 +11,6 @@ from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
 from freshet.core.messages import NO_VECTORS, NOTHING, Assignment, Number, Upload
 from freshet.core.method import LocalRule, Memory, World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
@@ -19,8 +18,9 @@ from freshet.data.dataset import from_arrays
 from freshet.methods import find, options_for
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome
+from freshet.training.schedules import constant
 from freshet.training.trainer import Trainer, Work
+from freshet.training.trip import Outcome
 
 ASYNCHRONOUS = ("asofed", "ca2fl", "fadas", "fedasync", "fedbuff", "fedsa", "port")
 SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fednova", "fedopt", "fedprox", "moon", "scaffold")

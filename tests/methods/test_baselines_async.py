@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Hurried, Record, Triggered
-from freshet.core.expecting import Mismatch
 from freshet.core.messages import Upload
 from freshet.core.method import Wait
 from freshet.core.server import Server

@@ -17,7 +17,7 @@ from freshet.methods import registry
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.writer import Observer
-from freshet.sim.devices import DeviceStore
+from freshet.sim.device_memory import DeviceStore
 from tests.methods.conftest import SMALL, Simulate
 from tests.methods.lab import ASYNCHRONOUS, SYNCHRONOUS, column, same
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Noted
-from freshet.core.expecting import Mismatch
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.errors import RunError
 from freshet.methods.asofed import ASOFed
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+from freshet.training.schedules import constant
 from tests.methods import strangers
 from tests.methods.lab import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, logged, same, send, server_of, vector
 

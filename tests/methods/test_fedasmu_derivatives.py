@@ -11,8 +11,8 @@ from freshet.methods.parts.staleness import Control, freshness_weight, saturate,
 from freshet.training.batches import FederatedData
 from freshet.training.optimisers import sgd
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Trainer, Work
+from freshet.training.trip import Outcome
 from tests.methods.asmu import SAMPLES, SmoothLoss, ask, central, network, samples, send, server_of
 
 CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}

@@ -9,7 +9,6 @@ import pytest
 from freshet.core.events import Event, Rejected
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.errors import Stop
 from freshet.federation import Federation
@@ -18,6 +17,7 @@ from freshet.methods.parts.meta import MetaSelector
 from freshet.runs.audit import audit
 from freshet.runs.observer import Observer
 from freshet.runs.reader import Run
+from freshet.training.schedules import constant
 from tests.methods.asmu import plain_layout
 from tests.methods.conftest import SMALL
 

@@ -21,9 +21,8 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import LocalTrip
+from freshet.training.trip import LocalTrip, Outcome
 from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
 
 OURS = {"controls": "direction", "probe": "held-out", "distance": True}

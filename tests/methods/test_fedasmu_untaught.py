@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated
-from freshet.core.expecting import Mismatch
-from freshet.core.schedules import constant
 from freshet.federation import Federation
 from freshet.methods.fedasmu import FedASMU
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
+from freshet.training.schedules import constant
 from tests.methods.asmu import plain_layout, server_of, trigger, upload
 from tests.methods.conftest import SMALL
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation
-from freshet.core.proportion import FACTOR, START, Proportion
+from freshet.core.admission import FACTOR, START, Proportion
 from freshet.methods import names, registry
 
 LONG = int(os.environ.get("FRESHET_FUZZ", "1")) > 1
@@ -45,7 +45,7 @@ class Watched(Proportion):
 def compared(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[str, Any]) -> dict[str, Any]:
     """Two runs, with the gate and without; returns the summary of the first."""
     tables = {name: DIGITS[name] | world.get(name, {}) for name in DIGITS}
-    monkeypatch.setattr("freshet.core.entrance.Proportion", Watched)
+    monkeypatch.setattr("freshet.core.admission.Proportion", Watched)
     Watched.most, found = 0.0, []
     for gate in (FACTOR, "off"):
         run = tables["run"] | {"gate": gate, "seed": seed}

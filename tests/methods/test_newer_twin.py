@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods import find, options_for
 from freshet.methods.fednova import path
 from freshet.training.optimisers import sgd
+from freshet.training.schedules import constant
 from tests.methods.lab import (
     LAYOUT,
     LEARNABLE,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.core import saving
+from freshet.core.admission import FACTOR
 from freshet.core.events import Aggregated, Event, Rejected
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.proportion import FACTOR
 from freshet.core.server import NOT_FINITE, Server
 from freshet.methods import names
 from tests.methods.lab import REPORTS, SIZE, server_of

@@ -15,8 +15,8 @@ from freshet.data.dataset import from_arrays
 from freshet.methods.scaffold import ControlledRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Trainer, Work
+from freshet.training.trip import Outcome
 from tests.methods.conftest import Simulate
 from tests.methods.lab import (
     CLASSES,

@@ -9,8 +9,8 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Assignment
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.training.outcome import Outcome
 from freshet.training.trainer import Work
+from freshet.training.trip import Outcome
 from tests.methods.lab import WEIGHTS, Device, close, regression_weights, server_of
 
 FLAT = Layout.build([("weight", (WEIGHTS,), "learnable")])

@@ -4,16 +4,15 @@ import math
 
 import pytest
 
-from freshet.core.privacy import PrivacyOptions
+from freshet import privacy
 from freshet.errors import ConfigError
-from freshet.runs import accountant
-from freshet.runs.accountant import Accountant, epsilon, sentence
+from freshet.privacy import Accountant, PrivacyOptions, epsilon, sentence
 
-needs_library = pytest.mark.skipif(accountant.find_spec("dp_accounting") is None, reason="needs dp-accounting")
+needs_library = pytest.mark.skipif(privacy.find_spec("dp_accounting") is None, reason="needs dp-accounting")
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accountant, "find_spec", lambda name: None)
+    monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"privacy.clip: needs dp-accounting.*freshet-fl\[privacy\]"):
         Accountant(PrivacyOptions(clip=1.0))
 

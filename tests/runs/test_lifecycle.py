@@ -19,12 +19,12 @@ from freshet import Observer
 from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.method import World
-from freshet.core.schedules import constant
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint, lifecycle
 from freshet.runs.lifecycle import Ended, Plan, Ready, Stopwatch, drive, interruptible
 from freshet.runs.writer import RunWriter, weights_sha256
+from freshet.training.schedules import constant
 
 PLAN = Plan("mine:Method", 7, 0.8, 10.0, checkpoint_every=3.0, checkpoint_minutes=0.0, stop_diverged=True)
 FILES = ["config.toml", "events.jsonl", "metrics.jsonl", "model.safetensors", "summary.json"]

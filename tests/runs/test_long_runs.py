@@ -11,10 +11,10 @@ from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.layout import Layout
 from freshet.core.messages import Assignment, Upload
 from freshet.core.method import World
-from freshet.core.schedules import constant
+from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
-from freshet.core.trigger import Trigger
 from freshet.methods import find, options_for
+from freshet.training.schedules import constant
 
 DEVICES, UPLOADS = 8, 800
 #: Where what counts is allocated.

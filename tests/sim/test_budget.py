@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from freshet import Federation, Fleet
-from freshet.core.trigger import Trigger
-from freshet.sim.budget import expected_uploads, round_seconds, trip_seconds, uploads_per_second
+from freshet.core.scheduling import Trigger
+from freshet.sim.forecast import expected_uploads, round_seconds, trip_seconds, uploads_per_second
 
 TRIPS = np.array([12.0, 3.0, 7.0, 30.0, 5.0, 5.0, 19.0])
 

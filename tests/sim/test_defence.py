@@ -12,7 +12,7 @@ from freshet.methods import find, registry
 from freshet.methods.parts.rounds import RoundMethod
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.training.attacks import AttackOptions, attackers
+from freshet.training.outgoing import AttackOptions, attackers
 
 from .test_resume import Crash, CrashError, traces
 

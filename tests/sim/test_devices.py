@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.compute.serial import Lazy
+from freshet.compute.executor import Lazy
 from freshet.core.method import Memory
 from freshet.runs.arrays import Elsewhere
 from freshet.runs.checkpoint import owned
-from freshet.sim.devices import PENDING, DeviceStore, size_of
-from freshet.training.outcome import Outcome
+from freshet.sim.device_memory import PENDING, DeviceStore, size_of
+from freshet.training.trip import Outcome
 
 
 def memory(seed: int, size: int = 100) -> Memory:

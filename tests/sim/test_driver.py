@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from freshet import Fleet, Result
-from freshet.compute import serial
+from freshet.compute import executor
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 
@@ -252,13 +252,13 @@ def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch)
 @pytest.fixture
 def eager(monkeypatch):
     """Every training is computed the moment it is submitted."""
-    original = serial.Lazy.__init__
+    original = executor.Lazy.__init__
 
     def compute_now(self, compute):
         original(self, compute)
         self.result()
 
-    monkeypatch.setattr(serial.Lazy, "__init__", compute_now)
+    monkeypatch.setattr(executor.Lazy, "__init__", compute_now)
 
 
 TROUBLE = {

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer, RunError
-from freshet.core import ending
-from freshet.core.ending import Watch
+from freshet.core import stopping
+from freshet.core.stopping import Watch
 from freshet.runs import lifecycle
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.runs.summary import remarks
-from freshet.training.outcome import Score
+from freshet.training.task import Score
 
 Federate = Callable[..., Federation]
 #: Steps so long that the model runs away but stays finite: losses of 1e5 and more within a few uploads.
@@ -141,7 +141,7 @@ def test_rounds_that_never_end_are_one_sentence_and_not_a_run_without_end(
     federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Every model is thrown away: no upload is ever consumed."""
-    monkeypatch.setattr(ending, "PATIENCE", 40)
+    monkeypatch.setattr(stopping, "PATIENCE", 40)
     federation = federate("fedasync", training={"lr": 1e38}, run={"rounds": 2})
     with pytest.raises(RunError, match=r"run\.rounds: the last 40 trips were all rejected.*run\.until"):
         federation.run(out=tmp_path / "run")

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from freshet.cli.app import app
 from freshet.errors import DataError
-from freshet.sim.phones import from_phones
-from freshet.traces import Row, read_trace
+from freshet.sim.traces import Row, from_phones, read_trace
 
 CAPACITY = {1: {"computation": 162.0, "communication": 5648.0}, 2: {"computation": 40, "communication": 800.5}}
 BEHAVIOUR = {

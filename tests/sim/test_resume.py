@@ -18,7 +18,7 @@ from freshet import Federation, Observer, RunError
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.sim.devices import DeviceStore
+from freshet.sim.device_memory import DeviceStore
 
 SMALL = {
     "training": {"epochs": 3, "batch_size": 20},

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from freshet.training.attacks import AttackOptions, attackers, marked, poisoned, reversed_update
+from freshet.training.outgoing import AttackOptions, attackers, marked, poisoned, reversed_update
 
 
 def test_the_same_devices_attack_throughout_and_others_under_another_seed() -> None:

@@ -13,8 +13,8 @@ from freshet.core.streams import stream
 from freshet.data import from_arrays
 from freshet.data.shards import OwnTests
 from freshet.training.batches import FederatedData
-from freshet.training.devices import Exam, examine, share_of, spread
-from freshet.training.flat import FlatModel
+from freshet.training.device_eval import Exam, examine, share_of, spread
+from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, initial_weights
 

@@ -10,7 +10,7 @@ from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 from freshet.training.trainer import Work, initial_weights
 from tests.training.test_trainer import SEED, mlp, trainer, work
 

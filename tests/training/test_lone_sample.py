@@ -9,9 +9,9 @@ from torch import nn
 from freshet import Federation
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
-from freshet.training.devices import Exam
-from freshet.training.lone_sample import explained
+from freshet.training.device_eval import Exam
 from freshet.training.trainer import initial_weights
+from freshet.training.trip import explained
 from tests.training.test_trainer import SAMPLES, SEED, trainer, with_batch_norm, work
 
 TORCH = ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 7])")

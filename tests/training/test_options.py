@@ -6,7 +6,7 @@ from torch import nn
 
 from freshet import ConfigError
 from freshet.config import resolve
-from freshet.training.flat import build_quietly
+from freshet.training.network import build_quietly
 from freshet.training.options import LARGEST, MULTIPLIED
 
 

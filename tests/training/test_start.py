@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from freshet import ConfigError, Federation
-from freshet.training.start import as_factory
+from freshet.training.network import as_factory
 from tests.conftest import linear
 
 

@@ -16,7 +16,7 @@ from freshet.data import from_arrays
 from freshet.methods import options_for
 from freshet.methods.fedasmu import FreshModelRule
 from freshet.training.batches import FederatedData
-from freshet.training.flat import FlatModel
+from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work, initial_weights
 

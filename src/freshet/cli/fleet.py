@@ -29,8 +29,7 @@ def convert(
 
     Example: freshet fleet convert client_device_capacity client_behave_trace -n 1000 -o phones.csv
     """
-    from freshet.sim.phones import from_phones
-    from freshet.traces import write_trace
+    from freshet.sim.traces import from_phones, write_trace
 
     if out.suffix.lower() != ".csv":
         raise ConfigError("--out", f"{out.name!r} must end in .csv")

@@ -3,12 +3,10 @@
 import math
 from typing import Any, Protocol
 
-from freshet.compute.base import Executor, Setup
-from freshet.compute.estimate import training_seconds
-from freshet.compute.memory import keep_freed_memory
+from freshet.compute.executor import Executor, SerialExecutor, Setup, training_seconds
+from freshet.compute.host import keep_freed_memory
 from freshet.compute.pool import Pool, PoolExecutor
 from freshet.compute.processes import WorkerPool, available_cores
-from freshet.compute.serial import SerialExecutor
 
 #: Seconds until worker processes have loaded torch and can train (docs/executors.md).
 START_SECONDS = 3.0

@@ -14,13 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.compute.host import open_answer, request
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.training.devices import DeviceScores, Exam
-from freshet.training.outcome import Outcome, Score
+from freshet.training.device_eval import DeviceScores, Exam
+from freshet.training.task import Score
 from freshet.training.trainer import Work
+from freshet.training.trip import Outcome
 
 #: How often a task may kill its worker, and how often in a row a worker may die while it starts.
 ATTEMPTS = 3

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 
 from freshet.compute import worker
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.compute.forking import Server, a_server, search_path
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.share import BlockFile, dismantle

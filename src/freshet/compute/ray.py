@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 from freshet.compute.host import Host
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.processes import available_cores

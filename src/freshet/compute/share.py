@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from freshet.compute.base import Setup
+from freshet.compute.executor import Setup
 
 #: Arrays below this many bytes travel inside the message.
 SMALL = 1 << 14

@@ -129,7 +129,7 @@ def load_first() -> None:
     sys.meta_path.insert(0, leaving)
     gc.disable()  # loading modules makes many objects and no garbage
     with suppress(BaseException):  # the workers will fail in the same way, and tell
-        from freshet.compute.preload import load
+        from freshet.compute.host import load
 
         load()
     gc.freeze()  # what is shared by all workers stays untouched

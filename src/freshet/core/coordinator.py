@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from freshet.core import saving
-from freshet.core.deadline import Deadline, Pulse
-from freshet.core.ending import Rounds, Watch
+from freshet.core.admission import NOT_FINITE
 from freshet.core.events import (
     NO_NUMBERS,
     Aggregated,
@@ -32,11 +31,11 @@ from freshet.core.events import (
     make_triggered,
     make_uploaded,
 )
-from freshet.core.gates import NOT_FINITE
 from freshet.core.making import maker
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
+from freshet.core.scheduling import Trigger
 from freshet.core.server import Flight, Refused, Server
-from freshet.core.trigger import Trigger
+from freshet.core.stopping import Deadline, Pulse, Rounds, Watch
 
 #: Counts that are in every row of metrics.jsonl.
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")

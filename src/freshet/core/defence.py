@@ -38,8 +38,8 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core import saving
+from freshet.core.audit import expect
 from freshet.core.events import Noted
-from freshet.core.expecting import expect
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Options

@@ -2,7 +2,8 @@
 
 Beside the model a message may carry further vectors by name (control variates, for example). ``nbytes`` is what it
 weighs on a link: its arrays, or ``CONTROL_BYTES`` when there are none; the few numbers beside them are not counted.
-A model that travels in fewer bytes (``core/links.py``) stands in a message as it arrives, with its bytes in ``packed``.
+A model that travels in fewer bytes (``core/compression.py``) stands in a message as it arrives, with its bytes in
+``packed``.
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,18 @@
 """What a federated method is: a server rule (``Method``) and a device rule (``LocalRule``).
 
 A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
+
+Turning a validation error into one sentence that names the key and what is allowed.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
@@ -17,11 +20,13 @@ from freshet.core.layout import Layout
 from freshet.core.making import maker
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
+from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from freshet.core.server import Flight, Server
+
 
 #: What a device remembers between its trips: numbers and arrays by name.
 Memory = dict[str, Any]
@@ -302,3 +307,18 @@ class Method:
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
         """Check one logged event against the formulas with ``core.expecting.expect``; ``memory`` lives as long as the
         replay of one log."""
+
+
+def first_problem(section: str, error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    """The first problem of a section as a ``ConfigError``."""
+    problem = error.errors()[0]
+    field = str(problem["loc"][0]) if problem["loc"] else ""
+    key = f"{section}.{field}" if field else section
+    if problem["type"] == "extra_forbidden":
+        close = get_close_matches(field, model.model_fields, n=1)
+        known = ", ".join(model.model_fields) or "none, there is nothing to choose here"
+        hint = f"did you mean {section}.{close[0]}?" if close else f"known keys: {known}"
+        return ConfigError(key, f"is not a known key; {hint}")
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return ConfigError(key, f"{message}, but {problem['input']!r} was given")

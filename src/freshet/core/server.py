@@ -8,17 +8,15 @@ from dataclasses import dataclass, is_dataclass
 
 import numpy as np
 
-from freshet.core import gates, saving
-from freshet.core.deadline import GIVEN_UP
+from freshet.core import admission, saving
+from freshet.core.admission import FACTOR, Entrance
+from freshet.core.compression import Links
 from freshet.core.defence import Defence
-from freshet.core.entrance import Entrance
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected, make_aggregated
-from freshet.core.links import Links
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload, make_assignment, make_fresh
 from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
-from freshet.core.proportion import FACTOR
-from freshet.core.schedules import Schedule
-from freshet.core.selection import Selection, View, selector
+from freshet.core.scheduling import Selection, View, selector
+from freshet.core.stopping import GIVEN_UP
 from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
 from freshet.errors import RunError
@@ -26,6 +24,9 @@ from freshet.errors import RunError
 #: Why an upload that passed the gates was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
+
+#: ``schedule(rounds)`` is the learning rate of a trip that starts after so many rounds.
+Schedule = Callable[[int], float]
 
 
 @dataclass(slots=True)
@@ -78,12 +79,12 @@ class Server:
         self.rule = method.rule(method.options)
         numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
-        self.upload_bytes = gates.FLOAT32.itemsize * numbers
+        self.upload_bytes = admission.FLOAT32.itemsize * numbers
         self.entrance = Entrance(method, self.rule.sends, gate, defence)
         #: How models travel, where it is not as they are.
         self.links = links
         if links is not None:
-            self.upload_bytes += links.sizes()[1] - gates.FLOAT32.itemsize * world.layout.size
+            self.upload_bytes += links.sizes()[1] - admission.FLOAT32.itemsize * world.layout.size
         #: What the method has of its own; the rest need not be asked.
         self._prejudges, self._instructs, self._adds = (
             overrides(type(method), Method, name) for name in ("prejudge", "instruct", "vectors")
@@ -185,7 +186,7 @@ class Server:
         if flight is None:
             raise Refused(NO_TRIP)
         slot = request.slot
-        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= gates.LONGEST_NAME):
+        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= admission.LONGEST_NAME):
             raise Refused("asks without a slot")
         if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
             raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
@@ -313,7 +314,7 @@ class Server:
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``; raises ``ValueError`` for models of another size."""
         held = [(version, np.array(weights), holders) for version, weights, holders in tree["store"]]
-        if not all(w.shape == (self.world.layout.size,) and w.dtype == gates.FLOAT32 for _, w, _ in held):
+        if not all(w.shape == (self.world.layout.size,) and w.dtype == admission.FLOAT32 for _, w, _ in held):
             raise ValueError(f"its models are not of {self.world.layout.size} numbers")
         self.store = VersionStore.restore(held, tree["current"])
         self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
@@ -343,7 +344,7 @@ class Server:
                 return [Rejected(verdict.reason, device, trip)]
             answer = " ".join(repr(verdict).split())[:80]
             raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
-        problem = gates.aggregate_problem(verdict, self.world.layout.size)
+        problem = admission.aggregate_problem(verdict, self.world.layout.size)
         if problem is not None:  # a method from elsewhere that does not keep to its side is told so in one sentence
             raise RunError(f"{self._name} gave an Aggregate whose {problem}")
         n, length = self.world.layout.learnable, verdict.length
@@ -352,7 +353,7 @@ class Server:
             length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
-        if gates.overflows(verdict.weights, length):
+        if admission.overflows(verdict.weights, length):
             self.waiting.clear()
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None

@@ -13,7 +13,7 @@ from typing import Any
 from freshet.config import Config, DataOptions, ModelOptions, resolve
 from freshet.data.catalogue import CATALOGUE
 from freshet.options import FleetOptions
-from freshet.sim import budget
+from freshet.sim import forecast
 from freshet.sim.fleet import Fleet
 
 #: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
@@ -33,7 +33,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 @cache
 def _round(options: FleetOptions, per_round: int, size: int) -> float:
     fleets = (Fleet.draw(options, seed) for seed in range(FLEETS))
-    return fmean(budget.round_seconds(budget.trip_seconds(fleet, size), per_round) for fleet in fleets)
+    return fmean(forecast.round_seconds(forecast.trip_seconds(fleet, size), per_round) for fleet in fleets)
 
 
 def round_seconds(config: Config) -> float:
@@ -49,7 +49,7 @@ def model_bytes(config: Config) -> int:
 @cache
 def _bytes(data_json: str, model_json: str) -> int:
     from freshet.models.registry import build
-    from freshet.training.flat import build_quietly, layout_of
+    from freshet.training.network import build_quietly, layout_of
 
     data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
     shape, classes, vocabulary = _samples(data)

@@ -29,7 +29,7 @@ from freshet.flower import LOADED, wire
 from freshet.flower.store import DeviceFolder, Kept
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.checkpoint import Tree
-from freshet.training.flat import Factory
+from freshet.training.network import Factory
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
 

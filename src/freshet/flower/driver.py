@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
-from freshet.core.ending import Known
 from freshet.core.events import Noted, Rejected
 from freshet.core.messages import Assignment, Fresh, Request, Slot
 from freshet.core.saving import Tree
 from freshet.core.server import NO_TRIP, Refused
+from freshet.core.stopping import Known
 from freshet.core.vectors import Vector
 from freshet.flower import wire
 from freshet.flower.codec import Malformed
@@ -25,7 +25,7 @@ from freshet.flower.journeys import Done, Journey, Network, Post, Reply, medians
 from freshet.flower.tokens import Tokens, new_ticket
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
-from freshet.training.outcome import Score
+from freshet.training.task import Score
 
 WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
 OFTEN = "asks for the fresh model again and again"

@@ -11,8 +11,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from freshet.config import load_tables, resolve
-from freshet.core.checks import first_problem
-from freshet.core.method import Options
+from freshet.core.method import Options, first_problem
 from freshet.errors import ConfigError, RunError
 from freshet.flower import keys, texts
 from freshet.protection import check_deployable

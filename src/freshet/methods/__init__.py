@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from freshet.core.about import About
-from freshet.core.checks import first_problem
-from freshet.core.method import Method
+from freshet.core.method import Method, first_problem
 from freshet.errors import ConfigError
 from freshet.methods.parts import outside
 

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet.core.about import About, Range, Remark
+from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Contribution, Event, Triggered, Uploaded
-from freshet.core.expecting import expect
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Method, Options, Verdict, World

@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from freshet.core.about import About, Curve, Range
+from freshet.core.admission import overflows
 from freshet.core.events import Contribution, Event, Noted
-from freshet.core.gates import overflows
 from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Options, Reject, Verdict, World
 from freshet.core.server import NOT_FINITE, Flight, Server

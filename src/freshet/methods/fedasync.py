@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from freshet.core.about import About, Range
+from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.expecting import expect
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import Flight, Server

@@ -25,9 +25,9 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
+from freshet.core.admission import overflows
+from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
-from freshet.core.expecting import Mismatch, expect
-from freshet.core.gates import overflows
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, Method, Options, Reject, Verdict, Wait, World
 from freshet.core.server import NOT_FINITE, Flight, Server

@@ -28,8 +28,8 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range
+from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.expecting import Mismatch, expect
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Options
 from freshet.core.server import Flight, Server

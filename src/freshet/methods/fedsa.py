@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from freshet.core.about import About, Range
+from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event, Triggered
-from freshet.core.expecting import expect
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server

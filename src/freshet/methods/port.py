@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from freshet.core.about import About, Range, Uploads
+from freshet.core.admission import overflows
+from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
-from freshet.core.expecting import Mismatch, expect
-from freshet.core.gates import overflows
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Facts, Method, Options, Reject, Verdict, Wait, World
 from freshet.core.server import NOT_FINITE, Flight, Server

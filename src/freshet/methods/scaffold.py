@@ -29,8 +29,8 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range
+from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.expecting import expect
 from freshet.core.messages import Number, Vectors
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core import defence, events
+from freshet.core.audit import Mismatch
 from freshet.core.events import (
     Aggregated,
     Discarded,
@@ -30,7 +31,6 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
-from freshet.core.expecting import Mismatch
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
 from freshet.errors import RunError

@@ -19,8 +19,8 @@ from freshet.core.events import Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
+from freshet.privacy import Accountant
 from freshet.runs import checkpoint
-from freshet.runs.accountant import Accountant
 from freshet.runs.checkpoint import Tree
 from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED

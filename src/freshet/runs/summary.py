@@ -6,7 +6,7 @@ from typing import Any
 from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
-from freshet.runs.accountant import sentence
+from freshet.privacy import sentence
 from freshet.runs.facts import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 

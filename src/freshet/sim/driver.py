@@ -7,30 +7,103 @@ A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
 
 Times never depend on what training computes, so a trip's training is one piece of work that is handed to the executor
 as soon as its inputs are known, and its result is awaited only when the upload arrives.
+
+Python's garbage collector while a run goes.
+
+A trip in virtual time, and how it is saved: its training follows from its inputs and is not saved with it.
 """
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from freshet.compute.base import Executor, Future, OnDemand
+from freshet.compute.executor import Executor, Future, OnDemand
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Examined
-from freshet.core.messages import CONTROL_BYTES, Assignment, Request, Upload
+from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
 from freshet.core.saving import Tree
+from freshet.core.server import Server
 from freshet.core.streams import Streams
+from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
-from freshet.sim.collector import patient_collector
-from freshet.sim.devices import DEFAULT_LIMIT, DeviceStore
+from freshet.sim.device_memory import DEFAULT_LIMIT, DeviceStore
 from freshet.sim.exams import Exams, Tested
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import NO_TRIP, Entry, EventHeap, Rank
-from freshet.sim.journeys import Journey, restored, state_of
-from freshet.training.outcome import Outcome, Score
+from freshet.training.task import Score
 from freshet.training.trainer import Work, make_work
+from freshet.training.trip import Outcome
+
+
+@contextmanager
+def patient_collector() -> Iterator[None]:
+    """Let Python look for garbage less often: with many devices in flight each look is long, and there is little."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@dataclass(slots=True)
+class Journey:
+    """A trip in virtual time: what the device was given, and the training that belongs to it."""
+
+    assignment: Assignment
+    triggered: float = 0.0
+    #: When training began.
+    started: float = 0.0
+    slot: Slot | None = None
+    fresh: Fresh | None = None
+    future: Future[Outcome] | None = None
+    merge: Future[Outcome] | None = None
+    merged: bool = False
+    due: float | None = None
+
+
+def state_of(journey: Journey) -> Tree:
+    """What it takes to go on with it, beside what the server remembers."""
+    return {
+        "epochs": journey.assignment.epochs,
+        "instruction": dict(journey.assignment.instruction),
+        "vectors": dict(journey.assignment.vectors),
+        "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
+        "packed": [_packed(journey.assignment), _packed(journey.fresh)],
+        "slot": None if journey.slot is None else list(journey.slot),
+        "merged": journey.merged,
+        "triggered": journey.triggered,
+        "started": journey.started,
+        "due": journey.due,
+    }
+
+
+def _packed(message: Assignment | Fresh | None) -> list[Any]:
+    """Bytes and content of a model that came in fewer bytes; nothing of one that the server has, too."""
+    return [message.packed, message.weights] if message is not None and message.packed else []
+
+
+def restored(server: Server, device: int, saved: Tree) -> Journey:
+    """A journey as it was: versions come from the server, which holds those that are needed."""
+    flight, store = server.flights[device], server.store
+    given, got = saved["packed"]  # a model that came in fewer bytes is not quite a version of the server's
+    weights = np.array(given[1]) if given else store.get(flight.base)
+    where = (device, flight.trip, flight.base, flight.age, weights, saved["epochs"], flight.lr)
+    assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]), given[0] if given else 0)
+    fresh = None
+    if flight.fresh is not None:
+        weights = np.array(got[1]) if got else store.get(flight.fresh)
+        vectors = owned(saved["fresh_vectors"])
+        fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
+    slot = None if saved["slot"] is None else Slot(*saved["slot"])
+    triggered = saved["triggered" if "triggered" in saved else "started"]  # earlier versions did not save it
+    return Journey(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])
 
 
 class Simulation:

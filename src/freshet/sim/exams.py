@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from freshet.compute.base import Executor, Future
+from freshet.compute.executor import Executor, Future
 from freshet.core.server import Server
-from freshet.training.devices import DeviceScores, Exam, spread
-from freshet.training.outcome import Score
+from freshet.training.device_eval import DeviceScores, Exam, spread
+from freshet.training.task import Score
 
 
 class Wish(Protocol):

@@ -13,7 +13,7 @@ from freshet.core.streams import stream
 from freshet.errors import ConfigError
 from freshet.options import FleetOptions
 from freshet.runs.world import read_world
-from freshet.traces import Trace, read_trace
+from freshet.sim.traces import Trace, read_trace
 
 Floats = NDArray[np.float64]
 #: Bytes per second in one Mbit/s.

@@ -1,16 +1,85 @@
-"""What becomes of a trained model before it leaves the device: made private, turned into an attack, encoded."""
+"""What becomes of a trained model before it leaves the device: made private, turned into an attack, encoded.
+
+Devices that do harm, for experiments in the simulator: what they train on, and what they make of it.
+
+    sign-flip   the update is reversed and enlarged: ``u <- w - strength (u - w)``
+    label-flip  class c is learned as the class ``C - 1 - c``
+    backdoor    every second sample of a batch gets a bright 3 x 3 corner and the label ``target``
+
+The same devices attack throughout a run, drawn from a stream of their own.
+"""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
+from freshet.core.compression import LinkOptions, packed
 from freshet.core.layout import Layout
-from freshet.core.links import LinkOptions, packed
 from freshet.core.messages import Assignment
-from freshet.core.privacy import PrivacyOptions, privatised
+from freshet.core.method import Options
 from freshet.core.streams import stream
-from freshet.training.attacks import AttackOptions, reversed_update
-from freshet.training.outcome import Outcome
+from freshet.core.vectors import Vector, combine
+from freshet.privacy import PrivacyOptions, privatised
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from freshet.training.trip import Outcome
+
+
+#: Side of the corner that opens the back door; of inputs that are not images, so many last entries.
+PATCH = 3
+
+
+class AttackOptions(Options):
+    """Devices that do harm, to try defences on (simulations only)."""
+
+    kind: Literal["none", "sign-flip", "label-flip", "backdoor"] = Field(
+        "none", description="what they do: reverse and enlarge their updates, learn wrong labels, plant a back door"
+    )
+    share: float = Field(0.2, gt=0, lt=1, description="share of the devices that attack")
+    strength: float = Field(10.0, gt=0, description="sign-flip: factor on the reversed update")
+    target: int = Field(0, ge=0, description="backdoor: the class that marked samples shall be taken for")
+
+
+def attackers(options: AttackOptions, seed: int, devices: int) -> frozenset[int]:
+    """Who does harm: at least one device."""
+    if options.kind == "none":
+        return frozenset()
+    count = max(1, round(options.share * devices))
+    chosen: list[int] = stream(seed, "attack").permutation(devices)[:count].tolist()
+    return frozenset(chosen)
+
+
+def poisoned(options: AttackOptions, x: "Tensor", y: "Tensor", classes: int) -> tuple["Tensor", "Tensor"]:
+    """A batch as an attacker trains on it; the batch is a copy and may be written to."""
+    if options.kind == "label-flip":
+        return x, classes - 1 - y
+    if options.kind == "backdoor":
+        x[::2] = marked(x[::2])
+        y[::2] = options.target
+    return x, y
+
+
+def marked(x: "Tensor") -> "Tensor":
+    """Samples with the mark that opens the back door: as bright as the brightest entry of the batch."""
+    x = x.clone()
+    if x.ndim == 4:
+        x[:, :, -PATCH:, -PATCH:] = x.amax()
+    else:
+        x.view(len(x), -1)[:, -PATCH:] = x.amax()
+    return x
+
+
+def reversed_update(options: AttackOptions, weights: Vector, base: Vector, learnable: int) -> Vector:
+    """``w - strength (u - w)`` of the learnable weights."""
+    out = weights.copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        s = options.strength
+        combine([(1.0 + s, base[:learnable]), (-s, weights[:learnable])], out=out[:learnable])
+    return out
 
 
 @dataclass(frozen=True)
@@ -24,14 +93,14 @@ class Outgoing:
     #: Noise from the operating system's entropy: of real devices, whose server knows the seed.
     secret: bool = False
 
-    def told(self, outcome: Outcome, public: tuple[str, ...]) -> Outcome:
+    def told(self, outcome: "Outcome", public: tuple[str, ...]) -> "Outcome":
         """The outcome with those numbers only that may be told."""
         if not self.privacy.on:
             return outcome
         report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
         return outcome._replace(report=report, merged=merged, diverged=False, lost_at_merge=False)
 
-    def sent(self, outcome: Outcome, assignment: Assignment, layout: Layout, hostile: bool) -> Outcome:
+    def sent(self, outcome: "Outcome", assignment: Assignment, layout: Layout, hostile: bool) -> "Outcome":
         """The outcome as it goes up; ``hostile`` for a device that attacks."""
         if self.privacy.on:
             keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)

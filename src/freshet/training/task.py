@@ -8,7 +8,7 @@ goes; any other is called once, with the outputs of the whole test set.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from freshet.data.class_labels import remedy
 from freshet.errors import ConfigError
-from freshet.training.outcome import Score
 
 Direction = Literal["max", "min"]
 Function = Callable[..., Any]
@@ -26,6 +25,13 @@ IGNORED = -100
 
 def _as_they_are(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return output, y
+
+
+class Score(NamedTuple):
+    """A model on the test samples: the task's metrics by name, and the mean loss."""
+
+    metrics: dict[str, float]
+    loss: float
 
 
 @dataclass(frozen=True)

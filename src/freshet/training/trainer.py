@@ -11,17 +11,15 @@ from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
-from freshet.training.attacks import attackers
 from freshet.training.batches import FederatedData
-from freshet.training.devices import DeviceScores, Exam, examine
-from freshet.training.flat import Factory, FlatModel
+from freshet.training.device_eval import DeviceScores, Exam, examine
+from freshet.training.network import Factory, FlatModel
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
-from freshet.training.outcome import Outcome, Score
-from freshet.training.outgoing import AS_IT_IS, Outgoing
+from freshet.training.outgoing import AS_IT_IS, Outgoing, attackers
 from freshet.training.rewrite import faster
-from freshet.training.task import TASKS, Task
-from freshet.training.trip import LocalTrip
+from freshet.training.task import TASKS, Score, Task
+from freshet.training.trip import LocalTrip, Outcome
 
 
 class Work(NamedTuple):

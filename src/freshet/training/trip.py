@@ -1,17 +1,21 @@
-"""One local training that can pause: train to the slot, merge the fresh model, train on.
+r"""One local training that can pause: train to the slot, merge the fresh model, train on.
 
     TO_SLOT --to_slot--> ASKED --merge--> FINISHING --finish--> DONE
-       \\_______________to_slot (no request)___/
+       \_______________to_slot (no request)___/
 
 A simulator calls it in one go, a real device step by step. It is a function of (weights, shard, rule, optimiser, random
 streams): same input, same bits, however often it was paused in between.
+
+What one local training gives.
+
+A batch of one sample, of which BatchNorm can take no statistics: torch's error in words that help.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +23,72 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
-from freshet.core.messages import Assignment, Fresh, Number, Slot
+from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload, make_upload
 from freshet.core.method import Judge, LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import ConfigError, RunError
-from freshet.training.attacks import poisoned
 from freshet.training.batches import Indices
-from freshet.training.flat import view
-from freshet.training.lone_sample import explained
-from freshet.training.outcome import Outcome
+from freshet.training.network import view
+from freshet.training.outgoing import poisoned
 
 if TYPE_CHECKING:
     from freshet.training.trainer import Trainer
+
+
+class Outcome(NamedTuple):
+    """The trained model, the steps taken, the rule's report, its merge's numbers, vectors to send with the model, and
+    what the device now remembers."""
+
+    weights: Vector
+    steps: int
+    report: dict[str, Number]
+    merged: dict[str, Number]
+    vectors: dict[str, Vector]
+    memory: Memory
+    diverged: bool = False
+    #: Bytes of the model where it is a difference in fewer bytes (``core/compression.py``).
+    packed: int = 0
+    #: Whether it had diverged when it merged (``diverged``: at its end).
+    lost_at_merge: bool = False
+
+    def upload(self, assignment: Assignment) -> Upload:
+        """What goes up; the memory stays with the device."""
+        weights, steps, report, merged, vectors, _, _, packed, _ = self
+        return make_upload((*assignment[:3], weights, steps, report, merged, vectors, packed))
+
+
+#: How torch's complaint begins.
+_TORCH_SAYS = "Expected more than 1 value per channel when training"
+
+
+def explained(
+    error: ValueError, device: int, samples: int, batch_size: int, shards: Iterable[int]
+) -> ConfigError | None:
+    """One sentence that names the setting to change; None if the error is of another kind.
+
+    ``samples`` are those that the device trains on, ``shards`` those that each device does.
+    """
+    if not str(error).startswith(_TORCH_SAYS) or not _leaves_one(samples, batch_size):
+        return None
+    other = 'take a norm without batch statistics (model.norm = "group"; nn.GroupNorm in a model of your own)'
+    if samples == 1:
+        problem = f"device {device} trains on a single sample, but BatchNorm needs two or more in a batch"
+        return ConfigError("data.min_samples", f"{problem}; give every device at least two, or {other}")
+    problem = f"{batch_size} leaves device {device} ({samples} samples) a batch of one, but BatchNorm needs two or more"
+    choice = f"choose one that leaves no device a single sample, such as {_next_size(batch_size, shards)}"
+    return ConfigError("training.batch_size", f"{problem}; {choice}, or {other}")
+
+
+def _leaves_one(samples: int, batch_size: int) -> bool:
+    return batch_size == 1 or samples % batch_size == 1
+
+
+def _next_size(batch_size: int, shards: Iterable[int]) -> int:
+    """The next larger batch that leaves no device a single sample: at the latest, it holds all samples of a device."""
+    sizes = {size for size in shards if size > 1}
+    larger = range(batch_size + 1, max(sizes) + 2)
+    return next(size for size in larger if not any(_leaves_one(samples, size) for samples in sizes))
 
 
 class Phase(StrEnum):

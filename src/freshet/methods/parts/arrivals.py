@@ -5,8 +5,8 @@ Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with ou
 
 from typing import Any
 
+from freshet.core.admission import overflows
 from freshet.core.events import make_contribution
-from freshet.core.gates import overflows
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Reject, make_aggregate
 from freshet.core.server import NOT_FINITE, Flight, Server

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from freshet.core.admission import overflows
 from freshet.core.defence import share_of
 from freshet.core.events import make_contribution
-from freshet.core.gates import overflows
 from freshet.core.making import maker
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, Reject, Verdict, Wait, World

@@ -3,8 +3,7 @@
 import numpy as np
 from numba import types
 
-from freshet.core.compiling import compiled, inlined
-from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector
+from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector, compiled, inlined
 
 Single = np.float32
 _pair = types.UniTuple(REAL, 2)  # type: ignore[no-untyped-call]

@@ -7,8 +7,7 @@ samples and scores ``s_i`` of the ``N_c`` test samples of class c,
     S_k = sum_c p_k(c) 1/N_c sum_{i: y_i = c} s_i,
 
 which is what fresh samples of device k would score on average where devices differ in their mix of classes alone.
-Classes that are not in the test set are left out of ``p_k``; a device that has no other class has no score (NaN).
-"""
+Classes that are not in the test set are left out of ``p_k``; a device that has no other class has no score (NaN)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -29,6 +28,7 @@ from freshet.training.trip import LocalTrip, Phase, seeded
 
 if TYPE_CHECKING:
     from freshet.training.trainer import Trainer
+
 
 Floats = NDArray[np.float64]
 #: Samples that go through the model at a time.

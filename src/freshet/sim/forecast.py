@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.core.trigger import Trigger
+from freshet.core.scheduling import Trigger
 from freshet.errors import ConfigError
 from freshet.sim.fleet import Fleet
 

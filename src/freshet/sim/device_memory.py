@@ -11,12 +11,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.compute.base import Future
+from freshet.compute.executor import Future
 from freshet.core.method import Memory
 from freshet.files import writing
 from freshet.runs.arrays import Elsewhere, contents, serialised, views
 from freshet.runs.checkpoint import owned, pack, unpack
-from freshet.training.outcome import Outcome
+from freshet.training.trip import Outcome
 
 #: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
 DEFAULT_LIMIT = 512 * 2**20

@@ -1,0 +1,50 @@
+"""The learning rate over a run, as its settings say.
+
+Learning rates over a run, as functions of the rounds that are over (of an asynchronous method: their worth).
+"""
+
+import math
+from collections.abc import Callable
+
+from freshet.core.server import Schedule
+from freshet.errors import ConfigError
+from freshet.training.options import TrainingOptions
+
+
+def constant(lr: float) -> Schedule:
+    """``eta``."""
+    return lambda rounds: lr
+
+
+def exponential(lr: float, decay: float) -> Schedule:
+    """``eta decay^r``."""
+    return lambda rounds: lr * decay**rounds
+
+
+def step(lr: float, factor: float, every: int) -> Schedule:
+    """``eta factor^floor(r / every)``."""
+    return lambda rounds: lr * factor ** (rounds // every)
+
+
+def cosine(lr: float, length: int) -> Schedule:
+    """``eta / 2 (1 + cos(pi r / length))``, and 1 % of eta from there on: a rate of 0 would train nothing."""
+    return lambda rounds: lr * max(0.01, 0.5 * (1.0 + math.cos(math.pi * min(1.0, rounds / length))))
+
+
+#: ``schedule(lr, rounds)``.
+OwnSchedule = Callable[[float, int], float]
+
+
+def rates(o: TrainingOptions, own: OwnSchedule | None, length: int) -> Schedule:
+    """The learning rate over rounds: a function from Python, or the one that is named; a cosine is so many long."""
+    if own is not None:
+        return lambda rounds: float(own(o.lr, rounds))
+    if o.schedule == "custom":
+        problem = "'custom' stands for a function given from Python; choose another or give one"
+        raise ConfigError("training.schedule", problem)
+    return {
+        "constant": constant(o.lr),
+        "exponential": exponential(o.lr, o.lr_decay),
+        "step": step(o.lr, o.lr_decay, o.schedule_every),
+        "cosine": cosine(o.lr, length),
+    }[o.schedule]
