@@ -37,10 +37,9 @@ from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
 from freshet.sim.traces import History, Row, Trace
 from freshet.training.batches import FederatedData
-from freshet.training.network import FlatModel
+from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
 from freshet.training.schedules import constant
-from freshet.training.trainer import initial_weights
 
 HOUR = 3600.0
 SIZES = {"LeNet5": 61_706, "ResNet20": 269_722, "AlexNet": 2_472_266, "VGG-11": 9_750_922}

@@ -14,8 +14,7 @@ from freshet.data.dataset import from_arrays, own_data
 from freshet.methods import names
 from freshet.parts import Given, assemble
 from freshet.sim.forecast import expected_uploads, trip_seconds
-from freshet.training.network import build_quietly, layout_of
-from freshet.training.trainer import initial_weights
+from freshet.training.network import build_quietly, initial_weights, layout_of
 
 TABLES = {
     "fleet": {"devices": 6},

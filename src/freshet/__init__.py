@@ -9,12 +9,11 @@ from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 if TYPE_CHECKING:
     from freshet.core.about import About
     from freshet.core.method import LocalRule, Method, Options
-    from freshet.experiments.own import compare, tune
+    from freshet.experiments.api import compare, tune
     from freshet.federation import Federation
     from freshet.flower.device import Device
-    from freshet.opening import open
     from freshet.options import FleetOptions
-    from freshet.result import Result
+    from freshet.result import Result, open
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet
     from freshet.training.task import Task
@@ -54,9 +53,9 @@ _HOMES = {
     "Options": "freshet.core.method",
     "Result": "freshet.result",
     "Task": "freshet.training.task",
-    "compare": "freshet.experiments.own",
-    "open": "freshet.opening",
-    "tune": "freshet.experiments.own",
+    "compare": "freshet.experiments.api",
+    "open": "freshet.result",
+    "tune": "freshet.experiments.api",
 }
 
 

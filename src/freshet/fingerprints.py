@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.data.adapters import LazyRows, spread
 from freshet.data.dataset import DataSet
-from freshet.data.outside import LazyRows, spread
 from freshet.data.shards import OwnTests
 from freshet.sim.fleet import Fleet
-from freshet.training.network import Factory, layout_of
-from freshet.training.trainer import initial_module
+from freshet.training.network import Factory, initial_module, layout_of
 
 #: What each hash is of, in words for a person.
 WORDS = {"data": "data", "shards": "shards (which device holds which samples)", "model": "model", "fleet": "fleet"}

@@ -28,21 +28,27 @@ from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
 from freshet.privacy import Accountant
 from freshet.protection import check_layout
-from freshet.result import Rebuilt
-from freshet.runs.facts import Metric
 from freshet.runs.lifecycle import Plan
+from freshet.runs.records import Metric
 from freshet.runs.segments import rotating
 from freshet.runs.world import RunWorld
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import check_length, expected_uploads, lightened, trip_seconds
 from freshet.training.batches import FederatedData, Samples, arranged
-from freshet.training.network import Factory, build_quietly, layout_of, started
+from freshet.training.network import (
+    Factory,
+    Rebuilt,
+    build_quietly,
+    initial_module,
+    initial_weights,
+    layout_of,
+    started,
+)
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
 from freshet.training.schedules import OwnSchedule, rates
 from freshet.training.task import TASKS, Task, check_output, check_targets
-from freshet.training.trainer import initial_module, initial_weights
 
 #: Epochs of an average shard that take a device its seconds, when time follows work.
 USUAL_EPOCHS = TrainingOptions().epochs

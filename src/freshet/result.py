@@ -1,25 +1,32 @@
-"""What a run leaves behind."""
+"""What a run leaves behind.
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+``freshet.open``: the ``Result`` of a run that is over, from its directory alone.
+"""
+
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.runs.facts import Metric, metric_of
+from freshet.parts import built_in
+from freshet.runs.reader import Run
+from freshet.runs.records import Metric, metric_of
 from freshet.runs.summary import time_to_target
-from freshet.training.network import Factory, FlatModel, as_factory
-from freshet.training.trainer import initial_module
+from freshet.runs.world import RunWorld, read_world
+from freshet.runs.writer import weights_sha256
+from freshet.training.network import Factory, Rebuilt, as_factory
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +44,7 @@ class Result:
         summary: dict[str, Any],
         rows: list[dict[str, Any]],
         weights: Vector,
-        rebuilt: "Rebuilt",
+        rebuilt: Rebuilt,
     ) -> None:
         self.directory, self.summary, self.rows, self.weights = directory, summary, rows, weights
         self._rebuilt = rebuilt
@@ -95,51 +102,46 @@ class Result:
         return rebuilt(self.weights)
 
 
-@dataclass(frozen=True)
-class Rebuilt:
-    """From flat weights to a module; what the data set's inputs need before they go in, comes first."""
+def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:
+    """What a run has left behind: rows, summary, weights, and the final model as a module.
 
-    #: None where only the user knows the model.
-    factory: Factory | None
-    seed: int
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    #: Parameters that do not train, where they are known better than by building the model.
-    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-    def __call__(self, weights: Vector) -> nn.Module:
-        if self.factory is None:
-            raise RunError("the model of this run came from Python; give it, as in result.module(build_model)")
-        flat = FlatModel(initial_module(self.factory, self.seed))
-        if flat.layout.size != len(weights):
-            raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's has {len(weights):,}")
-        flat.load(weights)
-        self._thaw(flat.module)
-        network = flat.module.eval()
-        if self.mean is None or self.std is None:
-            return network
-        return nn.Sequential(OrderedDict(prepare=Prepare(self.mean, self.std), network=network)).eval()
-
-    def _thaw(self, module: nn.Module) -> None:
-        """Put the parameters that do not train into their places."""
-        named = dict(module.named_parameters())
-        for name, array in self.frozen.items():
-            if name not in named or tuple(named[name].shape) != array.shape:
-                raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's has")
-            named[name].data.copy_(torch.from_numpy(np.array(array)))
+    A built-in network is built again from the run's settings; one of your own has to be given, here or to ``module``.
+    """
+    run = Run(directory)
+    summary = run.summary()
+    weights, frozen = _weights(run.directory)
+    if weights_sha256(weights) != summary.get("weights_sha256"):
+        raise RunError(f"{directory}/model.safetensors is not the model that summary.json tells of")
+    world = read_world(run.directory)
+    factory = _built_in(run, world) if model is None else as_factory(model)
+    rebuilt = Rebuilt(factory, resolve(run.config()).run.seed, frozen=frozen)
+    if world is not None and world.mean is not None and world.std is not None:
+        rebuilt = replace(rebuilt, mean=tuple(world.mean), std=tuple(world.std))
+    return Result(run.directory, summary, run.metrics(), weights, rebuilt)
 
 
-class Prepare(nn.Module):
-    """``(x - mean) / std`` per channel of (N, C, H, W), with x / 255 for uint8 images."""
+def _built_in(run: Run, world: RunWorld | None) -> Factory | None:
+    """What builds the network that the run's settings name; None for one that was given from Python."""
+    config = resolve(run.config())
+    if config.model.name == CUSTOM or world is None or world.sample_shape is None or world.outputs is None:
+        return None
+    return built_in(config, world.sample_shape, world.outputs, world.vocabulary, world.pad_id)
 
-    mean: torch.Tensor
-    std: torch.Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+def _weights(directory: Path) -> tuple[Vector, dict[str, NDArray[Any]]]:
+    """The flat vector, in the order in which its tensors lay there, and the tensors that were not in it."""
+    path = directory / "model.safetensors"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            order = json.loads((file.metadata() or {})["order"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        parts = [_flat(tensors.pop(name), channels_last) for name, channels_last in order]
+        return np.concatenate(parts, dtype=np.float32), tensors
+    except KeyError as error:
+        raise RunError(f"{path} cannot be used: {error.args[0]} is missing") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be used ({error})") from None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = 255.0 if x.dtype is torch.uint8 else 1.0
-        return (x.float() - self.mean * scale) / (self.std * scale)
+
+def _flat(tensor: NDArray[Any], channels_last: bool) -> NDArray[Any]:
+    return (tensor.transpose(0, 2, 3, 1) if channels_last else tensor).reshape(-1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from freshet.errors import ConfigError, RunError
-from freshet.runs.facts import metric_of
+from freshet.runs.records import metric_of
 from freshet.runs.writer import Observer
 
 Record = dict[str, Any]

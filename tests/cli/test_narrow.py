@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli.screen import fitting_parts
-from freshet.cli.tables import _reading, accuracy_table
+from freshet.cli.screen import _reading, accuracy_table, fitting_parts
 from freshet.experiments.cells import CELLS
 from freshet.report.columns import DEVICES
 from tests.report.helpers import line as line_of

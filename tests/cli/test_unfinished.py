@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet import ConfigError
-from freshet.cli.folders import fresh, writable
+from freshet.cli.util import fresh, writable
 
 
 @pytest.fixture

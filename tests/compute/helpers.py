@@ -19,8 +19,9 @@ from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
+from freshet.training.network import initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Work, initial_weights
+from freshet.training.trainer import Work
 from freshet.training.trip import Outcome
 
 #: Seconds of virtual time.

@@ -17,9 +17,9 @@ from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
 from freshet.training.batches import FederatedData
-from freshet.training.network import Factory, build_quietly, layout_of
+from freshet.training.network import Factory, build_quietly, initial_weights, layout_of
 from freshet.training.schedules import exponential
-from freshet.training.trainer import Trainer, initial_weights
+from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
 
 LATENCY, BYTES_PER_SECOND = 0.002, 2e6

@@ -47,7 +47,7 @@ def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name
 
 
 def driver_start(config):
-    from freshet.training.trainer import initial_weights
+    from freshet.training.network import initial_weights
 
     return initial_weights(linear, config.run.seed)
 

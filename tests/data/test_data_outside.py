@@ -12,7 +12,7 @@ from freshet import ConfigError, DataError, Federation
 from freshet.compute.executor import Setup
 from freshet.compute.share import assemble, dismantle
 from freshet.data import from_arrays
-from freshet.data.outside import LazyRows, known_labels
+from freshet.data.adapters import LazyRows, known_labels
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
 

@@ -14,9 +14,9 @@ from freshet import ConfigError, Federation
 from freshet.cli.app import app
 from freshet.config import resolve
 from freshet.core.about import About
+from freshet.experiments.api import Comparison
 from freshet.experiments.compare import Workers
 from freshet.experiments.grid import Job
-from freshet.experiments.own import Comparison
 from freshet.experiments.store import State
 from freshet.methods.fedasync import FedAsync
 from freshet.runs.reader import Run

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from freshet.errors import ConfigError
-from freshet.experiments import files, results
+from freshet.experiments import results
 from freshet.experiments.cells import CELLS, METHODS
 from freshet.experiments.length import round_seconds
 from freshet.experiments.paper import SUITES, find_suite, plan
@@ -160,10 +160,10 @@ def test_every_output_says_the_scale(tmp_path):
     assert "SCALED DOWN to 0.1" in found.title
     assert any("not the paper's conditions" in note for note in found.notes)
     record = results.document(found.jobs, Store(tmp_path), title=found.title, notes=found.notes, scale=found.scaled)
-    as_json, as_csv = files.write(record, tmp_path, found.stem)
+    as_json, as_csv = results.write(record, tmp_path, found.stem)
     assert json.loads(as_json.read_text())["scale"]["scale"] == 0.1
     assert "scale" in as_csv.read_text().splitlines()[0]
-    assert {row["scale"] for row in files.rows(record)} == {0.1}
+    assert {row["scale"] for row in results.rows(record)} == {0.1}
 
 
 def test_a_full_suite_says_nothing_of_a_scale():

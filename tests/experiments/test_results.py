@@ -9,14 +9,13 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from freshet.cli.tables import print_results
+from freshet.cli.screen import print_results
 from freshet.errors import ConfigError
 from freshet.experiments.cells import CELLS
 from freshet.experiments.compare import run_grid, to_do
-from freshet.experiments.files import rows, write
 from freshet.experiments.grid import GridWorld, expand, parse_entries
 from freshet.experiments.length import model_bytes
-from freshet.experiments.results import document
+from freshet.experiments.results import document, rows, write
 from freshet.experiments.store import Store
 from freshet.report.columns import overhead
 from freshet.runs.reader import Run

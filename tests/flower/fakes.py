@@ -7,9 +7,8 @@ from freshet.config import Config, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.flower import wire
 from freshet.flower.device import Device
-from freshet.flower.driver import Live
-from freshet.flower.journeys import Network, Reply
-from freshet.flower.tokens import Tokens
+from freshet.flower.driver import Live, Network, Reply
+from freshet.flower.security import Tokens
 from freshet.methods import find
 from freshet.parts import Given, Parts, assemble
 from freshet.runs.writer import RunWriter

@@ -12,9 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from freshet.core.messages import Slot
 from freshet.core.server import NO_TRIP, Refused
 from freshet.flower import wire
-from freshet.flower.driver import WRONG_TOKEN
-from freshet.flower.journeys import check
-from freshet.flower.tokens import Tokens
+from freshet.flower.driver import WRONG_TOKEN, check
+from freshet.flower.security import Tokens
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run

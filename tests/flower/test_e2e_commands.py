@@ -71,7 +71,9 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         each.send_signal(signal.SIGTERM)
     for each in begun:
         each.wait(PATIENCE)
-    assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words("freshet.flower.gate", str(tmp_path))
+    assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words(
+        "freshet.flower.superlink_auth", str(tmp_path)
+    )
 
 
 def deploy(*words: str) -> list[str]:

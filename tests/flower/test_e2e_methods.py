@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from freshet.config import load_tables, resolve
-from freshet.flower.codec import from_bytes
 from freshet.flower.running import LocalRun
+from freshet.flower.wire import from_bytes
 from tests.flower.living import adds_up, events, finished, standing_still, tables, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

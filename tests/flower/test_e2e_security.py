@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from freshet.errors import RunError
-from freshet.flower import keys, processes
+from freshet.flower import processes, security
 from freshet.flower.folder import APP, Folder
 from freshet.flower.hosting import acquired
 from freshet.flower.processes import Child, Command
@@ -102,8 +102,8 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
     anybody start an app without the server's token. The run goes on."""
     local = start(tables("fedavg", 1, 0, until=1e5))
     base = local.command(0)
-    keys.make_node(tmp_path / "stranger")
-    keys.make_authority(tmp_path)
+    security.make_node(tmp_path / "stranger")
+    security.make_authority(tmp_path)
 
     def changed(name: str, option: str, value: str | None) -> Command:
         words = list(base.words)

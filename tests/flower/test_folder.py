@@ -169,7 +169,7 @@ def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
     runner, root = CliRunner(), str(tmp_path / "d")
     assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
     server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
-    assert "-m freshet.flower.gate" in server.output and "supernode register" in server.output
+    assert "-m freshet.flower.superlink_auth" in server.output and "supernode register" in server.output
     device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--data", "m:load", "--dry-run"])
     assert "-m freshet.flower.node" in device.output and "h.example:18000" in device.output
     assert "freshet.flower.node" not in runner.invoke(app, ["deploy", "status", root]).output

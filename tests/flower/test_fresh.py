@@ -13,7 +13,7 @@ import pytest
 
 from freshet.core.messages import Fresh, Slot
 from freshet.core.server import Refused
-from freshet.flower import keys
+from freshet.flower import security
 from freshet.flower.fresh import QUESTION_BYTES, SERVICE, FreshClient, FreshService, Unreached
 
 WEIGHTS = np.arange(5, dtype=np.float32)
@@ -37,8 +37,8 @@ class Answers:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("keys")
-    keys.make_authority(made)
-    keys.make_server(made, ["localhost", "127.0.0.1"])
+    security.make_authority(made)
+    security.make_server(made, ["localhost", "127.0.0.1"])
     return made
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_is_not_newer_or_of_another_size_is_not_taken(folder: Path,
 
 
 def test_another_authority_and_plain_text_get_no_answer(tmp_path: Path, service: tuple) -> None:
-    keys.make_authority(tmp_path)
+    security.make_authority(tmp_path)
     with pytest.raises(Unreached, match="unavailable"):
         client(tmp_path, service[0].port).ask(Slot(2, "q"), 3, 5, seconds=60, tries=1)
     with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{service[0].port}") as plain:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshet.flower.gate import HOURLY, NOISY, TOLD, Gate, install, may_pass, quiet
+from freshet.flower.superlink_auth import HOURLY, NOISY, TOLD, Gate, install, may_pass, quiet
 
 TOKEN = "t" * 64
 GOOD = [f"Bearer {TOKEN}".encode()]

@@ -10,8 +10,7 @@ import pytest
 from freshet.core.messages import Slot
 from freshet.core.server import Refused
 from freshet.flower import driver, wire
-from freshet.flower.driver import OFTEN
-from freshet.flower.journeys import MOST_QUESTIONS
+from freshet.flower.driver import MOST_QUESTIONS, OFTEN
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.core.messages import Assignment
-from freshet.flower.journeys import Journey
+from freshet.flower.driver import Journey
 
 TIMING = {"start": 1.0, "import": 2.0, "load": 0.5, "train": 4.0, "fresh": 0.25, "began": 103.0, "cpu": 3.0}
 

@@ -17,8 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from freshet.cli.deploy import costs
-from freshet.flower.journeys import Reply
-from freshet.flower.post import ERRORS, FlowerPost
+from freshet.flower.driver import Reply
+from freshet.flower.transport import ERRORS, FlowerPost
 
 Objects = dict[str, bytes]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.flower.store import SESSIONS, DeviceFolder, Kept
+from freshet.flower.device import SESSIONS, DeviceFolder, Kept
 
 MEMORY = {"q": np.arange(4.0), "last": 3, "name": "x"}
 

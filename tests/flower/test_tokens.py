@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import RunError
-from freshet.flower.tokens import Tokens, new_ticket
+from freshet.flower.security import Tokens, new_ticket
 
 TOKENS = Tokens(b"k" * 32)
 

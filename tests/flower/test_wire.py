@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from freshet.core.messages import Assignment, Fresh, Slot, Upload
 from freshet.flower import wire
-from freshet.flower.codec import Malformed, from_bytes, to_bytes
+from freshet.flower.wire import Malformed, from_bytes, to_bytes
 
 WEIGHTS = np.arange(6, dtype=np.float32)
 CONTROL = np.ones(4, np.float32)

@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["freshet"]):
     from freshet.data.idx import read_idx
     from freshet.data.plain_pickle import load_plain
     from freshet.errors import FreshetError
-    from freshet.flower import codec
+    from freshet.flower import wire
     from freshet.report.log import parsed
     from freshet.runs import segments
     from freshet.sim.traces import read_trace
@@ -61,7 +61,7 @@ def idx(path: Path) -> object:
 #: What is read, and some content to begin with.
 TARGETS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "pickle": (load_plain, [pickle.dumps({b"data": np.zeros((2, 3), np.uint8), b"labels": [1, 2]}, protocol=2)]),
-    "codec": (codec.from_bytes, [codec.to_bytes({"a": 1, "w": np.ones(3, np.float32), "deep": {"x": [1.5, "t"]}})]),
+    "codec": (wire.from_bytes, [wire.to_bytes({"a": 1, "w": np.ones(3, np.float32), "deep": {"x": [1.5, "t"]}})]),
     "trace-csv": (filed("trace.csv", read_trace), [TRACE]),
     "trace-json": (filed("trace.json", read_trace), [b'[{"device": 0, "seconds_per_sample": 0.1}]']),
     "toml": (filed("config.toml", load_tables), [b'[method]\nname = "fedavg"\n[training]\nlr = 0.1\n']),
@@ -69,7 +69,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "segment": (filed("events-000001.jsonl.zst", through), [packed(b'{"seq": 1, "time": 0.0, "kind": "lost"}\n' * 9)]),
     "idx": (filed("labels-idx1-ubyte", idx), [bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 3])]),
 }
-ALLOWED = (FreshetError, codec.Malformed)
+ALLOWED = (FreshetError, wire.Malformed)
 
 
 def fuzz(name: str, runs: int) -> None:

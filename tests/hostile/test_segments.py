@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from freshet import RunError
-from freshet.cli.reading import reading
+from freshet.cli.util import reading
 from freshet.errors import FreshetError
 from freshet.report import live
 from freshet.report.reading import read

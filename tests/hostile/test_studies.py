@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from freshet.errors import RunError
-from freshet.experiments import files
+from freshet.experiments import results
 from freshet.experiments.store import Store
 
 from ..cli.conftest import command  # noqa: F401
@@ -113,8 +113,8 @@ def test_a_study_of_nonsense_is_one_sentence(command: Any, tmp_path: Path, given
 
 
 def test_no_cell_of_a_table_of_results_is_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "rows", lambda results: [{"world": "=1+1", "method": "@x\x1b[31m", "lr": -1.5}])
-    _, table = files.write({}, tmp_path)
+    monkeypatch.setattr(results, "rows", lambda results: [{"world": "=1+1", "method": "@x\x1b[31m", "lr": -1.5}])
+    _, table = results.write({}, tmp_path)
     assert table.read_text() == "world,method,lr\n'=1+1,'@x\\x1b[31m,-1.5\n"
 
 

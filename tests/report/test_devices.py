@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.report.closeup import closeup
-from freshet.report.devices import devices_figures, soundings
+from freshet.report.closeup import closeup, devices_figures, soundings
 from freshet.report.reading import read
 
 from .conftest import Write

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from freshet import Result
-from freshet.cli import reading as bar
+from freshet.cli import util as bar
 from freshet.report import live
 from freshet.report.export import tidy
 from freshet.report.log import Log
@@ -49,7 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
     def loads(text: Any) -> Any:
         return json.loads(text, object_hook=lambda found: Counted(found) if "seq" in found else found)
 
-    monkeypatch.setattr("freshet.runs.facts.orjson", SimpleNamespace(loads=loads))
+    monkeypatch.setattr("freshet.runs.records.orjson", SimpleNamespace(loads=loads))
     Counted.now = Counted.most = 0
     yield Counted
 

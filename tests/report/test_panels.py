@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from freshet.report.discovery import find
 from freshet.report.experiment import experiment, read_experiments
-from freshet.report.finding import find
+from freshet.report.figures import draw, experiment_figure, footnote
 from freshet.report.page import document
-from freshet.report.panel_figures import draw, experiment_figure, footnote
-from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import Bars, Curves, panels, shorter
+from freshet.report.plots import panel_figure
 from freshet.report.reading import read
 
 from .conftest import Write

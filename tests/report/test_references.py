@@ -2,7 +2,7 @@
 
 import pytest
 
-from freshet.report.references import Ratio, references, time_ratio
+from freshet.report.groups import Ratio, references, time_ratio
 
 
 def held(names, named=()):

@@ -20,7 +20,7 @@ from freshet.report.statistics import (
     sign_flip,
     trailing_mean,
 )
-from freshet.runs.facts import first_crossing
+from freshet.runs.records import first_crossing
 
 
 def test_median_and_extremes_over_seeds() -> None:

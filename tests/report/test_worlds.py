@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from freshet.report.export import to_latex, to_pdf
+from freshet.report.groups import worlds
 from freshet.report.page import document
 from freshet.report.reading import read_all
-from freshet.report.worlds import worlds
 
 from .conftest import Write
 

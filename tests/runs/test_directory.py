@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from freshet import Observer, RunError
 from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
 from freshet.runs import writer
-from freshet.runs.lines import plain
 from freshet.runs.reader import Run
+from freshet.runs.records import plain
 from freshet.runs.writer import RunWriter, write_atomically
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]

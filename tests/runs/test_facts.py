@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from freshet.runs.facts import Contributor, contributors, first_crossing, number, parsed, whole
+from freshet.runs.records import Contributor, contributors, first_crossing, number, parsed, whole
 
 
 def part(device: Any, base: Any, staleness: Any, weight: Any) -> dict[str, Any]:

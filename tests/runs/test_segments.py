@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer
-from freshet.cli.reading import reading
+from freshet.cli.util import reading
 from freshet.errors import ConfigError, RunError
 from freshet.report.export import tidy
 from freshet.report.log import Log
@@ -299,7 +299,7 @@ def test_every_reader_reads_the_same(pair: tuple[Path, Path]) -> None:
 
 def test_the_bar_knows_how_much_there_is_uncompressed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     totals: list[float] = []
-    monkeypatch.setattr("freshet.cli.reading.Progress.add_task", lambda self, text, total: totals.append(total) or 0)
+    monkeypatch.setattr("freshet.cli.util.Progress.add_task", lambda self, text, total: totals.append(total) or 0)
     for place in pair:
         with reading([place], passes=2):
             pass

@@ -14,9 +14,9 @@ from freshet.data import from_arrays
 from freshet.data.shards import OwnTests
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import Exam, examine, share_of, spread
-from freshet.training.network import FlatModel
+from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, initial_weights
+from freshet.training.trainer import Trainer
 
 from .test_trainer import mlp, with_batch_norm, with_dropout, work
 

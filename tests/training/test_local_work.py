@@ -10,8 +10,8 @@ from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
-from freshet.training.network import FlatModel
-from freshet.training.trainer import Work, initial_weights
+from freshet.training.network import FlatModel, initial_weights
+from freshet.training.trainer import Work
 from tests.training.test_trainer import SEED, mlp, trainer, work
 
 

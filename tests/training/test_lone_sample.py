@@ -10,7 +10,7 @@ from freshet import Federation
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
 from freshet.training.device_eval import Exam
-from freshet.training.trainer import initial_weights
+from freshet.training.network import initial_weights
 from freshet.training.trip import explained
 from tests.training.test_trainer import SAMPLES, SEED, trainer, with_batch_norm, work
 

@@ -16,9 +16,9 @@ from freshet.data import from_arrays
 from freshet.methods import options_for
 from freshet.methods.fedasmu import FreshModelRule
 from freshet.training.batches import FederatedData
-from freshet.training.network import FlatModel
+from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work, initial_weights
+from freshet.training.trainer import Trainer, Work
 
 SEED, SAMPLES = 5, 53
 

@@ -10,7 +10,8 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule
 from freshet.methods import find, options_for
 from freshet.runs.checkpoint import pack, unpack
-from freshet.training.trainer import Trainer, initial_weights
+from freshet.training.network import initial_weights
+from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip, Phase
 from tests.training.test_trainer import SEED, mlp, trainer, with_batch_norm, with_dropout
 

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command. What it needs is loaded here, so that Ctrl-C while loading ends it without a traceback."""
     try:
-        from freshet.cli.loading import at_once
+        from freshet.cli.util import at_once
 
         with at_once():
             if _needs_workers(sys.argv[1:]):

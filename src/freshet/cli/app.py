@@ -12,9 +12,8 @@ import typer
 
 from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
-from freshet.cli.data import data_app
+from freshet.cli.data import data_app, fleet_app
 from freshet.cli.deploy import deploy_app
-from freshet.cli.fleet import fleet_app
 from freshet.errors import FreshetError
 from freshet.files import printable, reason
 

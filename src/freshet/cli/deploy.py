@@ -159,7 +159,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
     """Say what runs, who is registered, and how far the run is."""
     folder = _folder(directory)
     from freshet.flower import processes
-    from freshet.flower.show import scored
+    from freshet.flower.running import scored
     from freshet.runs.reader import Run
 
     if dry_run:
@@ -235,7 +235,7 @@ def local(
     """
     _needs_flower()
     from freshet.config import resolve, seconds
-    from freshet.flower.show import local_run
+    from freshet.flower.running import local_run
 
     tables = _tables(method, cell, config, devices, settings)
     given: dict[str, Any] = {"seed": seed, "rounds": rounds, "until": None if until is None else seconds(until)}
@@ -251,8 +251,7 @@ def local(
 
 def _finish(out: Path, status: str) -> None:
     """The table that a simulation ends with, and where a trip's time went."""
-    from freshet.cli.screen import fitting_table
-    from freshet.cli.tables import wide_console
+    from freshet.cli.screen import fitting_table, wide_console
     from freshet.runs.reader import Run
 
     if not (out / "summary.json").is_file():

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli.folders import writable
+from freshet.cli.util import writable
 from freshet.errors import ConfigError
 
 #: What `freshet paper` says about the suite theory: name, title, cells, methods, settings.
@@ -90,9 +90,9 @@ def compare(
     from freshet.experiments import paper as papers
     from freshet.experiments.grid import GridWorld, Request, expand, parse_entries, parse_seeds
     from freshet.experiments.presets import find_cell
+    from freshet.experiments.results import Grid
     from freshet.experiments.store import Store
-    from freshet.experiments.telling import Grid
-    from freshet.experiments.tuned import read_tuned, tuning_notes
+    from freshet.experiments.tune import read_tuned, tuning_notes
 
     tables = load_tables(config) if config else {}
     extra = _run_settings(until, executor, workers)
@@ -147,7 +147,7 @@ def paper(
         if name in given:
             raise ConfigError(given[name], "is for freshet paper results; leave it out")
     if suite is None:
-        from freshet.cli.tables import wide_console
+        from freshet.cli.screen import wide_console
 
         wide_console().print(_suites())
         return
@@ -155,8 +155,8 @@ def paper(
     from freshet.cli.grids import work
     from freshet.experiments import paper as papers
     from freshet.experiments.grid import parse_seeds
+    from freshet.experiments.results import Grid
     from freshet.experiments.store import Store
-    from freshet.experiments.telling import Grid
 
     if suite == "theory":
         unused = {"--methods": methods, "--cells": cells, "--set": settings, "--retry": retry}

@@ -13,15 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.folders import writable
-from freshet.cli.screen import clock, number
-from freshet.cli.tables import print_results, wide_console
+from freshet.cli.screen import clock, number, print_results, wide_console
+from freshet.cli.util import writable
 from freshet.experiments import results
 from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left
+from freshet.experiments.results import Grid, tell
 from freshet.experiments.store import State, Store
-from freshet.experiments.telling import Grid, tell
-from freshet.runs.facts import metric_of
+from freshet.runs.records import metric_of
 
 
 class GridScreen(Watch):

@@ -102,7 +102,7 @@ def cells(
     from freshet.experiments.cells import CELLS
 
     if name is not None:
-        from freshet.cli.tables import wide_console
+        from freshet.cli.screen import wide_console
         from freshet.experiments.presets import find_cell
 
         _cell(wide_console(), find_cell(name))
@@ -152,8 +152,8 @@ def show(directories: Runs) -> None:
 
     Several runs, and those of a folder, are shown one after the other.
     """
-    from freshet.cli.tables import wide_console
-    from freshet.report.finding import runs_to
+    from freshet.cli.screen import wide_console
+    from freshet.report.discovery import runs_to
 
     console, runs = wide_console(), runs_to("show", directories)
     for directory in runs:
@@ -195,10 +195,10 @@ def _ended(console: Console, run: Run) -> None:
 
 def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
-    from freshet.cli.reading import reading
     from freshet.cli.screen import number
+    from freshet.cli.util import reading
     from freshet.report.reading import read
-    from freshet.runs.facts import number as figure
+    from freshet.runs.records import number as figure
 
     folder = run.directory
     with reading([folder]) as seen:
@@ -259,8 +259,8 @@ def audit(
 
     A run whose formulas are not at hand is said to be "not audited", and the exit code is 3 unless another run failed.
     """
-    from freshet.cli.reading import reading
-    from freshet.report.finding import runs_to
+    from freshet.cli.util import reading
+    from freshet.report.discovery import runs_to
     from freshet.runs.audit import audit as audit_run
 
     failed = unaudited = False

@@ -31,9 +31,9 @@ def report(
 
     Example: freshet report runs/demo -o report.html --open
     """
-    from freshet.cli.reading import reading
     from freshet.cli.screen import size
-    from freshet.report.finding import find
+    from freshet.cli.util import reading
+    from freshet.report.discovery import find
     from freshet.report.page import PASSES
     from freshet.report.page import report as write
 
@@ -74,10 +74,10 @@ def export(
 
     Example: freshet export runs/demo --csv metrics.csv --latex table.tex
     """
-    from freshet.cli.reading import reading
     from freshet.cli.screen import size
+    from freshet.cli.util import reading
     from freshet.report import export as to
-    from freshet.report.finding import runs_to
+    from freshet.report.discovery import runs_to
     from freshet.report.reading import read_all
 
     wanted: list[tuple[str, Path | None, Callable[[Path], None]]] = [

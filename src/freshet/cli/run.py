@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from freshet.cli.folders import fresh, writable
-from freshet.cli.loading import loading
+from freshet.cli.util import fresh, loading, writable
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import Run
 
@@ -182,8 +181,7 @@ def pretrain(
 
 
 def _finish(result: "Result", quiet: bool) -> None:
-    from freshet.cli.screen import fitting_table
-    from freshet.cli.tables import wide_console
+    from freshet.cli.screen import fitting_table, wide_console
 
     if not quiet:
         console = wide_console()
@@ -208,8 +206,7 @@ def demo(
     """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
     from contextlib import closing
 
-    from freshet.cli.screen import LiveProgress, fitting_table
-    from freshet.cli.tables import wide_console
+    from freshet.cli.screen import LiveProgress, fitting_table, wide_console
     from freshet.compute.processes import WorkerPool
     from freshet.config import resolve, seconds
     from freshet.federation import Federation

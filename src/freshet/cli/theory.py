@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.folders import writable
-from freshet.cli.tables import wide_console
+from freshet.cli.screen import wide_console
+from freshet.cli.util import writable
 from freshet.compute.processes import available_cores
 from freshet.errors import ConfigError
 from freshet.experiments import theory as checks

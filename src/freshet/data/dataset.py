@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from freshet.data import outside
+from freshet.data import adapters
+from freshet.data.adapters import LazyRows
 from freshet.data.class_labels import agreement
-from freshet.data.outside import LazyRows
 from freshet.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
@@ -263,7 +263,7 @@ def from_arrays(
         vocabulary = 1 + int(max(x_train.max(), x_test.max())) if ids else None
     mean, std = _statistics(x_train)
     if isinstance(groups, str):
-        source = outside.source_of(f"{name}: train", train, *columns)
+        source = adapters.source_of(f"{name}: train", train, *columns)
         groups = None if source is None else source.column(groups)
         if groups is None:
             raise DataError(f"{name}: groups names a column, but the training data are arrays; give an array")
@@ -280,7 +280,7 @@ def from_arrays(
             std,
             pad_id,
             vocabulary,
-            None if groups is None else outside.array(f"{name}: groups", groups),
+            None if groups is None else adapters.array(f"{name}: groups", groups),
             (len(y_train), len(y_test)),
         )
     )
@@ -304,7 +304,7 @@ def own_data(name: str, train: Any, test: Any, groups: Any, wishes: Wishes) -> D
     if isinstance(train, DataSet):
         if test is not None:
             raise DataError("a DataSet has its test samples in it: leave test out")
-        return train if groups is None else check(replace(train, groups=outside.array("groups", groups)))
+        return train if groups is None else check(replace(train, groups=adapters.array("groups", groups)))
     if train is None:
         if test is not None:
             raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
@@ -336,20 +336,20 @@ def _side(
     where: str, given: Any, columns: tuple[str, str], lazy: bool, vocabulary: int | None
 ) -> tuple[Rows, Array, tuple[str, ...]]:
     """Inputs, labels and class names of the training or the test set."""
-    source = outside.source_of(where, given, *columns) if lazy else None
+    source = adapters.source_of(where, given, *columns) if lazy else None
     if source is None:
-        return outside.read(where, given, *columns)
+        return adapters.read(where, given, *columns)
     rows = LazyRows.of(where, source, vocabulary)
     if rows.dtype == np.int32 and vocabulary is None:
         raise DataError(f"{where} token ids that are not read at once need a vocabulary size; give vocabulary")
-    return rows, outside.labels(where, source.labels()), source.class_names
+    return rows, adapters.labels(where, source.labels()), source.class_names
 
 
 def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Channel mean and spread of uint8 images; of images that are not in memory, those of an even sample."""
     if x.dtype != np.uint8 or not x.size:
         return None, None
-    return channel_statistics(x.read(outside.spread(len(x), MEASURED)) if isinstance(x, LazyRows) else x)
+    return channel_statistics(x.read(adapters.spread(len(x), MEASURED)) if isinstance(x, LazyRows) else x)
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from freshet.data.adapters import read
 from freshet.data.dataset import Array, DataSet, check
-from freshet.data.outside import read
 from freshet.errors import ConfigError
 
 Indices = npt.NDArray[np.int64]

@@ -1,10 +1,18 @@
 """What came out of a grid: one line per method, with medians and spreads over the seeds that came to their end.
 
 A run that crashed or is unfinished is listed with its reason and never averaged; one that diverged counts as it is.
+
+The results of a grid as files: JSON with everything, CSV with one row per method and world.
+
+What a grid's results are called and where they go: the same files, whoever ran it.
 """
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from freshet._version import __version__
@@ -13,15 +21,16 @@ from freshet.experiments.grid import Entry, GridWorld, Job
 from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
 from freshet.methods import find
-from freshet.report.curves import curve
-from freshet.report.groups import Group, headline, target_of, times_to
+from freshet.report.columns import DEVICES
+from freshet.report.export import harmless
+from freshet.report.groups import Group, headline, references, target_of, times_to
 from freshet.report.log import Log
 from freshet.report.palette import styles
 from freshet.report.reading import RunData
-from freshet.report.references import references
-from freshet.report.statistics import over_seeds
-from freshet.runs.facts import ACCURACY, number
+from freshet.report.statistics import curve, over_seeds
 from freshet.runs.reader import Run
+from freshet.runs.records import ACCURACY, number
+from freshet.runs.writer import write_atomically
 
 Record = dict[str, Any]
 
@@ -162,3 +171,105 @@ def _run(found: JobOutcome, step: float) -> Record:
         names = f"final_{name}", f"best_{name}", "trips", "wall_seconds", "weights_sha256"
         record |= {name: found.run.summary.get(name) for name in names}
     return record
+
+
+_SPREADS = ("accuracy", "best", "time_raw", "time_mean")
+_MEDIANS = (
+    *DEVICES,
+    "bytes_up",
+    "bytes_down",
+    "bytes_fresh",
+    "mean_staleness",
+    "discards",
+    "rejected",
+    "trips",
+    "wall_seconds",
+)
+
+
+def rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat row per method and world, for a spreadsheet."""
+    scale = (results["scale"] or {"scale": 1})["scale"]
+    return [_row(world, line, scale) for world in results["worlds"] for line in world["lines"]]
+
+
+def _row(world: Mapping[str, Any], line: Mapping[str, Any], scale: float) -> dict[str, Any]:
+    row = {"world": world["name"], "method": line["label"], "kind": line["kind"], "scale": scale}
+    row |= {"finished": line["finished"], "failed": line["failed"], "all": line["all"]}
+    ends = [f"{each['time']:g}" for each in line["diverged"]]
+    row |= {"diverged": len(ends), "diverged_at": " ".join(ends), "target": world["target"], "until": world["until"]}
+    for name in _SPREADS:
+        row |= {f"{name}_{part}": line[name][part] for part in ("median", "low", "high")}
+    row["reached"] = line["time_raw"]["count"]
+    row |= {name: line[name]["median"] for name in _MEDIANS}
+    against = line.get("against", {})
+    row["reference"] = against.get("reference")
+    for name in ("raw", "mean"):
+        ratio = against.get(f"time_{name}") or {}
+        row |= {f"time_{name}_vs_reference": ratio.get("ratio"), f"time_{name}_bound": ratio.get("bound")}
+    row |= {f"accuracy_vs_reference_{part}": against.get(part) for part in ("difference", "p", "pairs")}
+    paper = line["published"] or {}
+    return row | {f"published_{part}": paper.get(part) for part in ("accuracy", "time")}
+
+
+def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") -> tuple[Path, Path]:
+    """Write ``stem.json`` and ``stem.csv`` into a folder, each as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = rows(results)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: harmless(value) if isinstance(value, str) else value for key, value in row.items()} for row in table
+    )
+    files = folder / f"{stem}.json", folder / f"{stem}.csv"
+    write_atomically(files[0], (json.dumps(results, indent=2) + "\n").encode())
+    write_atomically(files[1], text.getvalue().encode())
+    return files
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is run and how its results are told."""
+
+    jobs: Sequence[Job]
+    store: Store
+    title: str
+    notes: Sequence[str]
+    stem: str
+    scale: dict[str, Any] | None = None
+    look: str = "curves"
+    reference: str = ""
+
+
+def tell(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
+    """The results as they are now, and the files they were written to: JSON, CSV and pictures."""
+    from freshet.report.figures import draw
+
+    found = document(
+        grid.jobs,
+        grid.store,
+        title=grid.title,
+        notes=[*grid.notes, *_stopping(grid.jobs), *_beside(grid)],
+        scale=grid.scale,
+        look=grid.look,
+        named=grid.reference,
+    )
+    folder = grid.store.folder
+    return found, [*write(found, folder, grid.stem), *draw(found, folder, grid.stem)]
+
+
+def _stopping(jobs: Sequence[Job]) -> list[str]:
+    """Runs that end at their target are not compared by what they would have become."""
+    stops = any(job.config.run.stop_at_target for job in jobs)
+    return ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
+
+
+def _beside(grid: Grid) -> list[str]:
+    """Runs that an earlier command has left in the same folder are in no table, but a report of the folder has them."""
+    mine, folder = {job.key for job in grid.jobs}, grid.store.folder
+    others = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name not in mine]
+    if not others:
+        return []
+    held = "another run, which is" if len(others) == 1 else f"{len(others)} other runs, which are"
+    return [f"{folder} holds {held} not counted here; -o FOLDER keeps experiments apart"]

@@ -2,12 +2,14 @@
 
 Every method gets the same budget: so many trials of so many seeds, the defaults first. A hopeless trial is stopped
 early and counts. The study lies in a journal beside its runs, so that the same command goes on after an interruption.
+
+What ``freshet tune`` has left in a folder. It may come from anybody: nothing that it names is imported.
 """
 
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,19 +18,75 @@ from typing import Any
 
 import tomli_w
 
-from freshet.config import Config, resolve
+from freshet.config import Config, load_tables, resolve
 from freshet.core.about import Range
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 from freshet.experiments.compare import Watch, Workers, execute
-from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key
+from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key, tuned_as
 from freshet.experiments.store import State, Store
 from freshet.files import open_own, reason
-from freshet.methods import find
+from freshet.methods import find, known
 from freshet.report.statistics import WINDOW
-from freshet.runs.facts import ACCURACY, Metric, metric_of
 from freshet.runs.lifecycle import listening
 from freshet.runs.reader import Run
+from freshet.runs.records import ACCURACY, Metric, metric_of, number, whole
 from freshet.runs.writer import write_atomically
+
+#: Trials, seeds, and seconds of each run.
+TuningBudget = tuple[int, int, float]
+
+
+def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
+    """The settings in best.toml; the method is a built-in one or one of those that the user has named."""
+    if not (folder / "best.toml").is_file():
+        raise ConfigError("--tuned", f"{folder} has no best.toml; give a folder made by `freshet tune`")
+    tables = load_tables(folder / "best.toml")
+    name, rate = tables.get("method", {}).get("name"), tables.get("training", {}).get("lr")
+    if not isinstance(name, str) or number(rate) is None:
+        raise ConfigError("--tuned", f"{folder}/best.toml does not name a method and its learning rate")
+    if known(name) is None and name not in methods:
+        problem = "which is neither built in nor compared here; it is not imported for that"
+        raise ConfigError("--tuned", f"{folder} is for {name:.80}, {problem}")
+    if (studied := _budget(folder)[0]) != name:
+        problem = f"best.toml is for {name:.80} and tuning.json for {studied:.80}"
+        raise ConfigError("--tuned", f"{folder} is mixed: {problem}; give a folder as `freshet tune` left it")
+    return tables
+
+
+def tuning_notes(folders: Sequence[Path], methods: Sequence[str]) -> list[str]:
+    """Whose settings were tuned, and with what; a warning where that was not the same for all."""
+    budgets: dict[str, TuningBudget] = {}
+    for name, budget in map(_budget, folders):
+        if name in budgets:
+            raise ConfigError("--tuned", f"two folders are for {name:.80}; give one of them")
+        budgets[name] = budget
+    if not budgets:
+        return []
+    source = {method: tuned_as(method, budgets) for method in methods}
+    used = {name: budget for name, budget in budgets.items() if name in source.values()}
+    said = [f"{name} {trials} trials x {seeds} seeds of {s:g} s" for name, (trials, seeds, s) in used.items()]
+    said += [f"{method} as {name}" for method, name in source.items() if name not in (method, None)]
+    untuned = [method for method, name in source.items() if name is None]
+    warnings = ["UNEQUAL BUDGETS"] if len(set(used.values())) > 1 else []
+    warnings += [f"NOT TUNED: {', '.join(untuned)}"] if untuned else []
+    return ["; ".join([f"tuned: {', '.join(said) or 'none of these methods'}", *warnings])]
+
+
+def _budget(folder: Path) -> tuple[str, TuningBudget]:
+    """The method of a study, its trials, its seeds, and the seconds of each run."""
+    try:
+        record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("--tuned", f"{folder}/tuning.json cannot be read ({reason(error)})") from None
+    except (ValueError, RecursionError):
+        record = None
+    name, budget = (record.get(key) for key in ("method", "budget")) if isinstance(record, dict) else (None, None)
+    found: Mapping[str, Any] = budget if isinstance(budget, dict) else {}
+    trials, seeds, until = whole(found.get("trials")), whole(found.get("seeds")), number(found.get("until"))
+    if not isinstance(name, str) or trials is None or seeds is None or until is None:
+        raise ConfigError("--tuned", f"{folder} has no tuning.json made by `freshet tune`")
+    return name, (trials, seeds, until)
+
 
 #: Share of the training set that trials are scored on.
 VALIDATION = 0.2

@@ -18,7 +18,7 @@ from freshet.core.messages import Fresh, Slot
 from freshet.core.server import Refused
 from freshet.errors import RunError
 from freshet.files import open_many
-from freshet.flower.codec import Malformed, from_bytes, to_bytes
+from freshet.flower.wire import Malformed, from_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
 SERVICE = "freshet.Fresh"

@@ -18,9 +18,9 @@ from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.flower import processes
 from freshet.flower.folder import Folder, init, run_config
-from freshet.flower.post import FlowerPost
 from freshet.flower.processes import Child
 from freshet.flower.server import ServerSettings, serve
+from freshet.flower.transport import FlowerPost
 from freshet.parts import Given
 from freshet.runs.lifecycle import Ended
 from freshet.runs.lock import RunLock

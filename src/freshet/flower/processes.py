@@ -24,7 +24,7 @@ import tomli_w
 from freshet.errors import RunError
 from freshet.files import open_many
 from freshet.flower.folder import Folder, renew_app, run_config
-from freshet.flower.keys import write_secret
+from freshet.flower.security import write_secret
 from freshet.runs.writer import write_atomically
 
 CONNECTION = "freshet"
@@ -127,7 +127,7 @@ def superlink(folder: Folder) -> list[Command]:
     server, pems, where = folder.server(), folder.certificates, environment(folder)
     secret = ("--superexec-auth-secret-file", str(folder.executor_secret))
     link = [
-        *(sys.executable, "-m", "freshet.flower.gate", str(folder.control_token)),
+        *(sys.executable, "-m", "freshet.flower.superlink_auth", str(folder.control_token)),
         *("--host", server.bind, "--port", str(server.port), *secret),
         *("--ssl-ca-certfile", str(pems / "ca.crt")),
         *("--ssl-certfile", str(pems / "server.crt"), "--ssl-keyfile", str(pems / "server.key")),

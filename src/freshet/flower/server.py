@@ -21,11 +21,10 @@ from freshet.core.method import World
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.errors import ConfigError, FreshetError, RunError
-from freshet.flower.driver import Live
+from freshet.flower.driver import Live, Network, check
 from freshet.flower.fresh import FreshService
-from freshet.flower.journeys import Network, check
-from freshet.flower.post import FlowerPost
-from freshet.flower.tokens import Tokens
+from freshet.flower.security import Tokens
+from freshet.flower.transport import FlowerPost
 from freshet.parts import Given, Parts, assemble
 from freshet.protection import check_deployable
 from freshet.runs import checkpoint

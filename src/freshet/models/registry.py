@@ -8,17 +8,9 @@ import torch
 from torch import nn
 
 from freshet.errors import ConfigError
-from freshet.models.alexnet import AlexNet
-from freshet.models.base import Network
-from freshet.models.checks import flag, whole
-from freshet.models.cnn import CNN
-from freshet.models.digits import DigitsCNN
-from freshet.models.layers import NORMS
-from freshet.models.lenet5 import LeNet5
-from freshet.models.mlp import MLP
-from freshet.models.resnet20 import ResNet20
+from freshet.models.base import NORMS, Network, flag, whole
+from freshet.models.images import CNN, MLP, VGG11, AlexNet, DigitsCNN, LeNet5, ResNet20
 from freshet.models.textcnn import TextCNN
-from freshet.models.vgg11 import VGG11
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from freshet.errors import ConfigError
-from freshet.models.base import Network
-from freshet.models.checks import rate, whole, wholes
+from freshet.models.base import Network, rate, whole, wholes
 
 
 class MaxOverTime(torch.autograd.Function):

@@ -6,7 +6,7 @@ A table chooses by key; how a kind of number is written is the medium's own affa
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from freshet.runs.facts import ACCURACY, Maybe, Metric
+from freshet.runs.records import ACCURACY, Maybe, Metric
 
 Record = dict[str, Any]
 Kind = Literal["share", "value", "seconds", "count", "mean", "index", "bytes"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from freshet.report.columns import COLUMNS, DEVICES, Column, judged, kind_of, overhead, reachable
 from freshet.report.log import Record
-from freshet.report.panel_plots import panel_figure
 from freshet.report.panels import panels, title_of
-from freshet.runs.facts import metric_of, number
+from freshet.report.plots import panel_figure
+from freshet.runs.records import metric_of, number
 
 #: A file of results is not larger than this.
 _MOST_BYTES = 64_000_000

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from freshet.errors import ConfigError
 from freshet.files import printable
 from freshet.report.columns import DEVICES, Column, best, chosen, goal, reachable
-from freshet.report.groups import Group, aimed, common_step, grouped, headline, judged_by
+from freshet.report.groups import Group, aimed, common_step, grouped, headline, judged_by, worlds
 from freshet.report.log import Record
 from freshet.report.reading import RunData
-from freshet.report.worlds import worlds
-from freshet.runs.facts import Maybe, Metric, number
+from freshet.runs.records import Maybe, Metric, number
 
 if TYPE_CHECKING:
     import pandas as pd

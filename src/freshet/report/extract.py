@@ -7,7 +7,7 @@ from statistics import median
 
 from freshet.report.reading import RunData
 from freshet.report.trips import Trip
-from freshet.runs.facts import contributors, number, whole
+from freshet.runs.records import contributors, number, whole
 
 WHO = ("meta", "q", "explore", "fixed")
 _MOST_SLOTS = 50

@@ -1,4 +1,13 @@
-"""Runs put together: those that differ only in their seed make a group, and only runs that have ended are counted."""
+"""Runs put together: those that differ only in their seed make a group, and only runs that have ended are counted.
+
+Runs that may be ranked with each other: those that train the same network and are tested on the same data.
+
+Against whom a method is held, and how much faster or slower it is.
+
+    time ratio = (time to target) / (time to target of the reference):  1.60 takes 1.6 times as long, 0.50 half as long
+
+A median that is missing because runs never reach the target makes a bound: they took longer than they lasted.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +19,55 @@ from freshet.report.columns import COUNTED
 from freshet.report.log import Record
 from freshet.report.palette import styles
 from freshet.report.reading import RunData
-from freshet.report.references import time_ratio
-from freshet.report.statistics import (
-    Spread,
-    mean_crossing,
-    on_grid,
-    over_seeds,
-    over_seeds_reached,
-    paired,
-    regular,
-)
-from freshet.runs.facts import ACCURACY, Maybe, Metric, first_crossing, number
+from freshet.report.statistics import Spread, mean_crossing, on_grid, over_seeds, over_seeds_reached, paired, regular
+from freshet.runs.records import ACCURACY, Maybe, Metric, first_crossing, number
+
+
+@dataclass(frozen=True)
+class ReportWorld:
+    """Some runs, and a name that tells them from the others on the page.
+
+    Fleet, partition and training may differ among them: their labels say how.
+    """
+
+    name: str
+    runs: list[RunData]
+
+
+def worlds(runs: Sequence[RunData]) -> list[ReportWorld]:
+    """In the order of their first runs."""
+    found: dict[tuple[str, ...], list[RunData]] = {}
+    for run in runs:
+        found.setdefault(_identity(run), []).append(run)
+    return [ReportWorld(name, members) for name, members in zip(_names(list(found)), found.values(), strict=True)]
+
+
+def _identity(run: RunData) -> tuple[str, ...]:
+    """Data set, network, then what tells one test set from another of that name, in words."""
+    data, world = run.config.get("data", {}), run.world
+    held_out = number(data.get("validation")) or 0.0
+    tested = shown(data.get("test_samples", 0)) if world is None else str(world.test_samples)
+    return (
+        shown(data.get("name", "unknown data")),
+        shown(run.config.get("model", {}).get("name", "unknown model")),
+        f"by {run.metric.name}",
+        f"held-out {100 * held_out:g} %" if held_out else "test set",
+        f"{tested} test samples",
+        "" if world is None else f"{len(world.classes)} classes: {', '.join(world.classes)}",
+    )
+
+
+def _names(identities: Sequence[tuple[str, ...]]) -> list[str]:
+    """The data set, and of the rest the first that tells those of one data set apart."""
+    names = [identity[0] for identity in identities]
+    for place in range(1, max(map(len, identities), default=0)):
+        alike = [[other for name, other in zip(names, identities, strict=True) if name == mine] for mine in names]
+        names = [
+            f"{name}, {identity[place]:.60}" if len({other[place] for other in others}) > 1 else name
+            for name, identity, others in zip(names, identities, alike, strict=True)
+        ]
+    return names
+
 
 SECTIONS = ("method", "training", "fleet", "data", "model", "run")
 #: More points than this on the common grid are not needed to read a time off it.
@@ -262,3 +309,57 @@ def _by_number(value: str) -> tuple[float, str]:
         return float(value), value
     except ValueError:
         return 0.0, value
+
+
+#: The reference of each kind where it is among the methods; else the first of its kind.
+USUAL = {"async": "fedasmu", "sync": "fedssmu"}
+
+
+def references(methods: Sequence[str], kinds: Sequence[str], named: Sequence[int] = ()) -> list[int | None]:
+    """For each method the place of the one that it is held against; None for a reference.
+
+    Asynchronous methods have their reference and synchronous ones theirs, unless one is named for all. A method that is
+    alone of its kind is held against the other kind's reference.
+    """
+    if not methods:
+        return []
+    if len(named) == 1:
+        return [None if place == named[0] else named[0] for place in range(len(methods))]
+    chosen = {kind: _first(methods, kinds, kind) for kind in dict.fromkeys(kinds)}
+    chosen |= {kinds[place]: place for place in named}
+    lonely = [kind for kind in chosen if list(kinds).count(kind) == 1]
+    if len(chosen) == 2 and lonely and not named:
+        first, second = chosen
+        chosen[second if second in lonely else first] = chosen[first if second in lonely else second]
+    return [None if chosen[kind] == place else chosen[kind] for place, kind in enumerate(kinds)]
+
+
+def _first(methods: Sequence[str], kinds: Sequence[str], kind: str) -> int:
+    mine = [place for place, each in enumerate(kinds) if each == kind]
+    return next((place for place in mine if methods[place] == USUAL.get(kind)), mine[0])
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time to target over the reference's: exact (``=``), or a bound (``>``, ``<``) where one never got there."""
+
+    value: float
+    bound: str = "="
+
+    def __str__(self) -> str:
+        return f"{'' if self.bound == '=' else self.bound}{self.value:.2f}x"
+
+
+def time_ratio(mine: Maybe, my_least: Maybe, theirs: Maybe, their_least: Maybe) -> Ratio | None:
+    """The ratio of two median times; with one missing a bound by what it is at least; with both nothing.
+
+    >>> str(time_ratio(160.0, 600.0, 100.0, 600.0)), str(time_ratio(None, 600.0, 100.0, 600.0))
+    ('1.60x', '>6.00x')
+    """
+    if theirs is not None and mine is not None:
+        return Ratio(mine / theirs) if theirs > 0 else None
+    if theirs is not None and theirs > 0 and my_least is not None:
+        return Ratio(my_least / theirs, ">")
+    if mine is not None and their_least:
+        return Ratio(mine / their_least, "<")
+    return None

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from freshet.runs.facts import contributors, number, parsed, whole
+from freshet.runs.records import contributors, number, parsed, whole
 from freshet.runs.segments import Damaged, lines, size
 
 Record = dict[str, Any]

@@ -21,16 +21,26 @@ from freshet.methods import known
 from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen, goal, reachable
+from freshet.report.discovery import Places, find
 from freshet.report.experiment import Experiment, read_experiments
-from freshet.report.finding import Places, find
-from freshet.report.groups import Group, aimed, common_step, final_value, grouped, headline, judged_by, settings
+from freshet.report.groups import (
+    Group,
+    ReportWorld,
+    aimed,
+    common_step,
+    final_value,
+    grouped,
+    headline,
+    judged_by,
+    references,
+    settings,
+    worlds,
+)
 from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import RunData, read_all
-from freshet.report.references import references
 from freshet.report.trips import MOST_TRIPS, trips_of
-from freshet.report.worlds import ReportWorld, worlds
-from freshet.runs.facts import ACCURACY, Maybe, Metric, number
+from freshet.runs.records import ACCURACY, Maybe, Metric, number
 
 #: Close-ups are embedded while their trips stay below this number: one run of each group first.
 TRIP_BUDGET = 60_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from freshet.report.columns import kind_of
 from freshet.report.log import Record
-from freshet.runs.facts import ACCURACY, Maybe, Metric, metric_of, number
+from freshet.runs.records import ACCURACY, Maybe, Metric, metric_of, number
 
 KINDS = {"async": "asynchronous", "sync": "synchronous"}
 

@@ -12,10 +12,10 @@ from typing import Any
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import known
-from freshet.report.finding import Places, find
+from freshet.report.discovery import Places, find
 from freshet.report.log import Log, Seen
-from freshet.runs.facts import Metric, metric_of, number, parsed, whole
 from freshet.runs.reader import ENDED, Run
+from freshet.runs.records import Metric, metric_of, number, parsed, whole
 from freshet.runs.segments import LIVE
 from freshet.runs.world import RunWorld, read_world
 

@@ -14,7 +14,7 @@ from typing import Any
 from freshet.core.messages import CONTROL_BYTES
 from freshet.report.log import Record
 from freshet.report.reading import RunData
-from freshet.runs.facts import contributors, number, whole
+from freshet.runs.records import contributors, number, whole
 from freshet.runs.world import RunWorld
 
 #: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.

@@ -22,8 +22,8 @@ from freshet.errors import RunError
 from freshet.privacy import Accountant
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
-from freshet.runs.facts import ACCURACY, Metric
 from freshet.runs.reader import ENDED
+from freshet.runs.records import ACCURACY, Metric
 from freshet.runs.summary import remarks, summarise, time_to_target
 from freshet.runs.writer import RunWriter
 

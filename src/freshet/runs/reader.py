@@ -9,7 +9,7 @@ from typing import Any
 
 from freshet.errors import RunError
 from freshet.files import read_regular, reason
-from freshet.runs.facts import parsed
+from freshet.runs.records import parsed
 from freshet.runs.segments import LIVE, LONGEST_LINE, lines
 
 #: How a run may have come to its end, with all that it was to do done: a grid does not run it again.

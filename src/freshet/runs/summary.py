@@ -7,7 +7,7 @@ from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
 from freshet.privacy import sentence
-from freshet.runs.facts import ACCURACY, Metric, first_crossing
+from freshet.runs.records import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]

@@ -14,8 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular
-from freshet.runs.facts import number, whole
-from freshet.runs.lines import plain
+from freshet.runs.records import number, plain, whole
 from freshet.runs.writer import write_atomically
 
 NAME = "world.json"

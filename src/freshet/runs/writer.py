@@ -27,12 +27,11 @@ from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
 from freshet.files import open_own, read_regular, reason, replacing, writing
 from freshet.runs import segments
-from freshet.runs.facts import ACCURACY, Metric
-from freshet.runs.lines import line, plain
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
 from freshet.runs.observer import Observer as Observer
 from freshet.runs.observer import checked
+from freshet.runs.records import ACCURACY, Metric, line, plain
 
 _log = logging.getLogger(__name__)
 

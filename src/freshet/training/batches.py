@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from freshet.data.adapters import LazyRows
 from freshet.data.augment import crop_flip
 from freshet.data.dataset import DataSet, Rows
-from freshet.data.outside import LazyRows
 from freshet.data.shards import OwnTests
 
 Indices = NDArray[np.int64]

@@ -7,7 +7,9 @@ Where a model begins: a factory, a module that is already there, or weights from
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from freshet.core.layout import Kind, Layout, TensorPlace
+from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, RunError
 from freshet.models.groups import layer_groups
 
 Factory = Callable[[], nn.Module]
@@ -216,3 +219,65 @@ def _with_tensors(factory: Factory, tensors: dict[str, NDArray[Any]]) -> nn.Modu
     module = factory()
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}, strict=False)
     return module
+
+
+def initial_weights(factory: Factory, seed: int) -> Vector:
+    """The first global model: the factory's own initialisation under a keyed seed."""
+    return FlatModel(initial_module(factory, seed)).dump()
+
+
+def initial_module(factory: Factory, seed: int) -> nn.Module:
+    """A module with the same numbers in every process, those that do not travel included."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        return factory()
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """From flat weights to a module; what the data set's inputs need before they go in, comes first."""
+
+    #: None where only the user knows the model.
+    factory: Factory | None
+    seed: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    #: Parameters that do not train, where they are known better than by building the model.
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __call__(self, weights: Vector) -> nn.Module:
+        if self.factory is None:
+            raise RunError("the model of this run came from Python; give it, as in result.module(build_model)")
+        flat = FlatModel(initial_module(self.factory, self.seed))
+        if flat.layout.size != len(weights):
+            raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's has {len(weights):,}")
+        flat.load(weights)
+        self._thaw(flat.module)
+        network = flat.module.eval()
+        if self.mean is None or self.std is None:
+            return network
+        return nn.Sequential(OrderedDict(prepare=Prepare(self.mean, self.std), network=network)).eval()
+
+    def _thaw(self, module: nn.Module) -> None:
+        """Put the parameters that do not train into their places."""
+        named = dict(module.named_parameters())
+        for name, array in self.frozen.items():
+            if name not in named or tuple(named[name].shape) != array.shape:
+                raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's has")
+            named[name].data.copy_(torch.from_numpy(np.array(array)))
+
+
+class Prepare(nn.Module):
+    """``(x - mean) / std`` per channel of (N, C, H, W), with x / 255 for uint8 images."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 255.0 if x.dtype is torch.uint8 else 1.0
+        return (x.float() - self.mean * scale) / (self.std * scale)

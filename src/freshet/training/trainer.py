@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from freshet.core.making import maker
 from freshet.core.messages import Assignment, Fresh, Slot
@@ -13,7 +12,7 @@ from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import DeviceScores, Exam, examine
-from freshet.training.network import Factory, FlatModel
+from freshet.training.network import Factory, FlatModel, initial_module
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import AS_IT_IS, Outgoing, attackers
@@ -94,15 +93,3 @@ def chosen_device(wish: str) -> str:
     if not found[wish]:
         raise ConfigError("training.device", f"there is no {wish} device here; use auto or cpu")
     return wish
-
-
-def initial_weights(factory: Factory, seed: int) -> Vector:
-    """The first global model: the factory's own initialisation under a keyed seed."""
-    return FlatModel(initial_module(factory, seed)).dump()
-
-
-def initial_module(factory: Factory, seed: int) -> nn.Module:
-    """A module with the same numbers in every process, those that do not travel included."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "model"))
-        return factory()

@@ -2,8 +2,7 @@
 
 A SuperNode announces its answer and then sends the parts of it, and Flower's ``pull_messages`` waits for the last part
 of all that is announced: one thin uplink would hold up everybody, one answer that cannot be unpacked take others along.
-So every answer is fetched by a thread of its own, and ``receive`` hands out those that are whole.
-"""
+So every answer is fetched by a thread of its own, and ``receive`` hands out those that are whole."""
 
 import copy
 import threading
@@ -15,7 +14,7 @@ import httpx
 from flwr.app import Message
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 
-from freshet.flower.journeys import Reply
+from freshet.flower.driver import Reply
 
 #: What Flower's error codes mean for a trip.
 ERRORS = {

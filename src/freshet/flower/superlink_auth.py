@@ -1,10 +1,9 @@
 """The door of the SuperLink: devices come in with their keys, everything else needs what only the server has.
 
-    python -m freshet.flower.gate TOKEN_FILE [options of flower-superlink]
+    python -m freshet.flower.superlink_auth TOKEN_FILE [options of flower-superlink]
 
 Flower 1.41 serves three interfaces on one port, and only that of the SuperNodes asks who is there: whoever reaches the
-port could start an app of his own on every device. Flower's hook for extensions puts this in front of all of them.
-"""
+port could start an app of his own on every device. Flower's hook for extensions puts this in front of all of them."""
 
 import hmac
 import ipaddress

@@ -1,8 +1,7 @@
 """Comparing and tuning with a federation of one's own: ``freshet.compare`` and ``freshet.tune``.
 
 Both are the commands of the same names over a function that builds federations: the same folder, the same workers, and
-a second call goes on where the first one ended.
-"""
+a second call goes on where the first one ended."""
 
 import json
 import logging
@@ -13,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from freshet.config import Config
 from freshet.errors import ConfigError, RunError
-from freshet.experiments import files
+from freshet.experiments import results
 from freshet.experiments.compare import Watch, run_grid, to_do
 from freshet.experiments.grid import Entry, GridWorld, Job, Made, Methods, as_entries, check_fair, run_key
-from freshet.experiments.results import named_places
+from freshet.experiments.results import Grid, named_places, tell
 from freshet.experiments.store import Store
-from freshet.experiments.telling import Grid, tell
 from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
 from freshet.federation import Federation
-from freshet.opening import open as open_run
 from freshet.result import Result
+from freshet.result import open as open_run
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _log = logging.getLogger(__name__)
 #: ``make(method, seed)``; the method is for ``Federation(method=...)``: a name, or a dict of a name and options.
@@ -55,7 +54,7 @@ class Comparison:
         """One row per method: medians and spreads over the seeds, as in comparison.csv."""
         import pandas as pd
 
-        return pd.DataFrame(files.rows(self.document)).set_index("method")
+        return pd.DataFrame(results.rows(self.document)).set_index("method")
 
     @property
     def best(self) -> str | None:

@@ -1,8 +1,7 @@
 """Data that people bring: pairs of arrays, torch Datasets, and tables with named columns (Hugging Face ``datasets``).
 
 A source has a length, gives the inputs of some rows, and knows all labels; nothing here imports the libraries that the
-data come from.
-"""
+data come from."""
 
 from __future__ import annotations
 

@@ -1,0 +1,294 @@
+"""ResNet-20: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2 (CIFAR).
+
+One 3x3 convolution, three stages of three basic blocks with 16, 32, 64 channels, global average pool, one dense layer.
+Shortcuts are option A: where a stage begins, every second pixel is kept and the new channels are zero, so shortcuts
+have no parameters. Convolutions have no bias, for a normalisation follows each one; He initialisation.
+Parameters on 3x32x32: 269,722 with 10 classes.
+
+LeNet-5: LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", 1998.
+
+Today's usual form: two 5x5 convolutions (6, 16) with ReLU and 2x2 max pool, then 120, 84, classes. Images under
+32 pixels get a padding of 2 in the first convolution, so 28x28 is seen as the 32x32 of the original. He initialisation.
+Parameters with 10 classes: 61,706 (1x28x28), 62,006 (3x32x32).
+
+The "synthetic CNN" of the FedASMU paper, layer by layer as its table lists it.
+
+conv 64 channels 2x2 - ReLU - conv 32 channels 2x2 - ReLU - flatten - dense (classes). Softmax is part of the loss.
+
+The table leaves open, and we decide:
+- pooling: it lists none while it lists even the activations and the flatten, so there is none. `pool = True` adds
+  a 2x2 max pool after each activation (d = 1,568 instead of 28,800 on 32x32);
+- stride 1, padding 0, biases everywhere (the defaults of the libraries that print such tables);
+- the activation ("null" in the table): ReLU;
+- the dense layer says 10 units; on CIFAR-100 it has 100;
+- torch's own initialisation (He's makes the 28,800 inputs of the dense layer so large that the first loss doubles).
+
+There is no hidden dense layer, so the vector that feeds the final Linear layer, MOON's h, is the flattened map itself.
+With 28,800 features a projection head is out of the question (829 million parameters): MOON uses the form without head
+here, or `pool = True`. Parameters on 3x32x32: 297,066 with 10 classes, 2,889,156 with 100.
+
+AlexNet: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep CNNs", NIPS 2012, in its CIFAR form.
+
+Five convolutions (64 11x11 stride 4, 192 5x5, 384, 256, 256 3x3) with 2x2 max pools after the first, second and fifth,
+then one dense layer: the two dense layers of 4,096 units of the original would hold nine tenths of all parameters for
+images this small. This is the CIFAR form in common use (2.47 M parameters). The last pool takes the largest value per
+channel, so 28, 32 and 64 pixels all give d = 256. He initialisation. Parameters on 3x32x32: 2,472,266 with 10 classes.
+
+VGG-11 (configuration A): Simonyan, Zisserman, "Very Deep Convolutional Networks ...", ICLR 2015, in its CIFAR form.
+
+Eight 3x3 convolutions (64, 128, 256, 256, 512, 512, 512, 512) in five pooled stages, then dense layers of 512 units
+instead of 4,096. Dropout follows each hidden dense layer as in the paper. `hidden_layers = 0` gives the other common
+CIFAR form: one dense layer on the 512 pooled features, no dropout. The last pool takes the largest value per channel,
+so 28, 32 and 64 pixels all give 512 features. He initialisation.
+Parameters on 3x32x32, 10 classes: 9,750,922 (9,225,610 without hidden layers; BatchNorm adds 5,504).
+
+A small network for the embedded 1x8x8 handwritten digits: quick in tiny batches, no buffers, no dropout.
+
+conv 16 3x3 - ReLU - max pool - conv 32 3x3 - ReLU - max pool - 64 - classes; He initialisation.
+Parameters with 10 classes: 13,706.
+
+A multi-layer perceptron on the flattened sample: tables, toy problems, and (with no hidden layer) a convex model.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from freshet.errors import ConfigError
+from freshet.models.base import (
+    Network,
+    conv_block,
+    flag,
+    global_max,
+    he_initialise,
+    image_shape,
+    norm_layers,
+    rate,
+    whole,
+    wholes,
+)
+
+
+class LeNet5(Network):
+    """h = the 84 units after ReLU."""
+
+    def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
+        super().__init__()
+        channels, height, width = image_shape("lenet5", input_shape, smallest=12)
+        padding = 2 if min(height, width) < 32 else 0
+        rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
+        self.encoder = nn.Sequential(
+            *conv_block(channels, 6, 5, norm, padding=padding),
+            nn.MaxPool2d(2),
+            *conv_block(6, 16, 5, norm),
+            nn.MaxPool2d(2),
+            nn.Flatten(1),
+            nn.Linear(16 * rows * columns, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+        )
+        he_initialise(self.encoder)
+        self.finish(84, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.encoder(x)
+        return h
+
+
+class CNN(Network):
+    """h = the flattened 32-channel map after ReLU (and pooling, if asked for)."""
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int,
+        *,
+        head: bool = False,
+        norm: str = "none",
+        pool: bool = False,
+    ) -> None:
+        super().__init__()
+        flag("model.pool", pool)
+        channels, rows, columns = image_shape("cnn", input_shape, smallest=8)
+        layers: list[nn.Module] = []
+        for outputs in (64, 32):
+            layers += conv_block(channels, outputs, 2, norm)
+            channels, rows, columns = outputs, rows - 1, columns - 1
+            if pool:
+                layers.append(nn.MaxPool2d(2))
+                rows, columns = rows // 2, columns // 2
+        self.encoder = nn.Sequential(*layers, nn.Flatten(1))
+        self.finish(channels * rows * columns, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.encoder(x)
+        return h
+
+
+class AlexNet(Network):
+    """h = the 256 channel maxima behind the fifth convolution."""
+
+    def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
+        super().__init__()
+        channels, _, _ = image_shape("alexnet", input_shape, smallest=17)
+        self.encoder = nn.Sequential(
+            *conv_block(channels, 64, 11, norm, stride=4, padding=5),
+            nn.MaxPool2d(2),
+            *conv_block(64, 192, 5, norm, padding=2),
+            nn.MaxPool2d(2),
+            *conv_block(192, 384, 3, norm, padding=1),
+            *conv_block(384, 256, 3, norm, padding=1),
+            *conv_block(256, 256, 3, norm, padding=1),
+        )
+        he_initialise(self.encoder)
+        self.finish(256, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return global_max(self.encoder(x))
+
+
+STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+"""Channels of the convolutions between two pools."""
+
+
+class VGG11(Network):
+    """h = the last hidden dense layer after ReLU, before its dropout."""
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int,
+        *,
+        head: bool = False,
+        norm: str = "none",
+        hidden_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        whole("model.hidden_layers", hidden_layers, low=0)
+        p = rate("model.dropout", dropout)
+        channels, _, _ = image_shape("vgg11", input_shape, smallest=16)
+        layers: list[nn.Module] = []
+        for stage, widths in enumerate(STAGES):
+            if stage > 0:
+                layers.append(nn.MaxPool2d(2))
+            for outputs in widths:
+                layers += conv_block(channels, outputs, 3, norm, padding=1)
+                channels = outputs
+        self.encoder = nn.Sequential(*layers)
+        dense: list[nn.Module] = []
+        for layer in range(hidden_layers):
+            if layer > 0:
+                dense.append(nn.Dropout(p))
+            dense += [nn.Linear(channels, 512), nn.ReLU()]
+        self.dense = nn.Sequential(*dense)
+        he_initialise(self)
+        self.finish(512, classes, head=head, dropout=p if hidden_layers else 0.0)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.dense(global_max(self.encoder(x)))
+        return h
+
+
+class DigitsCNN(Network):
+    """h = the 64 units after ReLU."""
+
+    def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
+        super().__init__()
+        channels, height, width = image_shape("digits", input_shape, smallest=4)
+        self.encoder = nn.Sequential(
+            *conv_block(channels, 16, 3, norm, padding=1),
+            nn.MaxPool2d(2),
+            *conv_block(16, 32, 3, norm, padding=1),
+            nn.MaxPool2d(2),
+            nn.Flatten(1),
+            nn.Linear(32 * (height // 4) * (width // 4), 64),
+            nn.ReLU(),
+        )
+        he_initialise(self.encoder)
+        self.finish(64, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.encoder(x)
+        return h
+
+
+class MLP(Network):
+    """h = the last hidden layer after ReLU; with `hidden = []`, logistic regression, h is the sample itself."""
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int,
+        *,
+        head: bool = False,
+        norm: str = "none",
+        hidden: Sequence[int] = (64,),
+    ) -> None:
+        super().__init__()
+        width = math.prod(input_shape)
+        layers: list[nn.Module] = [nn.Flatten(1)]
+        for units in wholes("model.hidden", hidden):
+            layers += [nn.Linear(width, units), nn.ReLU()]
+            width = units
+        self.encoder = nn.Sequential(*layers)
+        he_initialise(self.encoder)
+        self.finish(width, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.encoder(x)
+        return h
+
+
+def _conv_norm(inputs: int, outputs: int, stride: int, norm: str) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False), *norm_layers(norm, outputs)]
+
+
+class BasicBlock(nn.Module):
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x))))))."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.stride = stride
+        self.new_channels = outputs - inputs
+        self.residual = nn.Sequential(
+            *_conv_norm(inputs, outputs, stride, norm), nn.ReLU(), *_conv_norm(outputs, outputs, 1, norm)
+        )
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        """Option A: keep every `stride`-th pixel, share the new zero channels between front and back."""
+        if self.stride == 1 and self.new_channels == 0:
+            return x
+        front = self.new_channels // 2
+        return nn.functional.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.new_channels - front)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(self.shortcut(x) + self.residual(x))
+
+
+class ResNet20(Network):
+    """h = the 64 channel means behind the last block."""
+
+    def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "batch") -> None:
+        super().__init__()
+        if norm == "none":
+            raise ConfigError("model.norm", "resnet20 does not train without normalisation; choose batch or group")
+        channels, _, _ = image_shape("resnet20", input_shape, smallest=8)
+        layers: list[nn.Module] = [*_conv_norm(channels, 16, 1, norm), nn.ReLU()]
+        inputs = 16
+        for outputs in (16, 32, 64):
+            for block in range(3):
+                stride = 2 if block == 0 and outputs > 16 else 1
+                layers.append(BasicBlock(inputs, outputs, stride, norm))
+                inputs = outputs
+        self.encoder = nn.Sequential(*layers)
+        he_initialise(self.encoder)
+        self.finish(64, classes, head=head)
+
+    def encode(self, x: Tensor) -> Tensor:
+        h: Tensor = self.encoder(x)
+        return h.mean(dim=(2, 3))
