@@ -29,8 +29,8 @@ from typer.main import get_command
 
 from freshet.cli.app import app
 from freshet.config import SECTIONS
-from freshet.experiments.cells import CELLS
 from freshet.methods import find
+from freshet.paper.cells import CELLS
 from tests.snippets import INCLUDED, ROOT, RUN, SHOWN, Block, blocks, distributions, run_page
 
 DOCS = ROOT / "docs"

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from freshet.experiments.claims import CLAIMS
-from freshet.experiments.findings import answers
-from freshet.experiments.findings.others import read_others
-from freshet.experiments.findings.page import INTRO, NOTES, text_of
-from freshet.experiments.findings.pictures import draw, draw_worlds
-from freshet.experiments.findings.studies import STUDIES, Found, marked, seconds, size
-from freshet.experiments.findings.suites import varied, worlds
-from freshet.experiments.findings.tables import verdicts
-from freshet.experiments.kept import middle, outcome, read, take, time_of
+from freshet.paper import verdicts
+from freshet.paper.archive import middle, outcome, read, take, time_of
+from freshet.paper.claims import CLAIMS
+from freshet.paper.other_cells import read_others
+from freshet.paper.pictures import draw, draw_worlds
+from freshet.paper.results_page import INTRO, NOTES, rival_verdicts, text_of, varied, worlds
+from freshet.paper.studies import STUDIES, Found, marked, seconds, size
 from tests.experiments.kept_runs import write_run
 
 ROOT = Path(__file__).parent.parent
@@ -57,7 +55,7 @@ def test_accuracy_is_compared_on_common_seeds_and_time_where_one_gets_there(fold
 
 def test_every_sentence_of_the_paper_gets_an_answer(folder):
     runs = read(folder)
-    rows = answers.section([Found(STUDIES[0], runs, folder / "suites")])
+    rows = verdicts.section([Found(STUDIES[0], runs, folder / "suites")])
     found = {
         row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:4]] for row in rows if "| fed" in row
     }
@@ -73,7 +71,7 @@ def test_what_is_run_in_one_cell_only_is_judged_there(folder, tmp_path):
     there = tmp_path / "none"
     both = [Found(STUDIES[0], read(folder), folder), Found(STUDIES[1], read(there), there)]
     over = next(claim for claim in CLAIMS if str(claim).startswith("fedasmu over fedbuff: accuracy"))
-    assert answers.answer(over, both) == (["+40.5 %", "not run"], "confirmed where it was run")
+    assert verdicts.answer(over, both) == (["+40.5 %", "not run"], "confirmed where it was run")
 
 
 def test_what_must_be_said_of_a_method_stands_beside_its_name():
@@ -82,7 +80,7 @@ def test_what_must_be_said_of_a_method_stands_beside_its_name():
 
 def test_verdicts_stand_beside_the_papers_own_figures(folder):
     runs = read(folder)
-    rows = verdicts(STUDIES[0], runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
+    rows = rival_verdicts(STUDIES[0], runs, ["fedasmu", "fedasync", "fedbuff"], "fedasmu")
     tie, win = rows[2:4]
     assert [cell.strip() for cell in win.split("|")[1:5]] == ["fedbuff", "+3.1", "+24.3", "confirmed"]
     assert [cell.strip() for cell in tie.split("|")[1:5]] == ["fedasync", "+1.9", "-0.2", "not confirmed (tie)"]
@@ -148,7 +146,7 @@ def test_figures_and_verdicts_are_of_the_seeds_that_both_have(tmp_path):
     runs = read(tmp_path)
     runs = {"fedasmu": [run._replace(options={"slot": "rl"}) for run in runs["fedasmu"]]}
     claim = next(one for one in CLAIMS if one.rivals == ("slot = h1",) and one.gain == "accuracy")
-    figures, said = answers.answer(claim, [Found(STUDIES[0], runs, tmp_path / "suites")])
+    figures, said = verdicts.answer(claim, [Found(STUDIES[0], runs, tmp_path / "suites")])
     assert figures == ["+100.0 %"] and said == "cannot be told (too few seeds)"
 
 

@@ -28,11 +28,10 @@ from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.lock import RunLock
-from freshet.runs.observer import Observer, checked
 from freshet.runs.reader import Run
 from freshet.runs.records import whole
 from freshet.runs.world import read_world, write_world
-from freshet.runs.writer import RunWriter, default_directory, write_config
+from freshet.runs.writer import Observer, RunWriter, checked, default_directory, write_config
 from freshet.sim.driver import Simulation, check
 from freshet.sim.exams import Exams
 from freshet.sim.fleet import Fleet

@@ -8,7 +8,7 @@ from freshet.core.compression import LinkOptions
 from freshet.core.defence import DefenceOptions
 from freshet.core.layout import Layout
 from freshet.errors import ConfigError
-from freshet.methods.parts.rounds import RoundMethod
+from freshet.methods._shared.rounds import RoundMethod
 from freshet.privacy import PrivacyOptions
 from freshet.training.outgoing import AttackOptions
 

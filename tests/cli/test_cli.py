@@ -15,7 +15,7 @@ from rich.console import Console
 
 import freshet
 from freshet.cli.screen import LiveProgress, marked, number, size
-from freshet.experiments.cells import CELLS
+from freshet.paper.cells import CELLS
 from tests.methods import strangers
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freshet.cli.screen import _reading, accuracy_table, fitting_parts
-from freshet.experiments.cells import CELLS
+from freshet.paper.cells import CELLS
 from freshet.report.columns import DEVICES
 from tests.report.helpers import line as line_of
 from tests.report.helpers import results, spread, world

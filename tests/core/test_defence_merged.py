@@ -10,7 +10,7 @@ from freshet.core.defence import Defence, DefenceOptions, Judged, start_of, step
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.server import Flight
-from freshet.methods.parts.stepping import write_step
+from freshet.methods.asmu.steps import write_step
 
 N = 40
 LAYOUT = Layout.build([("w", (N,), "learnable"), ("mean", (2,), "buffer"), ("count", (), "counter")])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from freshet.data.augment import crop_flip
+from freshet.training.batches import crop_flip
 
 
 def images(dtype: type = np.uint8) -> np.ndarray:

@@ -5,8 +5,7 @@ import pytest
 from torch import nn
 
 from freshet import Federation
-from freshet.data.class_labels import remedy
-from freshet.data.dataset import from_arrays
+from freshet.data.dataset import from_arrays, remedy
 from freshet.errors import ConfigError, DataError
 
 Y = np.arange(40) % 4

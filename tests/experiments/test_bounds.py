@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.experiments import bounds
-from freshet.experiments.bounds import Constants
+from freshet.paper import convex
+from freshet.paper.convex import Constants
 
 BY_HAND = Constants(
     smoothness=2.0, second_moment=3.0, variance=5.0, gap=7.0, alpha_min=0.5, tau=2, n_min=2, n_max=4, lr=0.1
@@ -29,15 +29,15 @@ constants = st.builds(
 
 def test_by_hand():
     # 2 * 7 / (0.5 * 0.1 * 10 * 2) = 14
-    assert bounds.transient(BY_HAND, 10) == pytest.approx(14.0)
+    assert convex.transient(BY_HAND, 10) == pytest.approx(14.0)
     # (1 + 4*4)/2 * 2 * 0.1 * 3 = 5.1; (6 + 3.2 + 0.2 + 0.2) * 3 = 28.8; (5.1 + 28.8 + 5) * 4 / (10 * 2) = 7.78
-    assert bounds.printed(BY_HAND, 10) == pytest.approx(14.0 + 7.78)
+    assert convex.printed(BY_HAND, 10) == pytest.approx(14.0 + 7.78)
     # with eta^2: 0.51; (0.51 + 28.8 + 5) * 4 / 2 = 68.62
-    assert bounds.corrected(BY_HAND, 10) == pytest.approx(14.0 + 68.62)
+    assert convex.corrected(BY_HAND, 10) == pytest.approx(14.0 + 68.62)
     # (5 + (2 + 0.4 + 8 + 6.4) * 3) * 2 = 110.8
-    assert bounds.repaired(BY_HAND, 10) == pytest.approx(14.0 + 110.8)
+    assert convex.repaired(BY_HAND, 10) == pytest.approx(14.0 + 110.8)
     # (28 + 204 + 432) / 8 + (72 + 20) / 128
-    assert bounds.stated(BY_HAND) == pytest.approx(83.0 + 0.71875)
+    assert convex.stated(BY_HAND) == pytest.approx(83.0 + 0.71875)
 
 
 def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
@@ -48,22 +48,22 @@ def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
     moved = g2**0.5 * away + L / 2 * away**2  # both F(w_o) - F(w_t) in B, and D
     local = (2 * eta + L * eta**2) / 2 * n * g2  # C
     upload = 2 / eta * (moved + local + moved) + n * (L * eta * g2 + c.variance)
-    assert bounds.repaired_floor(c) == pytest.approx(upload / n)
+    assert convex.repaired_floor(c) == pytest.approx(upload / n)
 
 
 @given(constants)
 def test_the_printed_bound_vanishes_with_time_and_the_corrected_ones_do_not(c):
     last = 10**18
-    assert bounds.printed(c, last) < 1e-3 * bounds.printed(c, 100)
-    assert bounds.corrected(c, last) >= bounds.corrected_floor(c) > 0
-    assert bounds.repaired(c, last) >= bounds.repaired_floor(c) > 0
-    assert bounds.corrected(c, last) == pytest.approx(bounds.corrected_floor(c), rel=1e-3)
+    assert convex.printed(c, last) < 1e-3 * convex.printed(c, 100)
+    assert convex.corrected(c, last) >= convex.corrected_floor(c) > 0
+    assert convex.repaired(c, last) >= convex.repaired_floor(c) > 0
+    assert convex.corrected(c, last) == pytest.approx(convex.corrected_floor(c), rel=1e-3)
 
 
 @given(constants)
 def test_a_corrected_floor_never_says_more_than_the_bounded_gradients_that_it_assumes(c):
-    assert bounds.corrected_floor(c) > 3 * c.tau * c.second_moment
-    assert bounds.repaired_floor(c) > (2 + 4 * c.tau) * c.second_moment
+    assert convex.corrected_floor(c) > 3 * c.tau * c.second_moment
+    assert convex.repaired_floor(c) > (2 + 4 * c.tau) * c.second_moment
 
 
 def test_two_parabolas_break_the_printed_bound():
@@ -88,6 +88,6 @@ def test_two_parabolas_break_the_printed_bound():
         lr=eta,
     )
     assert min(squares) == pytest.approx(0.64, abs=0.02)
-    assert min(squares) > 10 * bounds.printed(c, T)
-    assert sum(squares) / T < bounds.corrected(c, T)
-    assert sum(squares) / T < bounds.repaired(c, T)
+    assert min(squares) > 10 * convex.printed(c, T)
+    assert sum(squares) / T < convex.corrected(c, T)
+    assert sum(squares) / T < convex.repaired(c, T)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from freshet.experiments.cells import CELLS, METHODS, Cell, Published
 from freshet.models import names
+from freshet.paper.cells import CELLS, METHODS, Cell, Published
 
 NETWORKS = {
     "LeNet": ("lenet", "lenet5"),

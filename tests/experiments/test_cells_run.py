@@ -12,8 +12,7 @@ from freshet.config import resolve
 from freshet.data.dataset import DataSet
 from freshet.data.sources import load
 from freshet.errors import DataError
-from freshet.experiments.cells import CELLS
-from freshet.experiments.presets import cell_tables
+from freshet.paper.cells import CELLS, cell_tables
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 

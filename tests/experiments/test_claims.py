@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from freshet.experiments.claims import BASELINES, CLAIMS, Claim, compare, verdict
 from freshet.methods import find
+from freshet.paper.claims import BASELINES, CLAIMS, Claim, compare, verdict
 
 
 @pytest.mark.skipif("FRESHET_PAPER" not in os.environ, reason="FRESHET_PAPER does not name the paper's source")

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.data.sources import load
-from freshet.experiments.convex import Logistic, digits
-from freshet.experiments.theory import zero_model
+from freshet.paper.convex import Logistic, digits
+from freshet.paper.theory import zero_model
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work

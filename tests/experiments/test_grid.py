@@ -6,7 +6,6 @@ import pytest
 
 from freshet.config import resolve
 from freshet.errors import ConfigError
-from freshet.experiments.cells import CELLS
 from freshet.experiments.grid import (
     GridWorld,
     Request,
@@ -17,6 +16,7 @@ from freshet.experiments.grid import (
     run_key,
     seconds_left,
 )
+from freshet.paper.cells import CELLS
 
 from .helpers import jobs
 

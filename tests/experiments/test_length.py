@@ -8,17 +8,19 @@ import pytest
 from freshet.config import resolve
 from freshet.data import load
 from freshet.errors import ConfigError
-from freshet.experiments.cells import CELLS, METHODS
 from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
-from freshet.experiments.length import (
+from freshet.federation import Federation
+from freshet.paper.cells import (
+    CELLS,
+    METHODS,
     SHAPES,
+    cell_settings,
+    cell_tables,
     length_note,
     model_bytes,
     round_seconds,
     with_length,
 )
-from freshet.experiments.presets import cell_settings, cell_tables
-from freshet.federation import Federation
 from freshet.runs.reader import Run
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import round_seconds as round_of

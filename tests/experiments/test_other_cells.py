@@ -2,10 +2,10 @@
 
 import pytest
 
-from freshet.experiments.cells import CELLS
-from freshet.experiments.findings.others import OTHERS, PLANNED, read_others, section
-from freshet.experiments.findings.page import text_of
-from freshet.experiments.findings.studies import STUDIES, Found
+from freshet.paper.cells import CELLS
+from freshet.paper.other_cells import OTHERS, PLANNED, read_others, section
+from freshet.paper.results_page import text_of
+from freshet.paper.studies import STUDIES, Found
 
 from .kept_runs import write_run
 

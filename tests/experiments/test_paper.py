@@ -6,10 +6,9 @@ import pytest
 
 from freshet.errors import ConfigError
 from freshet.experiments import results
-from freshet.experiments.cells import CELLS, METHODS
-from freshet.experiments.length import round_seconds
-from freshet.experiments.paper import SUITES, find_suite, plan
 from freshet.experiments.store import Store
+from freshet.paper.cells import CELLS, METHODS, round_seconds
+from freshet.paper.suites import SUITES, find_suite, plan
 
 
 def grid(suite, **given):

@@ -6,8 +6,7 @@ from typer.testing import CliRunner
 
 from freshet.cli import inspect
 from freshet.config import resolve
-from freshet.experiments.cells import CELLS
-from freshet.experiments.presets import all_method_choices, cell_tables, choices
+from freshet.paper.cells import CELLS, all_method_choices, cell_tables, choices
 
 
 @pytest.mark.parametrize("name", ["lenet-cifar10", "textcnn-imdb"])

@@ -7,11 +7,9 @@ import tomli_w
 
 from freshet.config import resolve
 from freshet.experiments import compare
-from freshet.experiments.cells import CELLS, METHODS
 from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
-from freshet.experiments.paper import find_suite, plan
-from freshet.experiments.presets import cell_tables
-from freshet.experiments.published import published
+from freshet.paper.cells import CELLS, METHODS, cell_tables
+from freshet.paper.suites import find_suite, plan, published
 
 CELL = "lenet-fmnist"
 WORLD = GridWorld(CELL, CELLS[CELL])

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from freshet.cli.screen import print_results
 from freshet.errors import ConfigError
-from freshet.experiments.cells import CELLS
 from freshet.experiments.compare import run_grid, to_do
 from freshet.experiments.grid import GridWorld, expand, parse_entries
-from freshet.experiments.length import model_bytes
 from freshet.experiments.results import document, rows, write
 from freshet.experiments.store import Store
+from freshet.paper.cells import CELLS, model_bytes
 from freshet.report.columns import overhead
 from freshet.runs.reader import Run
 

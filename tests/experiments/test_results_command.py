@@ -5,9 +5,9 @@ import json
 import pytest
 
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.findings.bringing import bring, place
-from freshet.experiments.kept import Run, read, variants
-from freshet.experiments.presets import find_cell
+from freshet.paper.archive import ArchivedRun, read, variants
+from freshet.paper.cells import find_cell
+from freshet.paper.studies import bring, place
 
 from .kept_runs import write_run
 
@@ -148,6 +148,6 @@ def test_a_seed_that_is_there_twice_is_refused(tmp_path):
 
 
 def test_a_setting_cannot_write_into_the_table(tmp_path):
-    main = Run.read(write_run(tmp_path / "main", "fedasmu", 0, [0.1] * 11, options="slot = 'rl'\n"))
+    main = ArchivedRun.read(write_run(tmp_path / "main", "fedasmu", 0, [0.1] * 11, options="slot = 'rl'\n"))
     write_run(tmp_path / "suite", "fedasmu", 0, [0.1] * 11, options="slot = 'h1 | **0.9** | <script>'\n")
     assert list(variants(tmp_path / "suite", [main])) == ["slot = h1 ? ??0.9?? ? ?script?"]

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from freshet.experiments.cells import CELLS, METHODS
-from freshet.experiments.paper import plan
-from freshet.experiments.suites import (
+from freshet.paper.cells import CELLS, METHODS
+from freshet.paper.suites import (
     BOLD_TIMES,
     NAMES,
     SUITES,
     contradictions,
     find_suite,
     less_accurate_cells,
+    plan,
     slower_cells,
 )
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from freshet import Federation
 from freshet.cli import experiments
 from freshet.errors import ConfigError, RunError
-from freshet.experiments import theory, theory_results
-from freshet.experiments.convex import digits
-from freshet.experiments.theory import Setting
+from freshet.paper import theory
+from freshet.paper.convex import digits
+from freshet.paper.theory import Setting
 from freshet.runs.lifecycle import interruptible
 
 SHORT = Setting("grid", "fedasmu", 5, 2, 30)
@@ -128,8 +128,8 @@ def test_a_line_joins_its_seeds_and_keeps_the_worst_constants(outcome, tmp_path)
     other |= {"gradient_sq": [3 * value for value in outcome["gradient_sq"]]}
     for seed, record in enumerate((outcome, other)):
         (tmp_path / f"{replace(SHORT, seed=seed).name}.json").write_text(json.dumps(record))
-    (group,) = theory_results.groups([SHORT, replace(SHORT, seed=1)])
-    line = theory_results.line(group, tmp_path, gap=0.5)
+    (group,) = theory.groups([SHORT, replace(SHORT, seed=1)])
+    line = theory.line(group, tmp_path, gap=0.5)
     assert line["seeds"] == [0, 1]
     assert line["constants"]["variance"] == 2 * outcome["variance"]
     assert line["mean"] == pytest.approx(2 * np.mean(outcome["gradient_sq"]))
@@ -138,7 +138,7 @@ def test_a_line_joins_its_seeds_and_keeps_the_worst_constants(outcome, tmp_path)
     assert line["curve"][-1]["printed"] == line["printed"] < line["corrected"]
     assert line["mean"] < line["corrected"]
     with pytest.raises(RunError, match="does not hold"):
-        theory_results.line([replace(SHORT, seed=2)], tmp_path, gap=0.5)
+        theory.line([replace(SHORT, seed=2)], tmp_path, gap=0.5)
 
 
 def test_what_was_made_with_other_settings_or_another_version_is_made_again(outcome, tmp_path):

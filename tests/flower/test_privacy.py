@@ -10,7 +10,7 @@ from freshet.core.messages import Assignment
 from freshet.errors import ConfigError
 from freshet.flower import wire
 from freshet.flower.device import Device
-from freshet.methods.parts.fresh import FreshModelRule
+from freshet.methods.asmu.rule import FreshModelRule
 from freshet.parts import Given, assemble
 
 TABLES = {

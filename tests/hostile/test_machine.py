@@ -19,7 +19,7 @@ from safetensors.torch import save_file as save_torch
 
 from freshet import ConfigError, Observer, RunError
 from freshet.compute import ray as on_ray
-from freshet.methods.parts.meta import MetaSelector
+from freshet.methods.asmu.meta import MetaSelector
 from freshet.report import live
 from freshet.report.export import harmless
 from freshet.runs import checkpoint, writer

@@ -14,10 +14,10 @@ from freshet.core.method import LocalRule
 from freshet.core.vectors import Vector, distance
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
+from freshet.methods._shared.proximal import Proximal, proximal
 from freshet.methods.asofed import ASOFed, ASOFedOptions, StepRule, TripRule, feature_step, rate
 from freshet.methods.feddyn import DualRule
 from freshet.methods.moon import Contrast, contrastive
-from freshet.methods.parts.terms import Proximal, proximal
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions

@@ -17,11 +17,9 @@ from freshet.core.events import Aggregated
 from freshet.core.messages import Upload
 from freshet.core.server import Server
 from freshet.errors import ConfigError
-from freshet.experiments.cells import CELLS
-from freshet.experiments.presets import cell_settings
 from freshet.methods import options_for
-from freshet.methods.parts.course import Course
-from freshet.methods.parts.staleness import LARGEST, Control, Past, control_gradients
+from freshet.methods.asmu.staleness import LARGEST, Control, Course, Past, control_gradients
+from freshet.paper.cells import CELLS, cell_settings
 from freshet.parts import Given, assemble
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run

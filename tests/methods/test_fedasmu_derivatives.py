@@ -6,8 +6,8 @@ import pytest
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
-from freshet.methods.parts.fresh import FreshModelRule
-from freshet.methods.parts.staleness import Control, freshness_weight, saturate, staleness_weight
+from freshet.methods.asmu.rule import FreshModelRule
+from freshet.methods.asmu.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
 from freshet.training.optimisers import sgd
 from freshet.training.options import TrainingOptions

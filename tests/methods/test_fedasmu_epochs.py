@@ -13,10 +13,10 @@ from freshet.core.server import Server
 from freshet.errors import Stop
 from freshet.federation import Federation
 from freshet.methods import find, options_for
-from freshet.methods.parts.meta import MetaSelector
+from freshet.methods.asmu.meta import MetaSelector
 from freshet.runs.audit import audit
-from freshet.runs.observer import Observer
 from freshet.runs.reader import Run
+from freshet.runs.writer import Observer
 from freshet.training.schedules import constant
 from tests.methods.asmu import plain_layout
 from tests.methods.conftest import SMALL

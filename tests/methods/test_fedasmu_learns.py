@@ -11,9 +11,9 @@ import pytest
 from freshet.core.messages import Assignment, Slot
 from freshet.core.streams import stream
 from freshet.methods import options_for
-from freshet.methods.parts import slots
-from freshet.methods.parts.fresh import FreshModelRule
-from freshet.methods.parts.meta import MetaSelector
+from freshet.methods.asmu import slots
+from freshet.methods.asmu.meta import MetaSelector
+from freshet.methods.asmu.rule import FreshModelRule
 
 EPOCHS, SEEDS, ENOUGH = 5, 10, 9
 #: Rewards are as small as real ones (some thousandths): nothing may depend on their scale.

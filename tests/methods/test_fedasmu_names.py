@@ -2,9 +2,8 @@
 
 import pytest
 
-from freshet.experiments.cells import CELLS
-from freshet.experiments.presets import cell_tables
 from freshet.methods import find, options_for
+from freshet.paper.cells import CELLS, cell_tables
 
 #: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives.
 PAPERS = {

@@ -15,8 +15,8 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
 from freshet.methods import options_for
-from freshet.methods.parts.fresh import FreshModelRule
-from freshet.methods.parts.staleness import cosine, far_ahead, freshness_weight, saturate
+from freshet.methods.asmu.rule import FreshModelRule
+from freshet.methods.asmu.staleness import cosine, far_ahead, freshness_weight, saturate
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.training.batches import FederatedData

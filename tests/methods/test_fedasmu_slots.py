@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from freshet.errors import ConfigError
-from freshet.methods.parts import slots
-from freshet.methods.parts.meta import MetaSelector, pretrain
+from freshet.methods.asmu import slots
+from freshet.methods.asmu.meta import MetaSelector, pretrain
 from tests.twins.fedasmu import QTableTwin, baseline_after, slot_distribution
 
 NAMES = {-1: "minus", 0: "stay", 1: "add"}

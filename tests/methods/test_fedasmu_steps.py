@@ -8,7 +8,7 @@ import pytest
 
 from freshet.core.events import Event, Triggered
 from freshet.core.server import NOT_FINITE, Server
-from freshet.methods.parts.steps import SKETCH_SIZE, CountSketch, StepMemory, Trained
+from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, StepMemory, Trained
 from tests.methods.asmu import flat, plain_layout, send, server_of, trigger, upload
 
 LENGTH = 20_000

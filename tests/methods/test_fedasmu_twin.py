@@ -7,7 +7,7 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.streams import stream
 from freshet.data.dataset import from_arrays
 from freshet.methods import options_for
-from freshet.methods.parts.fresh import FreshModelRule
+from freshet.methods.asmu.rule import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work

@@ -5,7 +5,7 @@ import pytest
 
 from freshet.core.kernels import LANES
 from freshet.core.vectors import BLOCK
-from freshet.methods.parts.stepping import move_along, next_step, write_step
+from freshet.methods.asmu.steps import move_along, next_step, write_step
 
 
 def long_vector(seed: int, size: int = 2 * BLOCK + 17) -> np.ndarray:

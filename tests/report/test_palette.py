@@ -5,8 +5,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from freshet.experiments.cells import METHODS
 from freshet.methods import registry
+from freshet.paper.cells import METHODS
 from freshet.report.page import SCRIPTS, render
 from freshet.report.palette import COLOURS, LIGHT, ORDER, THEMES, dash, paint, styles, variables
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from freshet import ConfigError, Observer
-from freshet.runs.observer import checked
+from freshet.runs.writer import checked
 
 
 class Halfway:

@@ -9,7 +9,7 @@ import pytest
 from freshet import Federation
 from freshet.errors import ConfigError
 from freshet.methods import find, registry
-from freshet.methods.parts.rounds import RoundMethod
+from freshet.methods._shared.rounds import RoundMethod
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 from freshet.training.outgoing import AttackOptions, attackers

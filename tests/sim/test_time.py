@@ -60,7 +60,6 @@ def test_a_fleet_from_python_means_what_it_says(federate):
 
 
 def test_the_papers_cells_take_its_time():
-    from freshet.experiments.cells import CELLS
-    from freshet.experiments.presets import cell_tables
+    from freshet.paper.cells import CELLS, cell_tables
 
     assert {cell_tables(cell, "fedavg")["fleet"]["time"] for cell in CELLS.values()} == {"trip"}

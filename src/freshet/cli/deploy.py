@@ -45,8 +45,8 @@ def _tables(
 ) -> dict[str, Any]:
     """Settings as given; a device that is back is triggered at once, since real ones rarely all come together."""
     from freshet.config import load_tables, override, with_method
-    from freshet.experiments.presets import cell_settings, find_cell
     from freshet.methods import find
+    from freshet.paper.cells import cell_settings, find_cell
 
     tables: dict[str, Any] = load_tables(config) if config else {}
     if method is not None:

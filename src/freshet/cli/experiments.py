@@ -87,12 +87,12 @@ def compare(
     """
     from freshet.cli.grids import work
     from freshet.config import load_tables
-    from freshet.experiments import paper as papers
     from freshet.experiments.grid import GridWorld, Request, expand, parse_entries, parse_seeds
-    from freshet.experiments.presets import find_cell
     from freshet.experiments.results import Grid
     from freshet.experiments.store import Store
     from freshet.experiments.tune import read_tuned, tuning_notes
+    from freshet.paper import suites as papers
+    from freshet.paper.cells import find_cell
 
     tables = load_tables(config) if config else {}
     extra = _run_settings(until, executor, workers)
@@ -153,10 +153,10 @@ def paper(
         return
     from freshet.cli import theory
     from freshet.cli.grids import work
-    from freshet.experiments import paper as papers
     from freshet.experiments.grid import parse_seeds
     from freshet.experiments.results import Grid
     from freshet.experiments.store import Store
+    from freshet.paper import suites as papers
 
     if suite == "theory":
         unused = {"--methods": methods, "--cells": cells, "--set": settings, "--retry": retry}
@@ -197,8 +197,8 @@ def tune(
     from freshet.cli.grids import TuneScreen
     from freshet.config import load_tables
     from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
-    from freshet.experiments.presets import find_cell
     from freshet.experiments.tune import Budget, Tuner, judged, load_optuna
+    from freshet.paper.cells import find_cell
 
     load_optuna()
     entry = parse_entries(method)[0]
@@ -226,7 +226,7 @@ def tune(
 
 
 def _suites() -> Table:
-    from freshet.experiments.suites import SUITES
+    from freshet.paper.suites import SUITES
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("suite", "what it varies", "cells", "methods", "settings"):

@@ -6,10 +6,9 @@ from pathlib import Path
 import typer
 
 from freshet.errors import ConfigError
-from freshet.experiments.findings.bringing import bring
-from freshet.experiments.findings.page import write
-from freshet.experiments.findings.studies import STUDIES
-from freshet.experiments.presets import find_cell
+from freshet.paper.cells import find_cell
+from freshet.paper.results_page import write
+from freshet.paper.studies import STUDIES, bring
 
 
 def results(

@@ -14,7 +14,7 @@ from freshet.files import printable
 from freshet.runs.reader import Run
 
 if TYPE_CHECKING:
-    from freshet.experiments.cells import Cell
+    from freshet.paper.cells import Cell
     from freshet.runs.audit import Audit
 
 #: Exit codes of an audit that found a problem, and of one that could not check the weights.
@@ -99,11 +99,11 @@ def cells(
 ) -> None:
     """List the paper's twelve cells (network x data set); with a name, its settings, length and published results."""
     from freshet.cli.screen import fitting_parts
-    from freshet.experiments.cells import CELLS
+    from freshet.paper.cells import CELLS
 
     if name is not None:
         from freshet.cli.screen import wide_console
-        from freshet.experiments.presets import find_cell
+        from freshet.paper.cells import find_cell
 
         _cell(wide_console(), find_cell(name))
         return
@@ -122,8 +122,7 @@ def cells(
 def _cell(console: Console, cell: "Cell") -> None:
     """Everything that decides a cell's runs, the paper's choices and ours told apart, and its published results."""
     from freshet.config import resolve
-    from freshet.experiments.length import length_note
-    from freshet.experiments.presets import all_method_choices, cell_tables, choices
+    from freshet.paper.cells import all_method_choices, cell_tables, choices, length_note
 
     console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)

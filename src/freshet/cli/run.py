@@ -65,9 +65,8 @@ def run(
     with loading():
         from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
-        from freshet.experiments.length import with_length
-        from freshet.experiments.presets import cell_settings, find_cell
         from freshet.federation import Federation
+        from freshet.paper.cells import cell_settings, find_cell, with_length
         from freshet.trackers import tracker
 
     if method is None and config is None and fleet_from is None:
@@ -159,8 +158,8 @@ def pretrain(
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
     from freshet.config import resolve
-    from freshet.methods.parts import meta
-    from freshet.methods.parts.fresh import ASMUOptions
+    from freshet.methods.asmu import meta
+    from freshet.methods.asmu.rule import ASMUOptions
 
     tables = [Run(directory).config() for directory in directories]
     configs = [resolve({"training": each.get("training", {})}) for each in tables]  # what else they name is not needed

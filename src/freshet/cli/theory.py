@@ -15,9 +15,9 @@ from freshet.cli.screen import wide_console
 from freshet.cli.util import writable
 from freshet.compute.processes import available_cores
 from freshet.errors import ConfigError
-from freshet.experiments import theory as checks
-from freshet.experiments import theory_results as results
 from freshet.experiments.grid import parse_seeds
+from freshet.paper import theory as checks
+from freshet.paper import theory as results
 
 
 def theory(
@@ -48,7 +48,7 @@ def theory(
     if not done:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130)
-    from freshet.experiments.theory_figure import draw
+    from freshet.paper.theory_figure import draw
 
     found = results.document(jobs, folder, time.perf_counter() - start)
     files = [*results.write(found, out), *draw(found, out)]

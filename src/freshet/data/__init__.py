@@ -2,8 +2,7 @@
 
 from freshet.data.dataset import DataSet, check, from_arrays
 from freshet.data.partition import SCHEMES, Skew, label_counts, partition, skew
-from freshet.data.sources import Description, Found, available, load, locate, obtain
-from freshet.data.verify import Finding, digest, verify
+from freshet.data.sources import Description, Finding, Found, available, digest, load, locate, obtain, verify
 
 __all__ = [
     "SCHEMES",

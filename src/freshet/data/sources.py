@@ -1,7 +1,11 @@
-"""Where data sets come from: a given folder, the user's cache, a system copy, or a download of the official files."""
+"""Where data sets come from: a given folder, the user's cache, a system copy, or a download of the official files.
+
+Is this copy of a data set the published one? Counts, balance and checksums, as rows for a table.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ import numpy as np
 from freshet.data import cache
 from freshet.data.catalogue import CATALOGUE, Format, Options, Spec
 from freshet.data.dataset import Array, DataSet, check, stratified
-from freshet.data.download import download
+from freshet.data.download import download, verify_file
 from freshet.errors import ConfigError, DataError
 
 SYSTEM_ROOTS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))  # Debian's dataset-* packages
@@ -207,3 +211,57 @@ def _digits(spec: Spec) -> DataSet:
     train = np.setdiff1d(np.arange(len(y)), test)
     whole = spec.counts[0]
     return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names, whole=whole)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the check: what was compared, what is published, what is here."""
+
+    item: str
+    expected: str
+    found: str
+    ok: bool
+
+
+def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Finding]:
+    """Read the local copy afresh (no decoded cache, no network) and compare it with the published facts."""
+    spec = spec_of(name)
+    rows: list[Finding] = []
+    if not spec.built_in:
+        found = obtain(name, data_dir, download=False)
+        full = f"{spec.counts[0][0]:,} + {spec.counts[0][1]:,} samples"  # beside a subset's title this shows the gap
+        rows.append(Finding("copy", full, found.format.title, True))
+        for path in found.paths:
+            if checksum := found.format.checksums.get(path.name):
+                ok = verify_file(path, checksum)
+                rows.append(Finding(f"file {path.name}", checksum[:23], "the same" if ok else "differs", ok))
+    data = load(name, data_dir, download=False, any_size=True, use_cache=False)
+    counts = (len(data.y_train), len(data.y_test))
+    expected = min(spec.counts, key=lambda c: abs(c[0] - counts[0]))
+    rows.append(_count("training samples", expected[0], counts[0]))
+    rows.append(_count("test samples", expected[1], counts[1]))
+    for part, y in (("training", data.y_train), ("test", data.y_test)):
+        sizes = np.bincount(y, minlength=spec.classes)
+        spread = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+        if spec.built_in:
+            rows.append(Finding(f"{part} samples per class", "all classes", spread, bool(sizes.min() > 0)))
+        else:
+            each = (expected[0] if part == "training" else expected[1]) // spec.classes
+            rows.append(Finding(f"{part} samples per class", str(each), spread, bool((sizes == each).all())))
+    if spec.digest:
+        here = digest(data)
+        rows.append(Finding("contents (sha256)", spec.digest[:16], here[:16], here == spec.digest))
+    return rows
+
+
+def digest(data: DataSet) -> str:
+    """SHA-256 over training samples and labels, then test samples and labels; independent of the file format."""
+    total = hashlib.sha256()
+    for array in (data.x_train, data.y_train, data.x_test, data.y_test):
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        total.update(little.data)
+    return total.hexdigest()
+
+
+def _count(item: str, expected: int, found: int) -> Finding:
+    return Finding(item, f"{expected:,}", f"{found:,}", expected == found)

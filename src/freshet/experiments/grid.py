@@ -12,11 +12,9 @@ from typing import Any
 
 from freshet.config import SECTIONS, Config, override, resolve
 from freshet.errors import ConfigError
-from freshet.experiments.cells import Cell
-from freshet.experiments.length import model_bytes, with_length
-from freshet.experiments.presets import cell_settings
 from freshet.methods import find, named
-from freshet.methods.parts.outside import GivenName
+from freshet.methods.loading import GivenName
+from freshet.paper.cells import Cell, cell_settings, model_bytes, with_length
 
 Tables = Mapping[str, Mapping[str, Any]]
 #: Methods as they are given from Python.

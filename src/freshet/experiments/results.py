@@ -18,9 +18,9 @@ from typing import Any
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, GridWorld, Job
-from freshet.experiments.published import published
 from freshet.experiments.store import State, Store
 from freshet.methods import find
+from freshet.paper.suites import published
 from freshet.report.columns import DEVICES
 from freshet.report.export import harmless
 from freshet.report.groups import Group, headline, references, target_of, times_to

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from freshet.core.about import About
 from freshet.core.method import Method, first_problem
 from freshet.errors import ConfigError
-from freshet.methods.parts import outside
+from freshet.methods import loading
 
 
 @cache
@@ -45,7 +45,7 @@ def names() -> list[str]:
 def named(method: object) -> str:
     """The name of what was given for a method: a name, or a class, which then goes with its name wherever that goes."""
     if inspect.isclass(method):
-        return outside.GivenName(_checked(method, method.__name__))
+        return loading.GivenName(_checked(method, method.__name__))
     if not isinstance(method, str):
         raise ConfigError("method.name", f"must be a string or a subclass of freshet.Method, but {method!r} was given")
     return method
@@ -53,7 +53,7 @@ def named(method: object) -> str:
 
 def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     """The class behind a name and the options that a variant presets."""
-    if isinstance(name, outside.GivenName):
+    if isinstance(name, loading.GivenName):
         return name.method, {}
     if ":" in name:
         return _from_path(name), {}
@@ -75,9 +75,9 @@ def known(name: str) -> About | None:
 
 def _from_path(path: str) -> type[Method]:
     try:
-        method = outside.load(path)
+        method = loading.load(path)
     except Exception as error:  # of somebody else's code
-        if path.startswith(f"{outside.CUSTOM}:"):
+        if path.startswith(f"{loading.CUSTOM}:"):
             again = "give it again, as in Federation(method=TheClass, ...).resume(RUN)"
             raise ConfigError("method.name", f"{path!r} stands for a class given from Python; {again}") from None
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"

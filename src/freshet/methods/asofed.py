@@ -43,7 +43,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine, mix
-from freshet.methods.parts.terms import Proximal, drift
+from freshet.methods._shared.proximal import Proximal, drift
 
 
 class ASOFedOptions(Options):

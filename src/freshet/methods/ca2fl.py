@@ -32,7 +32,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, Options, Reject, Verdict, Wait, World
 from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import Vector, distance
-from freshet.methods.parts.buffers import Sums, Wide, empty
+from freshet.methods._shared.buffers import Sums, Wide, empty
 
 
 class CA2FLOptions(Options):

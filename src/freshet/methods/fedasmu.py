@@ -51,11 +51,11 @@ from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Op
 from freshet.core.server import NOT_FINITE, Flight, Server
 from freshet.core.vectors import mix
 from freshet.errors import ConfigError
-from freshet.methods.parts import replays
-from freshet.methods.parts.course import Course
-from freshet.methods.parts.fresh import ASMUOptions, FreshModelRule
-from freshet.methods.parts.staleness import (
+from freshet.methods.asmu import replay
+from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
+from freshet.methods.asmu.staleness import (
     Control,
+    Course,
     Past,
     control_gradients,
     cosine,
@@ -64,11 +64,10 @@ from freshet.methods.parts.staleness import (
     staleness_weight,
     training_scale,
 )
-from freshet.methods.parts.stepping import move_along, write_step
-from freshet.methods.parts.steps import StepMemory, Trained
+from freshet.methods.asmu.steps import StepMemory, Trained, move_along, write_step
 
 if TYPE_CHECKING:
-    from freshet.methods.parts.meta import MetaSelector
+    from freshet.methods.asmu.meta import MetaSelector
 
 
 #: A reward whose square is still a number: it is averaged.
@@ -150,7 +149,7 @@ class FedASMU(Method):
         return options.model_copy(update={"span": world.under_way})
 
     def __init__(self, options: ASMUOptions, world: World) -> None:
-        from freshet.methods.parts.meta import MetaSelector
+        from freshet.methods.asmu.meta import MetaSelector
 
         super().__init__(options, world)
         budget = options.control_budget_mb * 2**20
@@ -315,4 +314,4 @@ class FedASMU(Method):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replays.asmu(options, event, memory, cls.about.kind)
+        replay.asmu(options, event, memory, cls.about.kind)

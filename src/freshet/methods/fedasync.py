@@ -29,8 +29,8 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import Flight, Server
-from freshet.methods.parts.arrivals import hinge, mixed, polynomial
-from freshet.methods.parts.terms import proximal
+from freshet.methods._shared.buffers import hinge, mixed, polynomial
+from freshet.methods._shared.proximal import proximal
 
 
 class FedAsyncOptions(Options):

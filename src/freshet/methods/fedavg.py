@@ -11,8 +11,8 @@ from typing import Any
 
 from freshet.core.about import About
 from freshet.core.events import Event
-from freshet.methods.parts import replays
-from freshet.methods.parts.rounds import RoundMethod
+from freshet.methods._shared.rounds import RoundMethod
+from freshet.methods.asmu import replay
 
 
 class FedAvg(RoundMethod):
@@ -22,4 +22,4 @@ class FedAvg(RoundMethod):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replays.sample_weighted(event)
+        replay.sample_weighted(event)

@@ -36,9 +36,8 @@ from freshet.core.messages import Number
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite
-from freshet.methods.parts.rounds import Member, Round, RoundMethod
-from freshet.methods.parts.shortened import Shortened, noted, share_taken, told
-from freshet.methods.parts.terms import drift
+from freshet.methods._shared.proximal import drift
+from freshet.methods._shared.rounds import Member, Round, RoundMethod, Shortened, noted, share_taken, told
 
 
 class FedDynOptions(Options):

@@ -26,8 +26,8 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
+from freshet.methods._shared.rounds import Member
 from freshet.methods.fedavg import FedAvg
-from freshet.methods.parts.rounds import Member
 
 Group = tuple[tuple[int, int], ...]
 

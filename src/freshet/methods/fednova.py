@@ -34,8 +34,8 @@ from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Options
 from freshet.core.server import Flight, Server
 from freshet.core.vectors import Vector, combine
-from freshet.methods.parts.rounds import Member, RoundMethod
-from freshet.methods.parts.terms import proximal
+from freshet.methods._shared.proximal import proximal
+from freshet.methods._shared.rounds import Member, RoundMethod
 
 
 class FedNovaOptions(Options):

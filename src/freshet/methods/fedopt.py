@@ -34,8 +34,8 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.methods.parts import replays
-from freshet.methods.parts.rounds import Member, Round, RoundMethod
+from freshet.methods._shared.rounds import Member, Round, RoundMethod
+from freshet.methods.asmu import replay
 
 Wide = NDArray[np.float64]
 
@@ -122,6 +122,6 @@ class FedOpt(RoundMethod):
 
     @classmethod
     def audit(cls, options: FedOptOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replays.sample_weighted(event)
+        replay.sample_weighted(event)
         if isinstance(event, Aggregated) and event.contributions:
             expect("alpha", event.numbers["alpha"], options.eta)

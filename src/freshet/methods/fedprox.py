@@ -19,8 +19,8 @@ from freshet.core.about import About, Range
 from freshet.core.method import LocalRule, Options
 from freshet.core.server import Server
 from freshet.core.streams import stream
+from freshet.methods._shared.proximal import proximal
 from freshet.methods.fedavg import FedAvg
-from freshet.methods.parts.terms import proximal
 
 
 class FedProxOptions(Options):

@@ -35,8 +35,8 @@ from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, LocalRule, Method, Options, Verdict, World
 from freshet.core.server import Flight, Server
-from freshet.methods.parts.arrivals import mixed, polynomial
-from freshet.methods.parts.terms import proximal
+from freshet.methods._shared.buffers import mixed, polynomial
+from freshet.methods._shared.proximal import proximal
 
 
 class FedSAOptions(Options):

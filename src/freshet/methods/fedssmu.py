@@ -19,8 +19,8 @@ from freshet.core.about import About, Range
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Options, Verdict
 from freshet.core.server import Flight, Server
+from freshet.methods.asmu.rule import ASMUOptions
 from freshet.methods.fedasmu import FedASMU
-from freshet.methods.parts.fresh import ASMUOptions
 
 
 class SSMUOptions(ASMUOptions):

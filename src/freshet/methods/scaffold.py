@@ -35,8 +35,7 @@ from freshet.core.messages import Number, Vectors
 from freshet.core.method import Local, LocalRule, Options, World
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite, mix, norm
-from freshet.methods.parts.rounds import Member, Round, RoundMethod
-from freshet.methods.parts.shortened import Shortened, noted, share_taken, told
+from freshet.methods._shared.rounds import Member, Round, RoundMethod, Shortened, noted, share_taken, told
 
 
 class SCAFFOLDOptions(Options):

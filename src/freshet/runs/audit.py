@@ -35,7 +35,7 @@ from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
 from freshet.methods import find, known, options_for
-from freshet.methods.parts.outside import CUSTOM
+from freshet.methods.loading import CUSTOM
 from freshet.runs.reader import Run, same_class
 from freshet.runs.world import read_world
 

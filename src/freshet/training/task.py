@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from freshet.data.class_labels import remedy
+from freshet.data.dataset import remedy
 from freshet.errors import ConfigError
 
 Direction = Literal["max", "min"]

@@ -1,0 +1,77 @@
+"""What methods share that collect uploads in a buffer and make one step of it.
+
+What the asynchronous baselines share: discounts of staleness, mixing one upload in, and the numbers to log.
+
+Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with our ``s = t - o + 1``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.core.admission import overflows
+from freshet.core.events import make_contribution
+from freshet.core.layout import Layout
+from freshet.core.messages import Upload
+from freshet.core.method import Aggregate, Reject, make_aggregate
+from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.vectors import Vector, mix_measured
+
+
+def polynomial(tau: int, a: float) -> float:
+    """``(tau + 1)^-a``; 1 for a fresh upload."""
+    return float((tau + 1.0) ** -a)
+
+
+def hinge(tau: int, a: float, b: float) -> float:
+    """1 up to ``tau = b``, then ``1 / (a (tau - b) + 1)``."""
+    return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
+
+
+def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate | Reject:
+    """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
+    w, layout = server.weights, server.world.layout
+    new, length = mix_measured(w, upload.weights, alpha, layout.learnable)
+    layout.max_counters(new, w, upload.weights)
+    if overflows(new, length):
+        return Reject(NOT_FINITE)
+    part = make_contribution((upload.device, flight.base, server.staleness(flight), alpha))
+    return make_aggregate((new, (part,), {"alpha": alpha, **numbers}, length, ()))
+
+
+Wide = NDArray[np.float64]
+
+
+@dataclass
+class Sums:
+    """Sums over the uploads since the last step (learnable part B, statistics, largest counters), and who they came
+    from as (device, base, staleness) in order of arrival."""
+
+    B: Wide
+    statistics: Wide
+    counters: Vector
+    arrived: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, layout: Layout, progress: Wide, u: Vector, device: int, base: int, staleness: int) -> None:
+        """Take one upload in: what it adds to B, and its statistics and counters as they are."""
+        self.B += progress
+        self.statistics += u[layout.learnable : layout.floats]
+        np.maximum(self.counters, u[layout.floats :], out=self.counters)
+        self.arrived.append((device, base, staleness))
+
+    def model(self, layout: Layout, learnable: Wide) -> Vector:
+        """A model of this learnable part, with the mean of the statistics and the largest counters."""
+        new = np.empty(layout.size, np.float32)
+        with np.errstate(over="ignore"):  # a model that is not finite is refused
+            new[: layout.learnable] = learnable
+        new[layout.learnable : layout.floats] = self.statistics / len(self.arrived)
+        new[layout.floats :] = self.counters
+        return new
+
+
+def empty(layout: Layout) -> tuple[Wide, Wide, Vector]:
+    """Nothing summed up yet: B, statistics, counters."""
+    statistics, counters = layout.floats - layout.learnable, layout.size - layout.floats
+    return np.zeros(layout.learnable), np.zeros(statistics), np.zeros(counters, np.float32)

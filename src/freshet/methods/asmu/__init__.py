@@ -1,0 +1,1 @@
+"""The parts of FedASMU and FedSSMU: one family of methods."""

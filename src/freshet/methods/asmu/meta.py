@@ -1,0 +1,212 @@
+"""The server's meta model, which proposes the first slot of each device. It needs torch: import it where it is used."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+from torch import Tensor, nn
+
+from freshet.core.streams import torch_seed
+from freshet.errors import ConfigError
+from freshet.files import read_regular
+from freshet.methods.asmu.slots import Advantage, RunningReward, slot_distribution
+
+
+class _Network(nn.Module):
+    """LSTM with a linear head: one number per epoch. No bias at the end, which would move all epochs alike."""
+
+    def __init__(self, epochs: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1 + epochs, hidden)
+        self.head = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        out, _ = self.lstm(steps)
+        logits: Tensor = self.head(out).squeeze(-1)
+        return logits
+
+
+def _prior_logits(epochs: int) -> Tensor:
+    """Logits with which the untrained meta model prefers the middle: a triangle over 1..L, as P(ask | not asked).
+
+    It starts where something newer is there for most devices, and where both neighbours can be tried.
+    """
+    middle = epochs // 2
+    triangle = np.array([epochs - abs(epoch - middle) for epoch in range(epochs)], dtype=np.float64)
+    share = triangle / (triangle.sum() + 1.0)
+    hazard = share / (1.0 - np.concatenate([[0.0], np.cumsum(share)[:-1]]))
+    return torch.from_numpy(np.log(hazard / (1.0 - hazard)))
+
+
+class MetaSelector:
+    """The server's meta model: proposes the first slot of each device and learns from its reward (REINFORCE).
+
+    The logit of ``P(ask at l | not asked before)`` is a prior plus ``GAIN`` times what the network has learned since
+    its start. So the untrained model is the prior itself, and a step of the paper's rate 0.001 with an advantage of 1
+    moves a logit by some tenths. As in the paper's Algorithm 2, b takes a reward in before that is measured against it.
+
+    Slots are not drawn from P but epsilon-greedily: mu(l) = epsilon / L, and 1 - epsilon more for the most probable.
+    So the gradient of the expected reward under P is the mean over trips of ``P / mu`` times REINFORCE's. Without that
+    weight the usual slot is judged fifty times as often as any other, and a better one next to it is not found. With
+    raw advantages, as published, there is none.
+
+    There are as many slots as the longest trip has epochs. A device with fewer (``epochs``) only comes to the first of
+    those decisions: its P and mu are over its own slots, renormalised.
+    """
+
+    GAIN = 8.0
+    #: Size of the inputs that tell one epoch from another, so that each can be learned without its neighbours.
+    INPUT = 8.0
+    LARGEST_WEIGHT = 10.0
+
+    def __init__(
+        self,
+        epochs: int,
+        eta_rl: float,
+        rho: float,
+        seed: int,
+        advantage: Advantage = "scaled",
+        epsilon: float = 0.1,
+        hidden: int = 16,
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(seed, "meta"))
+            self.network = _Network(epochs, hidden).double()
+        # Input of step l: the decision before it (always "not asked"), and which step it is.
+        self._steps = torch.cat([torch.zeros(epochs, 1), self.INPUT * torch.eye(epochs)], dim=1).double()
+        self._prior = _prior_logits(epochs)
+        with torch.no_grad():
+            self._start = self.network(self._steps)
+        self.epochs, self.eta_rl, self.advantage, self.epsilon = epochs, eta_rl, advantage, epsilon
+        self.rewards = RunningReward(rho)
+        #: First trips learned from, and the distribution that was last put on record.
+        self.learned, self._recorded = 0, self.distribution()
+        self._best: dict[int, int] = {}
+
+    def logits(self) -> Tensor:
+        """One per epoch: the prior, and what the network has learned on top of it."""
+        total: Tensor = self._prior + self.GAIN * (self.network(self._steps) - self._start)
+        return total
+
+    def distribution(self, epochs: int | None = None) -> NDArray[np.float64]:
+        """Slot probabilities now, of a device with so many epochs (None: with all)."""
+        with torch.no_grad():
+            return slot_distribution(torch.sigmoid(self.logits()).numpy()[:epochs])
+
+    def best(self, epochs: int | None = None) -> int:
+        """The most probable slot of those (computed anew only after the model has learned)."""
+        count = self.epochs if epochs is None else epochs
+        if count not in self._best:
+            self._best[count] = int(np.argmax(self.distribution(count))) + 1
+        return self._best[count]
+
+    def note(self, reward: float) -> None:
+        """A trip's reward joins those that others are measured against."""
+        self.rewards.note(reward)
+
+    def log_probability(self, slot: int) -> Tensor:
+        """``sum_{l<slot} log(1 - p_l) + log p_slot``."""
+        logits = self.logits()
+        log = nn.functional.logsigmoid
+        total: Tensor = log(-logits[: slot - 1]).sum() + log(logits[slot - 1])
+        return total
+
+    def weight(self, slot: int, chosen_by: float | None = None, epochs: int | None = None) -> float:
+        """``P(slot) / mu(slot)``, mu the probability with which the slot was chosen; 1 with raw advantages."""
+        if self.advantage == "raw":
+            return 1.0
+        greedy, probable = 1.0 - self.epsilon if slot == self.best(epochs) else 0.0, self.distribution(epochs)
+        mu = greedy + self.epsilon / len(probable) if chosen_by is None else chosen_by
+        return min(float(probable[slot - 1]) / mu, self.LARGEST_WEIGHT) if mu > 0.0 else 1.0
+
+    def reinforce(self, slot: int, reward: float, chosen_by: float | None = None, epochs: int | None = None) -> None:
+        """``theta <- theta + eta_rl (P / mu) grad log P(decisions) A`` with the advantage ``A = R - b``."""
+        step = self.eta_rl * self.weight(slot, chosen_by, epochs) * self.rewards.advantage(reward, self.advantage)
+        parameters = list(self.network.parameters())
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(self.log_probability(slot), parameters)
+        with torch.no_grad():
+            pairs = zip(parameters, gradients, strict=True)
+            moved = [torch.add(parameter, gradient, alpha=step) for parameter, gradient in pairs]
+            if all(bool(torch.isfinite(after).all()) for after in moved):  # a step beyond all numbers is not taken
+                for parameter, after in zip(parameters, moved, strict=True):
+                    parameter.copy_(after)
+        self.learned += 1
+        self._best = {}
+
+    def news(self) -> dict[str, Any] | None:
+        """What to put on record when some slot's probability has changed by more than 1 % since the last time."""
+        now = self.distribution()
+        if np.abs(now - self._recorded).max() <= 0.01:
+            return None
+        self._recorded = now
+        return {"probabilities": now.tolist(), "first_trips": self.learned, "b": self.rewards.mean}
+
+    def save(self, path: Path) -> None:
+        """Store what was learned, for ``method.meta_from`` of later runs."""
+        rewards = np.array([self.rewards.mean, self.rewards.variance])
+        save_file(self._weights() | {"rewards": rewards, "start": self._start.numpy()}, path)
+
+    def load(self, path: Path) -> None:
+        """Begin with what an earlier run has learned."""
+        expected = {name: value.shape for name, value in self._weights().items()}
+        expected |= {"rewards": (2,), "start": tuple(self._start.shape)}
+        try:
+            tensors = load(read_regular(path))
+            if {name: value.shape for name, value in tensors.items()} != expected:
+                raise ValueError(f"it holds other tensors than those of a meta model for {self.epochs} epochs")
+            if not all(value.dtype == np.float64 and np.isfinite(value).all() for value in tensors.values()):
+                raise ValueError("it holds numbers that are not finite")
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError("method.meta_from", f"{path} is not a pre-trained meta model ({error})") from None
+        self._start = torch.from_numpy(tensors.pop("start"))
+        self.rewards.mean, self.rewards.variance = tensors.pop("rewards").tolist()
+        self._set_weights(tensors)
+        self._recorded = self.distribution()
+
+    def state(self) -> dict[str, Any]:
+        rewards = [self.rewards.mean, self.rewards.variance]
+        recorded = {"learned": self.learned, "recorded": self._recorded}
+        return {"rewards": rewards, "network": self._weights(), "start": self._start.numpy(), **recorded}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rewards.mean, self.rewards.variance = (float(value) for value in state["rewards"])
+        self.learned, self._recorded = int(state["learned"]), np.array(state["recorded"])
+        self._start = torch.from_numpy(np.array(state["start"]))
+        self._set_weights(state["network"])
+
+    def _weights(self) -> dict[str, NDArray[Any]]:
+        return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
+
+    def _set_weights(self, weights: dict[str, NDArray[Any]]) -> None:
+        self.network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+        self._best = {}
+
+
+def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: int = 1) -> int:
+    """Learn from the requests of earlier runs' logs, in order, so many times; returns how many there were.
+
+    A merge has its reward; a request that found nothing newer counts as reward 0.
+    """
+    epochs = selector.epochs
+    lessons = [lesson for event in events if (lesson := _lesson(event, epochs)) is not None]
+    asked = np.bincount([slot for slot, _ in lessons], minlength=epochs + 1) / max(1, len(lessons))
+    for slot, reward in passes * lessons:
+        selector.note(reward)
+        selector.reinforce(slot, reward, chosen_by=float(asked[slot]))
+    return len(lessons)
+
+
+def _lesson(event: dict[str, Any], epochs: int) -> tuple[int, float] | None:
+    """The slot and the reward of a logged request, or None for other events (and for what makes no sense)."""
+    slot, kind = event.get("slot"), event.get("kind")
+    reward = 0.0 if kind == "request" and event.get("fresh", 0) is None else event.get("reward")
+    if kind not in ("request", "merge") or type(slot) is not int or not 1 <= slot <= epochs:
+        return None
+    return (slot, float(reward)) if isinstance(reward, int | float) and math.isfinite(reward) else None

@@ -1,0 +1,250 @@
+"""The device's part of FedASMU and FedSSMU, and the hyper-parameters of both.
+
+At the start of epoch l* the device asks for the fresh model ``w_g`` and merges it into its own, ``w_b``::
+
+    w_a = (1 - beta) w_b + beta w_g
+
+with a learned weight beta, at a moment that the reward ``loss(w_b) - loss(w_a)`` teaches it to choose."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from freshet.core.messages import Assignment, Fresh, Number, Slot
+from freshet.core.method import Local, LocalRule, Memory, Options
+from freshet.core.vectors import distance, dot_difference, mix, norm
+from freshet.methods.asmu import slots
+from freshet.methods.asmu.staleness import (
+    Equations,
+    cosine,
+    far_ahead,
+    freshness_weight,
+    merge_gradients,
+    moved,
+    saturate,
+)
+from freshet.methods.asmu.steps import ControlMemory
+
+#: The rates of what is learned as a weight.
+RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
+#: Rates below this move no control that descends a cosine in a run of ordinary length.
+SLOW = 1e-3
+
+
+class ASMUOptions(Options):
+    """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
+
+    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of
+    alpha depends on ``apply``: ``apply = "progress"`` has its own initial controls where none are given.
+    """
+
+    #: Defaults that follow from another option's value.
+    following: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
+        ("equations", "published"): {"advantage": "raw"},
+        ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05},
+        ("controls", "direction"): dict.fromkeys(RATES, 0.02),
+        ("controls", "course"): dict.fromkeys(RATES[:3], 0.005),
+    }
+    #: Uploads under way at once that the rates of ``course`` are meant for.
+    usual_span: ClassVar[int] = 30
+
+    lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
+    sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
+    iota0: float = Field(0.0, description="initial iota: weight that staleness does not touch")
+    gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
+    upsilon0: float = Field(0.5, description="initial upsilon: how much less a barely newer model counts")
+    mu_alpha: float = Field(1.0, gt=0, description="saturation of the server's weight alpha")
+    mu_beta: float = Field(1.0, gt=0, description="saturation of the device's weight beta")
+    eta_lambda: float = Field(1e-4, ge=0, description="learning rate of lambda")
+    eta_sigma: float = Field(1e-4, ge=0, description="learning rate of sigma")
+    eta_iota: float = Field(1e-4, ge=0, description="learning rate of iota")
+    eta_gamma: float = Field(1e-4, ge=0, description="learning rate of gamma")
+    eta_upsilon: float = Field(1e-4, ge=0, description="learning rate of upsilon")
+    eta_rl: float = Field(1e-3, ge=0, description="learning rate of the meta model")
+    tau_max: int = Field(99, ge=1, description="uploads staler than this are discarded")
+    xi_min: float = Field(1e-3, gt=0, description="lower bound of xi, so that alpha stays above 0")
+    epsilon: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability of exploring another slot; in trip k of a device epsilon / k unless raw",
+    )
+    phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
+    psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
+    rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
+    slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
+    equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
+    advantage: slots.Advantage = Field(
+        "scaled", description="rewards over their running deviation, or as they are (the paper's; default of published)"
+    )
+    apply: Literal["mix", "progress"] = Field(
+        "mix", description="mix the uploaded model in (the paper's), or add only what its training produced (ours)"
+    )
+    controls: Literal["loss", "direction", "course"] = Field(
+        "loss",
+        description="what the controls descend: the loss (the paper's); direction: its slope per unit of length, a "
+        "cosine, of the same size for every network; course: that of who starts from a new model, along the way that "
+        "led there, one set of controls for all devices (ours, both with apply = progress)",
+    )
+    span: int | None = Field(
+        None,
+        ge=1,
+        description="with controls = course: uploads under way at once (default: run.in_flight, synchronous "
+        "run.per_round); where they are more than 30 (FedSSMU: 10), its rates are divided by as many times as many",
+    )
+    probe: Literal["batch", "held-out"] = Field(
+        "batch",
+        description="what rewards and the slope of beta are measured on: the mini-batch that is trained on next (the "
+        "paper's), or a tenth of the device's samples that it never trains on (ours)",
+    )
+    distance: bool = Field(
+        False,
+        description="phi is also multiplied by 2 a / (a + b), a and b how far server and device have gone from their "
+        "common base: the more, the farther the server is ahead (ours)",
+    )
+    control_memory: ControlMemory = Field(
+        "exact", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
+    )
+    control_budget_mb: int = Field(
+        1024,
+        ge=1,
+        description="MiB of steps in main memory; beyond it exact puts them into a file, budget forgets them",
+    )
+    dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
+    adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_that_follow(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        follow: dict[str, Any] = {}
+        for (key, value), defaults in cls.following.items():
+            follow |= defaults if given.get(key) == value else {}
+        return follow | given
+
+    @model_validator(mode="after")
+    def _direction_of_progress(self) -> Self:
+        if self.controls != "loss" and self.apply != "progress":
+            raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
+        return self
+
+    def control_rates(self) -> tuple[float, float, float]:
+        """Rates of lambda, sigma and iota.
+
+        Under ``course`` a weight is judged when about ``span`` more uploads have been weighed like it. All their
+        verdicts add up before the first can tell that it is enough, so that each counts the less, the more they are.
+        """
+        share = min(1.0, self.usual_span / self.span) if self.controls == "course" and self.span else 1.0
+        return share * self.eta_lambda, share * self.eta_sigma, share * self.eta_iota
+
+    def slow_rates(self) -> list[str]:
+        """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""
+        own = self.following.get(("controls", self.controls), {})
+        slow = [key for key in own if 0.0 < getattr(self, key) < SLOW]
+        if not slow:
+            return []
+        named = ", ".join(f"method.{key}" for key in slow)
+        usual = own[slow[0]]
+        return [
+            f"controls = {self.controls} hardly moves with rates below {SLOW:g} ({named}); its default is {usual:g}"
+        ]
+
+
+@dataclass(frozen=True)
+class FreshModelRule(LocalRule):
+    """The device's part: choose the slot, merge the fresh model, learn from the reward."""
+
+    remembers: ClassVar[bool] = True
+    #: Where neither slots nor gamma and upsilon are learned, nor lengths are in phi, which ``leak`` sees to.
+    public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after")
+    options: ASMUOptions
+
+    @property
+    def holds_out(self) -> bool:
+        return self.options.probe == "held-out"
+
+    def leak(self) -> str | None:
+        o = self.options
+        if o.slot == "rl":
+            return 'slots are learned from losses; set method.slot to a number, "h1", "h2", "h3", "random" or "never"'
+        if o.eta_gamma or o.eta_upsilon:
+            return "beta is learned from losses; set method.eta_gamma and method.eta_upsilon to 0"
+        if o.distance:
+            return "phi and beta contain the exact length of the training; set method.distance to false"
+        return None
+
+    def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
+        o = self.options
+        if o.slot != "rl":
+            return slots.fixed_slot(o.slot, assignment.epochs, rng)
+        if "slot" not in memory:
+            proposed = min(int(assignment.instruction["meta_slot"]), assignment.epochs)
+            return slots.first_slot(proposed, assignment.epochs, o.epsilon, rng)
+        epsilon = o.epsilon if o.advantage == "raw" else o.epsilon / assignment.trip
+        return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
+
+    def begin(self, local: Local) -> None:
+        local.memory.setdefault("gamma", self.options.gamma0)
+        local.memory.setdefault("upsilon", self.options.upsilon0)
+
+    def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
+        o, memory, n = self.options, local.memory, local.learnable
+        gamma, upsilon = memory["gamma"], memory["upsilon"]
+        age, s = fresh.age, fresh.version - local.assignment.version + 1
+        before, corrected, numbers = local.snapshot(), o.equations == "corrected", dict[str, Number]()
+        if o.distance:
+            base = local.assignment.weights[:n]
+            numbers["far"] = far_ahead(distance(fresh.weights[:n], base), distance(before[:n], base))
+        far = float(numbers.get("far", 1.0))
+        phi = freshness_weight(gamma, upsilon, age, s, far)
+        beta = saturate(o.mu_beta, phi)
+        x, y = local.next_batch() if o.probe == "batch" else local.held_out()
+        loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
+        merged = mix(before, fresh.weights, beta)
+        local.layout.max_counters(merged, before, fresh.weights)
+        local.become(merged)
+        loss_after, h_after = local.gradient_at(x, y)
+        # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
+        h, at = (h_after, before) if h_before is None else (h_before, merged)
+        q = dot_difference(fresh.weights[:n], at[:n], h)
+        if o.controls == "direction":
+            q = cosine(q, norm(h), distance(fresh.weights[:n], at[:n]))
+        grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations, far)
+        memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
+        memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
+        return {
+            "n1": local.steps,
+            "beta": beta,
+            "reward": loss_before - loss_after,
+            "phi": phi,
+            "gamma": gamma,
+            "upsilon": upsilon,
+            "q": q,
+            "gamma_after": memory["gamma"],
+            "upsilon_after": memory["upsilon"],
+            "loss_before": loss_before,
+            "loss_after": loss_after,
+            **numbers,
+        }
+
+    def finish(self, local: Local) -> None:
+        if self.options.slot == "rl" and local.slot is not None:
+            # Where nothing newer was there, the model stayed as it was.
+            self._learn_slot(local, local.slot, local.merged.get("reward", 0.0))
+
+    def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
+        """The Q-table learns from this trip, unless it was the first, which teaches the server's meta model."""
+        o, memory = self.options, local.memory
+        first = "slot" not in memory
+        rewards = slots.RunningReward(o.rho, memory.get("b", reward))
+        table = slots.empty_table(local.assignment.epochs, o.advantage) if first else memory["table"].copy()
+        if not first:
+            measured = reward - rewards.mean if o.advantage == "scaled" else reward
+            slots.learn(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
+        rewards.note(reward)
+        memory |= {"table": table, "slot": slot.epoch, "b": rewards.mean}
+        local.report |= {"slot": slot.epoch, "first": int(first), "reward": reward}

@@ -1,0 +1,91 @@
+"""When a device asks for the fresh model: a Q-table per device, the meta model's proposal (``meta``), or a fixed rule.
+
+A *slot* l* is an epoch in 1..L; the device asks at its start, before its first step."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.core.messages import Slot
+
+Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
+#: Rewards over their running deviation, or as they are (the paper's).
+Advantage = Literal["scaled", "raw"]
+ACTIONS = (-1, 0, 1)
+Table = NDArray[np.float64]
+
+
+def fixed_slot(policy: str | int, epochs: int, rng: np.random.Generator) -> Slot | None:
+    """Slots that are not learned: H1 after the first epoch, H2 mid-way, H3 in the penultimate epoch, or a number."""
+    if policy == "never":
+        return None
+    if policy == "random":
+        return Slot(int(rng.integers(1, epochs + 1)), "fixed")
+    wanted = {"h1": 2, "h2": epochs // 2 + 1, "h3": epochs - 1}.get(str(policy), policy)
+    return Slot(min(max(int(wanted), 1), epochs), "fixed")
+
+
+def empty_table(epochs: int, advantage: Advantage) -> Table:
+    """``H(slot, action)``; row l-1 belongs to slot l. Zero (raw), or not a number where nothing was tried (scaled)."""
+    return np.full((epochs, len(ACTIONS)), 0.0 if advantage == "raw" else np.nan)
+
+
+def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator) -> Slot:
+    """Epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L.
+
+    What was never tried comes first. Ties are broken at random: a fixed order would drift to one end.
+    """
+    if rng.random() < epsilon:
+        column, by = int(rng.integers(len(ACTIONS))), "explore"
+    else:
+        row = np.where(np.isnan(table[last - 1]), np.inf, table[last - 1])
+        column, by = int(rng.choice(np.flatnonzero(row == row.max()))), "q"
+    action = ACTIONS[column]
+    return Slot(min(max(last + action, 1), len(table)), by, action)
+
+
+def learn(table: Table, last: int, action: int, slot: int, reward: float, phi_q: float, psi: float) -> None:
+    """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place; what was never tried counts as 0."""
+    column, known = ACTIONS.index(action), np.nan_to_num(table)
+    old = known[last - 1, column]
+    table[last - 1, column] = old + phi_q * (reward + psi * known[slot - 1].max() - old)
+
+
+def first_slot(meta_slot: int, epochs: int, epsilon: float, rng: np.random.Generator) -> Slot:
+    """A device's first trip: the meta model's slot, or with probability epsilon any slot."""
+    if rng.random() < epsilon:
+        return Slot(int(rng.integers(1, epochs + 1)), "explore")
+    return Slot(meta_slot, "meta")
+
+
+def slot_distribution(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``P(l* = k) = p_k prod_{l<k} (1 - p_l)``, renormalised over 1..L."""
+    survival = np.concatenate([[1.0], np.cumprod(1.0 - p)[:-1]])
+    raw = p * survival
+    total: float = raw.sum()
+    return raw / total if total > 0 else np.full(len(p), 1.0 / len(p))
+
+
+@dataclass
+class RunningReward:
+    """Mean b and deviation of the rewards seen lately: ``b <- (1 - rho) b + rho R``."""
+
+    rho: float
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def note(self, reward: float) -> None:
+        """Take a reward in; the variance is the same running mean of ``(R - b)^2``, corrected for b having moved."""
+        off = reward - self.mean
+        self.mean += self.rho * off
+        self.variance = (1.0 - self.rho) * (self.variance + self.rho * off * off)
+
+    def advantage(self, reward: float, kind: Advantage) -> float:
+        """``R - b``, over the deviation if scaled (0 while all rewards are equal)."""
+        off = reward - self.mean
+        if kind == "raw":
+            return off
+        return off / math.sqrt(self.variance) if self.variance > 0.0 else 0.0

@@ -1,0 +1,206 @@
+"""The formulas of FedASMU and FedSSMU: two weights, each a learned function of staleness, and their derivatives.
+
+Scalars only; no model is touched here. ``age`` is the version t (asynchronous) or the round g (synchronous);
+``s`` is the staleness, 1 for a fresh upload. Every derivative is checked against finite differences of a true loss.
+
+Controls that learn from the server's course (ours): one set for all devices, judged by who starts from a new model.
+
+The paper estimates the slope along a device's last step from the device's own next upload. Its own samples nearly
+always ask for more of its own step, so what is learned that way only grows (docs/results.md). Here the server keeps its
+course, what the last uploads did together, with a memory as long as uploads are stale::
+
+    m_{v+1} = (1 - 1/s) m_v + alpha d        d what training produced, s the staleness of that upload
+
+A device that starts from version o and trains by ``d_j`` has found the slope of its loss along the course that led
+there: ``d F_j(w_o) / d eps = <grad F_j(w_o), m_o>``, eps a common relative change of those weights, and
+``grad F_j ~ -d_j``. Over devices that is the slope of the whole federation's loss, at that very model. Where they go on
+in the server's direction, weights were too small; where they turn back, too large: ``q = -cos(d_j, m_o)``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from freshet.core.vectors import Vector, dot, norm
+
+Equations = Literal["corrected", "published"]
+#: No weight grows beyond this before it is saturated: already there alpha and beta are 1 to twelve digits.
+LARGEST = 1e12
+
+
+@dataclass(frozen=True)
+class Control:
+    """A device's server-side control parameters."""
+
+    lambda_: float
+    sigma: float
+    iota: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """The device's last accepted aggregation: its version, age p, staleness s_p, xi_p and the controls used then."""
+
+    version: int
+    p: int
+    s_p: int
+    xi_p: float
+    control: Control
+    #: How long the step was that it took.
+    length: float = 0.0
+
+
+def discount(age: int, s: int, sigma: float) -> float:
+    """``1 / (sqrt(age) s^sigma)``; the exponent is bounded so that no control can overflow it."""
+    return math.exp(min(-sigma * math.log(s), 600.0)) / math.sqrt(age)
+
+
+def raw_staleness_weight(control: Control, age: int, s: int) -> float:
+    """``lambda / (sqrt(age) s^sigma) + iota``, before any clamp."""
+    return control.lambda_ * discount(age, s, control.sigma) + control.iota
+
+
+def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
+    """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
+    return min(max(xi_min, raw_staleness_weight(control, age, s)), LARGEST)
+
+
+def saturate(mu: float, x: float) -> float:
+    """``mu x / (1 + mu x)``, inside (0, 1) for x > 0: alpha from xi, beta from phi."""
+    y = mu * x
+    return 1.0 if math.isinf(y) else y / (1.0 + y)
+
+
+def saturation_slope(mu: float, x: float) -> float:
+    """``d saturate / dx = mu / (1 + mu x)^2``."""
+    return mu / (1.0 + mu * x) / (1.0 + mu * x)
+
+
+def moved(value: float, rate: float, gradient: float) -> float:
+    """``value - rate gradient``; a step that is not finite is not taken, so controls stay numbers."""
+    after = value - rate * gradient
+    return after if math.isfinite(after) else value
+
+
+def _finite(*gradients: float) -> tuple[float, ...]:
+    return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
+
+
+def training_scale(lr: float, steps: float, before: float, beta: float) -> float:
+    """``eta ((1 - beta) n1 + n2)``: what a constant unit gradient would have moved the model by (erratum E6).
+
+    n1 steps came before the merge, which shrinks what they did to ``1 - beta`` of it, and ``n2 = n - n1`` after it.
+    """
+    return lr * ((1.0 - beta) * before + (steps - before))
+
+
+def cosine(product: float, a: float, b: float) -> float:
+    """``<x, y> / (|x| |y|)``, held in [-1, 1] (an inner product may be an estimate); 0 where one of them is nothing."""
+    lengths = a * b
+    return max(-1.0, min(1.0, product / lengths)) if lengths > 0.0 else 0.0
+
+
+def control_gradients(
+    q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations, comes_back: bool = False
+) -> tuple[float, float, float]:
+    """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
+
+    ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
+    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is). Erratum E13:
+    where xi was held by a clamp, it did not depend on the controls. ``comes_back`` (ours): a slope
+    that leads away from the clamp is followed all the same; controls that all devices share would else stay there.
+    """
+    c = q * saturation_slope(mu_alpha, past.xi_p)
+    weight = discount(past.p, past.s_p, past.control.sigma)
+    if equations == "corrected":
+        raw = raw_staleness_weight(past.control, past.p, past.s_p)
+        too_small, too_large = raw < xi_min, not raw <= LARGEST
+        asked_back = comes_back and (q < 0.0 if too_small else q > 0.0)
+        if (too_small or too_large) and not asked_back:
+            return 0.0, 0.0, 0.0
+        inner = -past.control.lambda_ * math.log(past.s_p)
+    else:
+        inner = -math.log(past.control.sigma) if past.control.sigma > 0 else 0.0
+    g_lambda, g_sigma, g_iota = _finite(c * weight, c * weight * inner, c)
+    return g_lambda, g_sigma, g_iota
+
+
+def descend(control: Control, gradients: tuple[float, float, float], rates: tuple[float, float, float]) -> Control:
+    """One gradient step on the three control parameters."""
+    values = (control.lambda_, control.sigma, control.iota)
+    return Control(*(moved(*item) for item in zip(values, rates, gradients, strict=True)))
+
+
+def far_ahead(server: float, device: float) -> float:
+    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2]: above 1 where the server has gone farther from the
+    common base than the device has, so that there is more to take than to lose (``distance``, ours)."""
+    both = server + device
+    return 2.0 * server / both if both > 0.0 else 1.0
+
+
+def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
+    """``far gamma / sqrt(age) (1 - upsilon / sqrt(s))``, before any clamp."""
+    return far * (gamma / math.sqrt(age) * (1.0 - upsilon / math.sqrt(s)))
+
+
+def freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
+    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0; ``far`` is 1 in the
+    paper."""
+    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s, far)), LARGEST)
+
+
+def merge_gradients(
+    q: float,
+    mu_beta: float,
+    phi: float,
+    gamma: float,
+    upsilon: float,
+    age: int,
+    s: int,
+    equations: Equations,
+    far: float = 1.0,
+) -> tuple[float, float]:
+    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 where phi is held (erratum E13)."""
+    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s, far) <= LARGEST:
+        return 0.0, 0.0
+    c = q * saturation_slope(mu_beta, phi) * far
+    g_gamma, g_upsilon = _finite(c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s))
+    return g_gamma, g_upsilon
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a version came about: the numbers of its last upload (``length``: that of the course), and the course."""
+
+    past: Past
+    course: Vector
+
+
+@dataclass
+class Course:
+    """The controls of all devices, and the course at each version that a device may have started from."""
+
+    control: Control
+    made: dict[int, Made] = field(default_factory=dict)
+
+    def judged(self, base: int, step: Vector) -> tuple[float | None, Past | None]:
+        """``<step, m>`` with the course at a version, and that version's past (None: it is the first one)."""
+        made = self.made.get(base)
+        return (None, None) if made is None else (dot(step, made.course), made.past)
+
+    def follow(self, past: Past, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
+        """An upload was taken in: the course at the version that it made, and its length; versions that nobody holds
+        are forgotten."""
+        new, before = np.float32(alpha) * step, self.made.get(past.version)
+        with np.errstate(over="ignore"):
+            course = new if before is None else new + np.float32(1.0 - 1.0 / past.s_p) * before.course
+        length, version = norm(course), past.version + 1
+        if not math.isfinite(length):  # beside the largest numbers it begins anew
+            course, length = new, norm(new)
+        self.made = {v: made for v, made in self.made.items() if held(v)}
+        self.made[version] = Made(Past(past.version, past.p, past.s_p, past.xi_p, past.control, length), course)
+        self.control = past.control
+        return length

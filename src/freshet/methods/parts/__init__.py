@@ -1,1 +1,0 @@
-"""Pieces that several methods are built from."""

@@ -1,0 +1,195 @@
+"""Runs as they are kept beside a page of results: settings, tests, world and summary, without logs and models.
+
+How they are counted is a protocol's: accuracy is the mean of the last tests, and a win needs all seeds."""
+
+import re
+from collections.abc import Iterable, Sequence
+from math import inf
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from freshet.errors import ConfigError, RunError
+from freshet.files import read_regular, reason
+from freshet.methods import known
+from freshet.paper.claims import Outcome, compare
+from freshet.runs import reader
+from freshet.runs.writer import write_atomically
+
+KEPT = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
+#: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.
+LAST, TIE = 5, 0.01
+#: With fewer seeds nothing is told.
+SEEDS = 3
+#: What a page may print without a second look.
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Numbers = Annotated[list[Number], Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
+Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
+
+
+class ArchivedRun(NamedTuple):
+    """One run, as far as results tell of it."""
+
+    method: str
+    seed: Count
+    times: Numbers
+    accuracies: Numbers
+    reached: Number | None
+    sha: Sha
+    lr: Number
+    optimiser: Annotated[str, Field(pattern=r"^[a-z]{1,20}$", strict=True)]
+    batch: Count
+    samples: Count
+    """Training samples, 0 for all of them."""
+    network: Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.,=-]{1,120}$", strict=True)]
+    """The model's name, and the options that were set for it."""
+    uploads: Count
+    staleness: Number | None
+    diverged: Number | None
+    options: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.accuracies[-LAST:])
+
+    def time_to(self, target: float) -> float:
+        """First test at or above it, or never."""
+        pairs = zip(self.times, self.accuracies, strict=True)
+        return next((time for time, accuracy in pairs if accuracy >= target), inf)
+
+    def until(self, end: float) -> "ArchivedRun":
+        """The run as it stood then: what it does not know of its end, it does alike."""
+        tests = max(1, sum(time <= end for time in self.times))
+        reached = None if self.reached is None or self.reached > end else self.reached
+        return self._replace(times=self.times[:tests], accuracies=self.accuracies[:tests], reached=reached)
+
+    @staticmethod
+    def read(folder: Path) -> "ArchivedRun":
+        """A kept run, if all that is told of it is of the right kind."""
+        run = reader.Run(folder)
+        summary, rows, config = run.summary(), run.metrics(), run.config()
+        told = {
+            "method": summary.get("method"),
+            "seed": summary.get("seed"),
+            "times": [row.get("time") for row in rows],
+            "accuracies": [row.get("accuracy") for row in rows],
+            "reached": summary.get("time_to_target"),
+            "sha": summary.get("weights_sha256"),
+            "lr": config.get("training", {}).get("lr"),
+            "optimiser": config.get("training", {}).get("optimiser"),
+            "batch": config.get("training", {}).get("batch_size"),
+            "samples": config.get("data", {}).get("train_samples"),
+            "network": _network(config.get("model", {})),
+            "uploads": summary.get("uploads"),
+            "staleness": summary.get("mean_staleness"),
+            "diverged": summary.get("diverged"),
+            "options": config.get("method", {}),
+        }
+        try:
+            found = _RUN.validate_python(told)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise RunError(f"{folder} cannot be used: {where}: {problem['msg'].lower()}") from None
+        if known(found.method) is None:
+            raise RunError(f"{folder} cannot be used: its method, {found.method[:40]!r}, is not a built-in one")
+        return found
+
+
+_RUN = TypeAdapter(ArchivedRun)
+
+
+def _network(table: dict[str, Any]) -> str:
+    """The model's name and what was set for it; an empty choice is none."""
+    options = {key: value for key, value in table.items() if key != "name" and value != "" and value is not False}
+    return ", ".join([str(table.get("name")), *(f"{key} = {value}" for key, value in options.items())])
+
+
+def ended(folder: Path) -> list[Path]:
+    """The runs in the folder of a grid that came to their end, each of them whole."""
+    if not (folder / "runs").is_dir():
+        raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
+    found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
+    found = [run for run in found if reader.Run(run).finished()]
+    if not found:
+        raise ConfigError("--take", f"no run in {folder} has come to its end yet")
+    for run in found:
+        ArchivedRun.read(run)
+    return found
+
+
+def take(folders: Iterable[Path], into: Path) -> list[Path]:
+    """Bring finished runs in: what draws every figure again, without logs and models. Returns where they lie."""
+    places = []
+    for run in [run for folder in folders for run in ended(folder)]:
+        place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT}
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            write_atomically(place / name, content)
+        places.append(place)
+    return places
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({reason(error)})") from None
+
+
+def read(folder: Path) -> dict[str, list[ArchivedRun]]:
+    """Runs by method, seeds in order; only methods all of whose seeds are there."""
+    found: dict[str, list[ArchivedRun]] = {}
+    for run in sorted(folder.glob("runs/*/")):
+        one = ArchivedRun.read(run)
+        group = found.setdefault(one.method, [])
+        if any(other.seed == one.seed for other in group):
+            raise RunError(f"{folder} holds two runs of {one.method} with seed {one.seed}; remove one of them")
+        group.append(one)
+    seeds = max((len(runs) for runs in found.values()), default=0)
+    return {method: sorted(runs, key=lambda run: run.seed) for method, runs in found.items() if len(runs) == seeds}
+
+
+def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[ArchivedRun]]:
+    """Runs of a suite by what they are called: their method and the options in which they differ from the main runs."""
+    usual, found = main[0].options, dict[str, list[ArchivedRun]]()
+    for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
+        own = run.method != main[0].method
+        differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
+        words = [_plain(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")]
+        found.setdefault(", ".join(words) or run.method, []).append(run)
+    return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
+
+
+def _plain(setting: str) -> str:
+    """A setting as a table may show it: nothing that a page would take for its own."""
+    return re.sub(r"[^\w .,:=+/'()-]", "?", setting)[:80]
+
+
+def middle(runs: Sequence[ArchivedRun]) -> float:
+    return median(run.accuracy for run in runs)
+
+
+def time_of(runs: Sequence[ArchivedRun]) -> float:
+    """Median time to the target, never being later than everything."""
+    return median(inf if run.reached is None else run.reached for run in runs)
+
+
+def shared(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> tuple[list[ArchivedRun], list[ArchivedRun]]:
+    """The runs of the seeds that both have, in the same order."""
+    pairs = [(a, b) for a in ours for b in theirs if a.seed == b.seed]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def outcome(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], gain: str = "accuracy") -> Outcome:
+    """Who wins on the seeds that both have: in accuracy by more than a tie, in time where one of them gets there."""
+    ours, theirs = shared(ours, theirs)
+    if 0 < len(ours) < SEEDS:
+        return "few"
+    if gain == "accuracy":
+        return compare([run.accuracy for run in ours], [run.accuracy for run in theirs], TIE)
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.reached or b.reached]
+    return compare([-(a.reached or inf) for a, _ in pairs], [-(b.reached or inf) for _, b in pairs])

@@ -1,0 +1,403 @@
+"""The twelve cells (network x data set) of the FedASMU paper's main table, with its settings and its published numbers.
+
+Plain data: what the paper states and nothing else. What it leaves open (batch size, local epochs, Dirichlet
+concentration, first values of the control parameters, bandwidth) is not here.
+
+How long a cell of the paper runs: the virtual time that its 500 synchronous rounds take on its fleet.
+
+A synchronous round with m' of n devices lasts as long as its slowest trip (``sim.budget``), so
+``until = rounds * E[round]``. Every method of a cell, synchronous or not, runs for this time. A device that is away, or
+an upload that is lost, does not enter: no cell has any.
+
+From a cell of the paper to a complete configuration, and whose choice each setting is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from statistics import fmean
+from typing import Any
+
+from freshet.config import Config, DataOptions, ModelOptions, resolve
+from freshet.data.catalogue import CATALOGUE
+from freshet.errors import ConfigError
+from freshet.methods import find
+from freshet.options import FleetOptions
+from freshet.report.palette import ORDER
+from freshet.sim import forecast
+from freshet.sim.fleet import Fleet
+
+METHODS = ORDER[:12]
+"""The twelve methods in the order of the paper's table: six asynchronous, six synchronous."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One entry of the paper's main table."""
+
+    accuracy: float
+    """Convergence accuracy of the global model."""
+    time: float | None
+    """Training time to the target accuracy, None where the paper has "/"; the paper names no unit, we read seconds."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network on one data set, with the rates of the paper's table of hyper-parameters."""
+
+    name: str
+    dataset: str
+    model: str
+    eta_lambda: float
+    eta_sigma: float
+    eta_iota: float
+    eta_gamma: float
+    eta_upsilon: float
+    lr: float
+    """Learning rate of local SGD (eta_i), before decay."""
+    target: float
+    """Accuracy whose first reaching stops the clock of `Published.time`."""
+    published: Mapping[str, Published] = field(hash=False)
+    """By method name, one for each of `METHODS`."""
+    eta_rl: float = 0.001
+    """Learning rate of the slot selector."""
+    devices: int = 100
+    """m, all devices."""
+    per_round: int = 10
+    """m', devices triggered at once."""
+    period: float = 10.0
+    """Time between two triggers (calligraphic T), in seconds by our reading."""
+    rounds: int = 500
+    """T, global rounds."""
+    tau_max: int = 99
+    """Largest staleness that the server accepts."""
+    slowest_over_fastest: float = 5.0
+    """Local training time of the slowest device over that of the fastest."""
+
+
+def _cell(
+    name: str,
+    dataset: str,
+    model: str,
+    *,
+    etas: tuple[float, float, float, float, float],
+    lr: float,
+    target: float,
+    accuracy: Sequence[float],
+    time: Sequence[float | None],
+) -> Cell:
+    """A cell from columns of the paper's tables: rates of lambda, sigma, iota, gamma, upsilon; results by `METHODS`."""
+    published = {m: Published(a, t) for m, a, t in zip(METHODS, accuracy, time, strict=True)}
+    return Cell(name, dataset, model, *etas, lr=lr, target=target, published=published)
+
+
+_CELLS = (
+    _cell(
+        "lenet-fmnist",
+        "fashion-mnist",
+        "lenet5",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.005,
+        target=0.70,
+        accuracy=(0.858, 0.839, 0.799, 0.833, 0.827, 0.786, 0.858, 0.780, 0.778, 0.785, 0.842, 0.846),
+        time=(11_603, 15_941, 75_323, 42_472, 16_953, 14_473, 13_753, 97_692, 97_692, 97_692, 51_223, 20_599),
+    ),
+    _cell(
+        "lenet-cifar10",
+        "cifar10",
+        "lenet5",
+        etas=(1e-3, 1e-3, 0.1, 0.1, 1e-3),
+        lr=0.03,
+        target=0.30,
+        accuracy=(0.485, 0.483, 0.307, 0.411, 0.366, 0.306, 0.496, 0.450, 0.374, 0.305, 0.277, 0.488),
+        time=(8_800, 36_565, 365_642, 83_973, 9_907, 21_562, 63_500, 125_514, 126_958, 437_531, None, 56_019),
+    ),
+    _cell(
+        "lenet-cifar100",
+        "cifar100",
+        "lenet5",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.13,
+        accuracy=(0.183, 0.168, 0.106, 0.151, 0.174, 0.0836, 0.220, 0.167, 0.173, 0.170, 0.150, 0.181),
+        time=(20_737, 102_113, None, 110_942, 25_791, None, 98_303, 95_306, 93_430, 93_430, 70_260, 91_686),
+    ),
+    _cell(
+        "cnn-cifar10",
+        "cifar10",
+        "cnn",
+        etas=(1e-3, 1e-3, 1e-4, 0.1, 1e-3),
+        lr=0.028,
+        target=0.40,
+        accuracy=(0.603, 0.491, 0.380, 0.477, 0.366, 0.509, 0.628, 0.562, 0.360, 0.478, 0.508, 0.570),
+        time=(10_109, 24_931, None, 92_246, None, 20_415, 44_338, 117_794, None, 100_302, 43_974, 56_019),
+    ),
+    _cell(
+        "cnn-cifar100",
+        "cifar100",
+        "cnn",
+        etas=(1e-5, 1e-5, 1e-5, 1e-5, 1e-5),
+        lr=0.013,
+        target=0.15,
+        accuracy=(0.279, 0.230, 0.146, 0.209, 0.202, 0.191, 0.293, 0.249, 0.244, 0.225, 0.189, 0.264),
+        time=(30_569, 37_160, None, 103_090, 65_736, 94_169, 104_844, 73_145, 73_145, 252_703, 52_874, 108_906),
+    ),
+    _cell(
+        "resnet-cifar100",
+        "cifar100",
+        "resnet20",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.25,
+        accuracy=(0.359, 0.316, 0.314, 0.280, 0.317, 0.195, 0.378, 0.298, 0.303, 0.304, 0.327, 0.352),
+        time=(16_027, 21_107, 35_712, 198_797, 27_672, None, 35_145, 109_680, 109_680, 106_021, 73_711, 62_891),
+    ),
+    _cell(
+        "resnet-tiny",
+        "tiny-imagenet",
+        "resnet20",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.12,
+        accuracy=(0.168, 0.143, 0.133, 0.125, 0.148, 0.116, 0.193, 0.145, 0.149, 0.151, 0.139, 0.176),
+        time=(22_415, 31_288, 78_155, 359_899, 43_523, None, 69_848, 155_023, 151_935, 139_444, 103_661, 92_180),
+    ),
+    _cell(
+        "alexnet-cifar10",
+        "cifar10",
+        "alexnet",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.40,
+        accuracy=(0.490, 0.415, 0.370, 0.450, 0.471, 0.410, 0.496, 0.446, 0.446, 0.440, 0.439, 0.458),
+        time=(12_591, 83_693, None, 128_015, 27_763, 22_198, 56_655, 157_678, 141_125, 157_678, 144_999, 125_514),
+    ),
+    _cell(
+        "alexnet-cifar100",
+        "cifar100",
+        "alexnet",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.12,
+        accuracy=(0.246, 0.204, 0.193, 0.243, 0.226, 0.173, 0.255, 0.204, 0.204, 0.197, 0.193, 0.226),
+        time=(12_150, 13_717, 17_400, 60_864, 27_672, 17_508, 34_127, 92_558, 91_369, 89_297, 103_950, 58_802),
+    ),
+    _cell(
+        "vgg-cifar10",
+        "cifar10",
+        "vgg11",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.45,
+        accuracy=(0.657, 0.645, 0.561, 0.548, 0.617, 0.417, 0.612, 0.519, 0.522, 0.522, 0.549, 0.643),
+        time=(47_356, 77_530, 97_848, 276_352, 192_419, None, 228_078, 346_890, 346_890, 346_890, 195_032, 180_782),
+    ),
+    _cell(
+        "vgg-cifar100",
+        "cifar100",
+        "vgg11",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.03,
+        target=0.12,
+        accuracy=(0.267, 0.168, 0.213, 0.131, 0.258, 0.187, 0.268, 0.115, 0.109, 0.112, 0.224, 0.177),
+        time=(83_226, 375_236, 120_533, 405_906, 167_053, 120_426, 243_896, None, None, None, 307_955, 330_701),
+    ),
+    _cell(
+        "textcnn-imdb",
+        "imdb",
+        "textcnn",
+        etas=(1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        lr=0.001,
+        target=0.85,
+        accuracy=(0.882, 0.875, 0.876, 0.811, 0.876, 0.865, 0.883, 0.874, 0.875, 0.875, 0.874, 0.874),
+        time=(3_994, 5_837, 4_884, None, 7_671, 5_251, 16_940, 13_960, 15_668, 13_960, 12_674, 17_988),
+    ),
+)
+
+CELLS: dict[str, Cell] = {cell.name: cell for cell in _CELLS}
+"""All twelve cells by name."""
+
+
+#: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
+FEWEST_TESTS, MOST_TESTS = 100, 500
+#: E[round] is the mean over the fleets of so many seeds, so that all seeds of a cell run equally long.
+FLEETS = 400
+#: Shape of one image of the built-in data sets; a data set that is not here is loaded to see.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "digits": (1, 8, 8),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "tiny-imagenet": (3, 64, 64),
+}
+
+
+@cache
+def _round(options: FleetOptions, per_round: int, size: int) -> float:
+    fleets = (Fleet.draw(options, seed) for seed in range(FLEETS))
+    return fmean(forecast.round_seconds(forecast.trip_seconds(fleet, size), per_round) for fleet in fleets)
+
+
+def round_seconds(config: Config) -> float:
+    """E[round] of a configuration's fleet with its network, over fleets and draws of devices."""
+    return _round(config.fleet, config.run.per_round, model_bytes(config))
+
+
+def model_bytes(config: Config) -> int:
+    """Bytes of the network of a configuration on the wire: float32, buffers included."""
+    return _bytes(config.data.model_dump_json(), config.model.model_dump_json())
+
+
+@cache
+def _bytes(data_json: str, model_json: str) -> int:
+    from freshet.models.registry import build
+    from freshet.training.network import build_quietly, layout_of
+
+    data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
+    shape, classes, vocabulary = _samples(data)
+    network = partial(
+        build, model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
+        vocabulary=vocabulary, **model.own(),
+    )  # fmt: skip
+    return 4 * layout_of(build_quietly(network)).size  # on the meta device, torch loads a second's worth of modules
+
+
+def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
+    """Shape of a sample, number of classes, and of token ids for texts."""
+    spec = CATALOGUE.get(data.name)
+    if spec is not None and spec.kind == "text":
+        return (data.length,), spec.classes, data.vocabulary
+    if spec is not None and data.name in SHAPES:
+        return SHAPES[data.name], spec.classes, None
+    from freshet.data.sources import load
+
+    found = load(data.name, data.dir or None, vocabulary=data.vocabulary, length=data.length)
+    return found.sample_shape, found.classes, found.vocabulary
+
+
+def with_length(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, dict[str, Any]]:
+    """Tables with ``run.until`` as long as so many synchronous rounds, and ``run.eval_every``; what is given wins."""
+    filled = {name: dict(table) for name, table in tables.items()}
+    run = filled.setdefault("run", {})
+    if {"until", "eval_every"} <= run.keys():
+        return filled
+    config = resolve(tables)
+    seconds = round_seconds(config)
+    until = config.run.until if "until" in run else rounds * seconds
+    if "eval_every" in run:
+        run["until"] = _significant(until)
+        return filled
+    tests = min(MOST_TESTS, max(FEWEST_TESTS, round(until / seconds)))
+    run["eval_every"] = _significant(until / tests)
+    run.setdefault("until", tests * run["eval_every"])
+    return filled
+
+
+def _significant(value: float) -> float:
+    """Four digits are exact enough, and the same on every machine."""
+    return float(f"{value:.4g}")
+
+
+def length_note(config: Config, name: str = "") -> str:
+    """How long runs of this configuration are, for people."""
+    seconds = round_seconds(config)
+    return (
+        f"{name or 'length'}: {config.run.until:,g} s of virtual time for every method, as long as "
+        f"{config.run.until / seconds:.0f} synchronous rounds of {seconds:.1f} s ({config.run.per_round} of "
+        f"{config.fleet.devices} devices, ratio {config.fleet.ratio:g}, the slowest trip of each round); "
+        f"tested every {config.run.eval_every:g} s"
+    )
+
+
+#: What the paper leaves open, chosen by us and the same for all methods: local epochs, batch size, Dirichlet skew.
+OPEN_CHOICES = {"epochs": 5, "batch_size": 50, "concentration": 0.5}
+_RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon", "eta_rl", "tau_max")
+#: Settings that the paper states; every other one is ours.
+STATED = {
+    "training.lr",
+    "fleet.devices",
+    "fleet.ratio",
+    "data.name",
+    "data.partition",
+    "model.name",
+    "run.per_round",
+    "run.period",
+    "run.target",
+    "run.trigger",
+    *(f"method.{part}" for part in ("slot", "apply", "dynamic_server", "adaptive_device")),
+    *(f"method.{rate}" for rate in _RATES),
+}
+#: Settings of the machine, not of the experiment.
+_MACHINE = {"dir", "seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "rotate_log"}
+_MACHINE |= {"device_memory_mb", "device", "meta_from", "custom", "train_samples", "test_samples", "validation"}
+
+
+def find_cell(name: str) -> Cell:
+    """The cell of this name."""
+    if name not in CELLS:
+        raise ConfigError("--cell", f"{name!r} is not known; choose one of {', '.join(CELLS)}")
+    return CELLS[name]
+
+
+def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
+    """The settings of a cell for one method, all but the length of the run: the paper's rates where they concern it."""
+    found, preset = find(method)
+    known = found.Options.model_fields
+    own = getattr(found.Options, "following", {}).get(("controls", preset.get("controls")), {})  # on another scale
+    rates = {key: getattr(cell, key) for key in _RATES if key in known and key not in own}
+    rates = rates if "eta_lambda" in known else {}
+    return {
+        "method": {"name": method} | rates,
+        "training": {key: OPEN_CHOICES[key] for key in ("epochs", "batch_size")} | {"lr": cell.lr},
+        "fleet": {"devices": cell.devices, "ratio": cell.slowest_over_fastest, "time": "trip"},
+        "data": {"name": cell.dataset, "partition": "dirichlet", "concentration": OPEN_CHOICES["concentration"]},
+        "model": {"name": cell.model},
+        "run": {"per_round": cell.per_round, "period": float(cell.period), "target": cell.target},
+    }
+
+
+def cell_tables(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
+    """The settings of a cell for one method, as long as its synchronous rounds take on its fleet."""
+    return with_length(cell_settings(cell, method), cell.rounds)
+
+
+# ---- whose choice is it?
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting of a cell: the paper's, or ours where the paper leaves it open."""
+
+    name: str
+    value: Any
+    stated: bool
+
+
+def choices(cell: Cell) -> list[Choice]:
+    """Every setting that all methods of a cell share, as it is resolved."""
+    tables = resolve(cell_tables(cell, "fedasmu")).tables()
+    del tables["method"]
+    spec = CATALOGUE[cell.dataset]
+    void = _MACHINE | {"shards_per_device"} | (set() if spec.kind == "text" else {"vocabulary", "length"})
+    return [Choice("rounds", cell.rounds, True)] + [
+        Choice(f"{section}.{key}", value, f"{section}.{key}" in STATED)
+        for section, values in tables.items()
+        for key, value in values.items()
+        if key not in void
+    ]
+
+
+def method_choices(cell: Cell, method: str) -> list[Choice]:
+    """Every option of one method in a cell, as it is resolved: initial controls, rates, buffers, ..."""
+    options = resolve(cell_tables(cell, method)).tables()["method"]
+    rates = find(method)[0].Options.model_fields if method in ("fedasmu", "fedssmu") else ()
+    return [
+        Choice(key, value, key in rates and f"method.{key}" in STATED)
+        for key, value in options.items()
+        if key not in {"name"} | _MACHINE
+    ]
+
+
+def all_method_choices(cell: Cell) -> dict[str, list[Choice]]:
+    """Options by method, for the methods of the paper's table."""
+    return {method: method_choices(cell, method) for method in METHODS}

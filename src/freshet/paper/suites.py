@@ -1,0 +1,390 @@
+"""The paper's experiments as data: which cells, methods and settings, and every number of its evaluation, in words.
+
+The paper's numbers: they stand beside a run made exactly as its cell says, and beside no other.
+
+A run qualifies when its resolved configuration is the one that the bare cell gives for the same method, seed and place
+of the data aside. So whatever decides bits (devices, rates, initial controls, scale, length, tuning, ...) takes the
+number away, and so does another target, to which the paper has no time.
+
+The paper's experiments as grids over the same machinery as a comparison, full or scaled down.
+
+What the paper does not say and we decide: in ``heterogeneity`` the fastest device stays as fast as it is; in ``slots``
+the cell is LeNet on CIFAR-10. A run is as long as the synchronous rounds of its own setting's fleet (``length.py``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from freshet.config import SECTIONS, Config, override, resolve, undecided
+from freshet.core.about import Uploads
+from freshet.data.catalogue import CATALOGUE
+from freshet.errors import ConfigError
+from freshet.experiments.grid import Entry, GridWorld, Job, Request, expand, parse_entries, tables_for
+from freshet.methods import registry
+from freshet.options import FleetOptions
+from freshet.paper.cells import CELLS, METHODS, Cell, find_cell, length_note
+
+#: What a suite's figure looks like: accuracy curves per cell; bars per setting and kind; bars per method and cell.
+Look = Literal["curves", "settings", "methods"]
+NAMES = (
+    "names: fedasmu and fedssmu are the paper's methods, -published keeps its printed formulas where they are not the "
+    "derivatives, -progress is ours"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of what a suite varies."""
+
+    name: str = ""
+    devices: int | None = None
+    ratio: float | None = None
+    bandwidth: float = 1.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named experiment of the paper."""
+
+    name: str
+    title: str
+    cells: tuple[str, ...]
+    methods: tuple[str, ...]
+    look: Look
+    settings: tuple[Setting, ...] = (Setting(),)
+    #: What the paper says came out, in words; for ``table`` the numbers stand beside ours, too.
+    published: tuple[str, ...] = ()
+
+
+_LENET = ("lenet-fmnist",)
+_SUITES = (
+    Suite(
+        "table",
+        "the main table: twelve cells, twelve methods",
+        tuple(CELLS),
+        METHODS,
+        "curves",
+        published=(
+            "FedASMU faster than FedAsync by 11.42 % to 84.96 %, PORT 18.22 % to 97.59 %, ASO-Fed 70.35 % to 93.77 %, "
+            "FedBuff 11.17 % to 75.39 %, FedSA 19.83 % to 67.54 %",
+            "FedASMU more accurate than FedAsync by 0.41 % to 58.93 %, PORT 0.68 % to 91.10 %, "
+            "ASO-Fed 1.23 % to 103.82 %, FedBuff 0.68 % to 64.75 %, FedSA 1.97 % to 118.90 %",
+            "FedSSMU faster than FedAvg, FedProx and MOON by 34.25 % to 85.92 %, FedDyn 20.80 % to 73.15 %, "
+            "FedLWS 3.73 % to 54.86 %",
+            "FedSSMU more accurate than FedAvg by 1.03 % to 133.04 %, FedProx 0.91 % to 145.87 %, "
+            "MOON 0.91 % to 139.29 %, FedDyn 1.03 % to 79.06 %, FedLWS 1.03 % to 51.41 %",
+            "both over all baselines: accuracy +0.41 % to +145.87 %, 3.73 % to 97.59 % faster",
+        ),
+    ),
+    Suite(
+        "devices",
+        "number of devices",
+        _LENET,
+        METHODS,
+        "settings",
+        tuple(Setting(f"{count} devices", devices=count) for count in (100, 200, 250)),
+        (
+            "FedASMU: accuracy +0.49 % to +12.51 %, 19.83 % to 90.17 % faster than the asynchronous baselines",
+            "FedSSMU: accuracy +0.1 % to +13.38 %, 54.5 % to 91.32 % faster than the synchronous baselines",
+        ),
+    ),
+    Suite(
+        "heterogeneity",
+        "slowest over fastest device",
+        _LENET,
+        METHODS,
+        "settings",
+        tuple(Setting(f"ratio {ratio:g}", ratio=ratio) for ratio in (5.0, 110.0, 440.0)),
+        (
+            "FedASMU: accuracy +4.65 % to +7.07 %, 7.12 % to 69.75 % faster than the asynchronous baselines",
+            "FedSSMU: accuracy +6.28 % to +12.38 %, 68.37 % to 79.44 % faster than the synchronous baselines",
+        ),
+    ),
+    Suite(
+        "bandwidth",
+        "bandwidth of the devices",
+        _LENET,
+        METHODS,
+        "settings",
+        (
+            Setting("bandwidth 1"),
+            Setting("bandwidth 1/50", bandwidth=1 / 50),
+            Setting("bandwidth 1/100", bandwidth=1 / 100),
+        ),
+        (
+            "FedASMU: accuracy +3.3 % to +11.93 % at 1/50, +2.97 % to +12.38 % at 1/100; "
+            "43.1 % to 87.3 % and 31.28 % to 85.66 % faster than the asynchronous baselines",
+            "FedSSMU: accuracy +1.15 % to +4.58 % at 1/50, +2.88 % to +6.1 % at 1/100; "
+            "42.2 % to 51.82 % and 16.59 % to 81.78 % faster than the synchronous baselines",
+        ),
+    ),
+    Suite(
+        "ablation",
+        "FedASMU without its parts",
+        ("lenet-cifar10", "cnn-cifar10"),
+        ("fedasmu", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedavg"),
+        "methods",
+        published=(
+            "FedASMU over -DA: accuracy +1.38 % to +4.32 %; over -FA: +1.75 % to +4.71 %, 44.77 % to 73.96 % faster",
+            "-DA over -0: accuracy +1.04 % to +3.41 %, 15.71 % to 19.54 % faster; -FA over -0: +0.65 % to +3.04 %",
+            "-DA and -FA over FedAvg: accuracy +0.73 % to +3.75 %, 72.88 % to 85.72 % faster",
+            "-0 over FedAvg: accuracy +0.08 % to +0.34 %, 67.84 % to 82.26 % faster",
+        ),
+    ),
+    Suite(
+        "slots",
+        "when to ask for the fresh model",
+        ("lenet-cifar10",),
+        ("fedasmu@slot=rl", "fedasmu@slot=h1", "fedasmu@slot=h2", "fedasmu@slot=h3"),
+        "methods",
+        published=("the learned slot over H1, H2, H3: accuracy +2.4 %, +2.2 %, +2.8 %",),
+    ),
+)
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
+
+
+def find_suite(name: str) -> Suite:
+    """The suite of this name."""
+    if name not in SUITES:
+        raise ConfigError("SUITE", f"{name!r} is not known; choose one of {', '.join(SUITES)}, theory, results")
+    return SUITES[name]
+
+
+# ---- where the paper contradicts its own table (erratum E12)
+
+_SYNC = METHODS[7:]
+#: Cells whose time of FedSSMU is printed in bold, as the shortest of the synchronous methods.
+BOLD_TIMES = (
+    "lenet-fmnist",
+    "lenet-cifar10",
+    "resnet-cifar100",
+    "resnet-tiny",
+    "alexnet-cifar10",
+    "alexnet-cifar100",
+    "vgg-cifar100",
+)
+
+
+def slower_cells() -> dict[str, str]:
+    """Cells in which FedSSMU is not the fastest synchronous method, with the fastest one."""
+    found = {}
+    for name, cell in CELLS.items():
+        times = {m: time for m in ("fedssmu", *_SYNC) if (time := cell.published[m].time) is not None}
+        fastest = min(times, key=lambda method: times[method])
+        if fastest != "fedssmu":
+            found[name] = fastest
+    return found
+
+
+def less_accurate_cells() -> dict[str, str]:
+    """Cells in which FedSSMU is not the most accurate synchronous method, with the most accurate one."""
+    best = {name: max(("fedssmu", *_SYNC), key=lambda m: c.published[m].accuracy) for name, c in CELLS.items()}
+    return {name: method for name, method in best.items() if method != "fedssmu"}
+
+
+def contradictions() -> list[str]:
+    """What the paper says of FedSSMU and its main table does not bear out, recomputed from the table."""
+    slower, worse = slower_cells(), less_accurate_cells()
+    by = ", ".join(f"{name} ({fastest})" for name, fastest in slower.items())
+    notes = [
+        "the paper says that FedSSMU has the highest accuracy and speed, and gives its gains in speed over the cells "
+        f"with a gain only; by its own table FedSSMU is not the fastest in {len(slower)} of {len(CELLS)} cells: {by}"
+    ]
+    for name, method in worse.items():
+        ours, theirs = (CELLS[name].published[m].accuracy for m in ("fedssmu", method))
+        change = 100 * (ours / theirs - 1)
+        notes.append(
+            f"by its own table FedSSMU is less accurate than {method} on {name}: {ours:g} against {theirs:g} "
+            f"({change:.1f} %)"
+        )
+    for name in BOLD_TIMES:
+        if name in slower:
+            bold, least = (CELLS[name].published[m].time for m in ("fedssmu", slower[name]))
+            notes.append(
+                f"the paper prints FedSSMU's time on {name} in bold, {bold:,g}, but {slower[name]} has {least:,g}"
+            )
+    return notes
+
+
+#: The same method of the paper in its printed formulas.
+_PRINTED = "-published"
+
+
+def published(job: Job) -> dict[str, Any] | None:
+    """The paper's accuracy and time for a run of the grid, or None where it has none for this very run."""
+    cell = job.world.cell
+    known = None if cell is None else CELLS.get(cell.name)
+    if known is None:
+        return None
+    numbers = known.published.get(job.entry.method.removesuffix(_PRINTED))
+    return asdict(numbers) if numbers is not None and as_printed(job, known) else None
+
+
+def as_printed(job: Job, cell: Cell) -> bool:
+    """Whether the job's configuration is that of the bare cell."""
+    bare = tables_for(Entry(job.entry.method, job.entry.method), GridWorld(cell.name, cell), Request())
+    return _measured(job.config) == _measured(resolve(bare))
+
+
+def _measured(config: Config) -> dict[str, Any]:
+    """What a published number depends on."""
+    tables = config.essence()
+    watched = ("seed", "evaluate_devices", "personalise")  # tests on the devices change nothing of a run
+    tables["run"] = {key: value for key, value in tables["run"].items() if key not in watched}
+    return tables | {"target": config.run.target}
+
+
+__all__ = ["SUITES", "Plan", "find_suite", "plan"]
+#: A round needs at least so many devices, a federation so many times more.
+FEWEST_PER_ROUND = 2
+FEWEST_DEVICES = 4
+FEWEST_ROUNDS = 5
+FEWEST_SAMPLES_PER_DEVICE = 20
+UNITS = (
+    "the paper names no unit of time, no device speed and no bandwidth: "
+    "compare its times with each other, not with ours"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A suite ready to run."""
+
+    suite: Suite
+    jobs: list[Job]
+    scale: float
+    notes: list[str]
+
+    @property
+    def stem(self) -> str:
+        """Name of the result files; a scaled-down suite never overwrites the full one."""
+        return self.suite.name if self.scale == 1.0 else f"{self.suite.name}-scale{self.scale:g}"
+
+    @property
+    def title(self) -> str:
+        said = "" if self.scale == 1.0 else f", SCALED DOWN to {self.scale:g}"
+        return f"{self.suite.name}: {self.suite.title}{said}"
+
+    @property
+    def scaled(self) -> dict[str, Any] | None:
+        """What the results say about the scale; None for the full suite."""
+        if self.scale == 1.0:
+            return None
+        return {
+            "scale": self.scale,
+            "meaning": "devices, devices per round, K of buffers, samples and rounds times this",
+        }
+
+
+def plan(
+    suite: Suite,
+    seeds: Sequence[int],
+    *,
+    scale: float = 1.0,
+    methods: str | None = None,
+    cells: str | None = None,
+    settings: Sequence[str] = (),
+) -> Plan:
+    """The grid of a suite: its worlds, scaled down if asked, times its methods (or some of them) times the seeds."""
+    if not 0 < scale <= 1:
+        raise ConfigError("--scale", f"must be above 0 and at most 1, but {scale:g} was given")
+    entries = _entries(suite, methods)
+    chosen = [find_cell(name.strip()) for name in (cells.split(",") if cells else suite.cells)]
+    changed: dict[str, Any] = {}
+    override(changed, settings)
+    dataset = changed.get("data", {}).get("name")
+    worlds = [_world(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
+    jobs = expand(entries, seeds, Request(settings=settings), worlds)
+    return Plan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
+
+
+def _entries(suite: Suite, methods: str | None) -> list[Entry]:
+    """The suite's methods, or those of them that were asked for; other methods may be added by name."""
+    return parse_entries(methods if methods else ",".join(suite.methods))
+
+
+def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> GridWorld:
+    """A cell under one setting of a suite, scaled down; the length of its runs follows from its fleet and rounds."""
+    varied = replace(
+        cell,
+        devices=setting.devices or cell.devices,
+        slowest_over_fastest=setting.ratio or cell.slowest_over_fastest,
+        rounds=max(FEWEST_ROUNDS, round(cell.rounds * scale)),
+    )
+    name = f"{cell.name}, {setting.name}" if setting.name else cell.name
+    tables = _scaled(varied, scale, dataset)
+    if setting.bandwidth != 1.0:
+        normal = FleetOptions()
+        links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
+        tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
+    return GridWorld(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
+
+
+def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
+    """Fewer devices, samples and rounds; the share of devices that train at once and samples per device stay."""
+    if scale == 1.0:
+        return {}
+    devices = max(FEWEST_DEVICES, round(cell.devices * scale))
+    per_round = min(devices, max(FEWEST_PER_ROUND, round(cell.per_round * scale)))
+    tables: dict[str, dict[str, Any]] = {
+        "fleet": {"devices": devices},
+        "run": {"per_round": per_round},
+    }
+    spec = CATALOGUE.get(dataset or cell.dataset)
+    if spec is not None:
+        train, test = spec.counts[0]
+        least = devices * FEWEST_SAMPLES_PER_DEVICE
+        tables["data"] = {
+            "train_samples": min(train, max(least, round(train * scale))),
+            "test_samples": min(test, max(10 * spec.classes, round(test * scale))),
+        }
+    return tables
+
+
+def _buffers(share: float) -> dict[str, dict[str, Any]]:
+    """Methods that wait for so many uploads wait for fewer when fewer devices train at once."""
+    if share == 1.0:
+        return {}
+    usual = {
+        name: {key: method.Options.model_fields[key].default for key in space if isinstance(space[key], Uploads)}
+        for name, method in registry().items()
+        if (space := method.about.space)
+    }
+    return {
+        name: {key: max(1, round(count * share)) for key, count in counts.items()}
+        for name, counts in usual.items()
+        if counts
+    }
+
+
+def changed(settings: Sequence[str]) -> list[str]:
+    """A sentence about settings that decide bits, if there are any."""
+    names = [s for s in settings if s.partition("=")[0].strip() not in undecided(SECTIONS)]
+    return [f"changed by --set: {', '.join(names)}"] if names else []
+
+
+def lengths(jobs: Sequence[Job]) -> list[str]:
+    """How long the runs of each cell are; one sentence per world."""
+    worlds = {job.world: job.config for job in reversed(jobs) if job.world.cell is not None}
+    return [length_note(config, world.name) for world, config in reversed(worlds.items())]
+
+
+def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[str]) -> list[str]:
+    notes = []
+    if scale != 1.0:
+        config = jobs[0].config
+        notes.append(
+            f"SCALED DOWN to {scale:g}: {config.fleet.devices} devices, {config.run.per_round} per round, "
+            f"{config.data.train_samples} training samples, {config.run.until:g} s in the first world; "
+            "these are not the paper's conditions"
+        )
+    notes += changed(settings)
+    notes += lengths(jobs)
+    notes.append(NAMES)
+    notes += [f"published: {sentence}" for sentence in suite.published]
+    if suite.name == "table":
+        notes += contradictions()
+    if any(published(job) for job in jobs):
+        notes.append(UNITS)
+    return notes
