@@ -25,10 +25,9 @@ from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
 from freshet.methods import find, options_for
-from freshet.options import FleetOptions
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
-from freshet.sim.fleet import Fleet
+from freshet.sim.fleet import Fleet, FleetOptions
 from freshet.training.schedules import constant
 
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet import ConfigError, Federation
-from freshet.options import FleetOptions
 from freshet.runs.reader import Run
 from freshet.sim import traces
-from freshet.sim.fleet import Fleet
+from freshet.sim.fleet import Fleet, FleetOptions
 from freshet.sim.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
 
 CSV = """device,from,seconds_per_sample,up_mbps,down_mbps,available,cycle

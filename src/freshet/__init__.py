@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from freshet.experiments.api import compare, tune
     from freshet.federation import Federation
     from freshet.flower.device import Device
-    from freshet.options import FleetOptions
     from freshet.result import Result, open
     from freshet.runs.writer import Observer
-    from freshet.sim.fleet import Fleet
+    from freshet.sim.fleet import Fleet, FleetOptions
     from freshet.training.task import Task
 
 __all__ = [
@@ -46,7 +45,7 @@ _HOMES = {
     "Device": "freshet.flower.device",
     "Federation": "freshet.federation",
     "Fleet": "freshet.sim.fleet",
-    "FleetOptions": "freshet.options",
+    "FleetOptions": "freshet.sim.fleet",
     "LocalRule": "freshet.core.method",
     "Method": "freshet.core.method",
     "Observer": "freshet.runs.writer",

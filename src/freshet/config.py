@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from freshet.core.admission import FACTOR
 from freshet.core.compression import LinkOptions
 from freshet.core.defence import DefenceOptions
-from freshet.core.method import Facts, Method, Options, first_problem
+from freshet.core.layout import Layout
+from freshet.core.method import ASIDE, Facts, Method, Options, first_problem
 from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.errors import ConfigError
 from freshet.methods import find, named, options_for
-from freshet.options import ASIDE, FleetOptions, Guards
-from freshet.options import seconds as seconds
+from freshet.methods._shared.rounds import RoundMethod
 from freshet.privacy import PrivacyOptions
-from freshet.protection import PROTECTION, check_protection
+from freshet.sim.fleet import FleetOptions
 from freshet.sim.traces import read_trace
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import AttackOptions
@@ -92,8 +93,27 @@ class ModelOptions(Options):
         return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
 
 
-class RunOptions(Guards):
-    """How long, how often tested, how devices are triggered."""
+class RunOptions(Options):
+    """How long, how often tested, how devices are triggered, what keeps it sound."""
+
+    gate: float | str = Field(
+        FACTOR,
+        description="an upload is rejected whose step is longer than so many times the median of the last ones, and "
+        "longer than the model it began from (off: none is)",
+    )
+    round_deadline: float = Field(
+        0.0,
+        ge=0,
+        description="a trip without an upload after so many seconds is given up, so that its round can end; its device "
+        "is not triggered again before it is heard of (0: never)",
+    )
+    rotate_log: float = Field(
+        0.0,
+        ge=0,
+        description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
+        "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
+        json_schema_extra=ASIDE,
+    )
 
     seed: int = Field(0, ge=0, description="root of all random streams")
     until: float = Field(
@@ -164,6 +184,13 @@ class RunOptions(Guards):
         0, ge=0, description="test it there also after so many steps of local training (0: not; changes nothing else)"
     )
 
+    @field_validator("gate")
+    @classmethod
+    def _generous(cls, value: float | str) -> float | str:
+        if value == "off" or (isinstance(value, float) and value >= 2):
+            return value
+        raise ValueError('must be "off" or a factor of at least 2')
+
     @field_validator("evaluate_devices")
     @classmethod
     def _when(cls, value: str | int) -> str | int:
@@ -183,7 +210,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataOptions,
     "model": ModelOptions,
     "run": RunOptions,
-    **PROTECTION,
+    "links": LinkOptions,
+    "defence": DefenceOptions,
+    "attack": AttackOptions,
+    "privacy": PrivacyOptions,
 }
 
 
@@ -390,3 +420,56 @@ def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
         if not isinstance(table, dict):
             raise ConfigError(section, f"must be a table of settings, but {table!r} was given")
         table[name.strip()] = value
+
+
+def seconds(text: str) -> float:
+    """``600``, ``600s``, ``10m`` or ``2h`` as seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        raise ConfigError(
+            "run.until", f"expects seconds such as 600, 600s, 10m or 2h, but {text!r} was given"
+        ) from None
+    if not 0 < value < float("inf"):
+        raise ConfigError("run.until", f"must be a positive, finite time, but {text!r} was given")
+    return value
+
+
+def check_protection(config: Config) -> None:
+    """Raise a ``ConfigError`` for what no section can check alone."""
+    if config.defence.rule == "multi-krum" and not issubclass(config.method_class, RoundMethod):
+        problem = f"compares a round's uploads before any is used, but {config.method_name} uses each as it comes"
+        raise ConfigError("defence.rule", f"multi-krum {problem}; use clip or median-distance")
+    kind, task = config.attack.kind, config.training.task
+    if kind in ("label-flip", "backdoor") and task != "classification":
+        raise ConfigError("attack.kind", f"{kind} is for classification, but the task is {task}; use sign-flip")
+    if config.privacy.on:
+        _check_private(config)
+
+
+def _check_private(config: Config) -> None:
+    """All that leaves a device is covered by the noise, or does not depend on its samples."""
+    leak = config.method_class.rule(config.method).leak()
+    if leak is not None:
+        raise ConfigError("privacy.clip", f"does not cover all that {config.method_name} sends: {leak}")
+    if config.run.evaluate_devices != "never":
+        problem = 'does not cover scores of the devices; set run.evaluate_devices to "never"'
+        raise ConfigError("privacy.clip", problem)
+
+
+def check_layout(config: Config, layout: Layout) -> None:
+    """Raise a ``ConfigError`` for a network with something that noise must not touch."""
+    if config.privacy.on and layout.size != layout.learnable:
+        problem = "does not cover running statistics of the network; choose one without, or set model.norm to group"
+        raise ConfigError("privacy.clip", problem)
+
+
+def check_deployable(config: Config) -> None:
+    """Raise a ``ConfigError`` for what only the simulator can do."""
+    if not config.links.plain:
+        problem = "is for simulations; over a network models travel as they are: leave links.down and links.up at none"
+        raise ConfigError("links", problem)
+    if config.attack.kind != "none":
+        raise ConfigError("attack.kind", "is for simulations; leave it at none")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from freshet.compute.executor import Setup
-from freshet.config import CUSTOM, Config
+from freshet.config import CUSTOM, Config, check_layout
 from freshet.core.compression import Links, down_and_up
 from freshet.core.defence import Defence
 from freshet.core.layout import Layout
@@ -27,7 +27,6 @@ from freshet.errors import ConfigError
 from freshet.fingerprints import fingerprint
 from freshet.models.registry import build
 from freshet.privacy import Accountant
-from freshet.protection import check_layout
 from freshet.runs.lifecycle import Plan
 from freshet.runs.records import Metric
 from freshet.runs.segments import rotating

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from freshet.errors import ConfigError
-from freshet.options import FleetOptions
-from freshet.sim.fleet import Fleet
+from freshet.sim.fleet import Fleet, FleetOptions
 
 modest = settings(deadline=None, max_examples=60)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from freshet import Federation
+from freshet.config import check_deployable
 from freshet.errors import ConfigError
 from freshet.methods import registry
-from freshet.protection import check_deployable
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
 

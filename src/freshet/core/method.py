@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.config import JsonDict
 
 from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 #: What a device remembers between its trips: numbers and arrays by name.
 Memory = dict[str, Any]
+#: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
+#: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
+ASIDE: JsonDict = {"decides": False}
 
 
 class Options(BaseModel):

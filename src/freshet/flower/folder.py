@@ -15,11 +15,10 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from freshet._version import __version__
-from freshet.config import load_tables, resolve
+from freshet.config import check_deployable, load_tables, resolve
 from freshet.core.method import Options, first_problem
 from freshet.errors import ConfigError, RunError
 from freshet.flower import security
-from freshet.protection import check_deployable
 
 PYPROJECT = """\
 [build-system]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from freshet.config import Config, load_tables, resolve
+from freshet.config import Config, check_deployable, load_tables, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.core.method import World
 from freshet.core.saving import Tree
@@ -26,7 +26,6 @@ from freshet.flower.fresh import FreshService
 from freshet.flower.security import Tokens
 from freshet.flower.transport import FlowerPost
 from freshet.parts import Given, Parts, assemble
-from freshet.protection import check_deployable
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ended, Ready, drive
 from freshet.runs.reader import Run

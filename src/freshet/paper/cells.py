@@ -22,10 +22,9 @@ from freshet.config import Config, DataOptions, ModelOptions, resolve
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.methods import find
-from freshet.options import FleetOptions
 from freshet.report.palette import ORDER
 from freshet.sim import forecast
-from freshet.sim.fleet import Fleet
+from freshet.sim.fleet import Fleet, FleetOptions
 
 METHODS = ORDER[:12]
 """The twelve methods in the order of the paper's table: six asynchronous, six synchronous."""

@@ -22,8 +22,8 @@ from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.grid import Entry, GridWorld, Job, Request, expand, parse_entries, tables_for
 from freshet.methods import registry
-from freshet.options import FleetOptions
 from freshet.paper.cells import CELLS, METHODS, Cell, find_cell, length_note
+from freshet.sim.fleet import FleetOptions
 
 #: What a suite's figure looks like: accuracy curves per cell; bars per setting and kind; bars per method and cell.
 Look = Literal["curves", "settings", "methods"]

@@ -4,20 +4,56 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from freshet.core.method import Options
 from freshet.core.streams import stream
 from freshet.errors import ConfigError
-from freshet.options import FleetOptions
 from freshet.runs.world import read_world
 from freshet.sim.traces import Trace, read_trace
 
 Floats = NDArray[np.float64]
 #: Bytes per second in one Mbit/s.
 MBPS = 1e6 / 8
+
+
+class FleetOptions(Options):
+    """A fleet drawn at random; both ends of the speed range are present."""
+
+    devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
+    fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
+    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's, for the same work")
+    time: Literal["work", "trip"] = Field(
+        "work",
+        description="what takes time: work (steps x batch; 5 epochs of an average shard take the device's seconds), or "
+        "trip (a whole local training takes the device's seconds, whatever it does: the paper's)",
+    )
+    up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
+    down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
+    link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all the same)")
+    up_latency: float = Field(0.05, ge=0, description="seconds before the first byte goes up")
+    down_latency: float = Field(0.05, ge=0, description="seconds before the first byte comes down")
+    on_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays reachable (0: always)")
+    off_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays away")
+    loss: float = Field(0.0, ge=0, lt=1, description="probability that an upload is lost")
+    trace: str = Field(
+        "", description="file (.csv, .json) with the devices' speeds, rates and absences; it comes before the above"
+    )
+    measured: str = Field(
+        "", description="run directory of a deployment: its devices, as fast as they were; it comes before the above"
+    )
+    custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both_or_none(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (values.get("on_seconds", 0) == 0) != (values.get("off_seconds", 0) == 0):
+            raise ValueError("on_seconds and off_seconds must both be 0 (always reachable) or both be positive")
+        return values
 
 
 @dataclass
