@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 import pytest
 from numba import njit
 
-from freshet.core import kernels
+from freshet.core import compiling
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("no locator"), EOFError(), OSError("disk full"), UnpicklingError()])
@@ -21,22 +21,22 @@ def test_a_cache_that_does_not_work_is_done_without(problem, monkeypatch):
 
         return compiled
 
-    monkeypatch.setattr(kernels, "njit", njit)
+    monkeypatch.setattr(compiling, "njit", njit)
 
     def loop(x: float) -> float:
         return x
 
-    assert kernels.compiled("f8(f8)")(loop) is loop
+    assert compiling.compiled("f8(f8)")(loop) is loop
 
 
 def test_compiling_is_said_once_and_what_is_compiled_already_is_not():
     said: list[str] = []
-    with kernels.announced(said.append):
+    with compiling.announced(said.append):
         assert said == []
         one = njit("f8(f8)")(lambda x: x + 1.0)
         njit("f8(f8)")(lambda x: x + 2.0)
     assert said == ["compiling loops, once, about 10 s"]
-    with kernels.announced(said.append):
+    with compiling.announced(said.append):
         assert one(1.0) == 2.0
     assert len(said) == 1
     njit("f8(f8)")(lambda x: x + 3.0)  # nobody listens any more
@@ -50,4 +50,4 @@ def test_a_run_says_it_when_there_is_no_cache_and_only_then(tmp_path):
         subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=True).stdout
         for _ in range(2)
     )
-    assert first == f"{kernels.COMPILING}\n" and second == ""
+    assert first == f"{compiling.COMPILING}\n" and second == ""

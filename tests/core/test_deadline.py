@@ -8,7 +8,7 @@ import pytest
 from freshet.core.coordinator import Coordinator
 from freshet.core.events import Aggregated, Lost, Rejected, Triggered, Uploaded
 from freshet.core.scheduling import Trigger
-from freshet.core.stopping import GIVEN_UP, Deadline, Pulse
+from freshet.core.stopping import GIVEN_UP, Deadline, StallDetector
 from tests.core.test_coordinator import arrive, everybody
 from tests.core.test_server import server, upload
 
@@ -153,11 +153,11 @@ def test_it_goes_on_from_its_state() -> None:
 
 @pytest.mark.parametrize(("now", "in_flight", "since"), [(31.0, 1, 10.0), (30.0, 1, None), (90.0, 0, None)])
 def test_a_run_has_stalled_when_it_waits_much_longer_than_ever_before(now: float, in_flight: int, since: Any) -> None:
-    pulse = Pulse()
+    pulse = StallDetector()
     for time, used in ((4.0, 1), (9.0, 2), (9.5, 2), (10.0, 3)):
         pulse.beat(time, used)
     assert (pulse.last, pulse.longest) == (10.0, 5.0)
-    assert Pulse().stalled(100.0, 3) is None, "a run that is too short for its first upload"
+    assert StallDetector().stalled(100.0, 3) is None, "a run that is too short for its first upload"
     pulse.longest = 20.0 / 3.0
     assert pulse.stalled(now, in_flight) == since
 

@@ -13,7 +13,7 @@ import pytest
 
 from freshet import Federation, Observer, RunError
 from freshet.core import stopping
-from freshet.core.stopping import Watch
+from freshet.core.stopping import DivergenceMonitor
 from freshet.runs import lifecycle
 from freshet.runs.audit import audit
 from freshet.runs.reader import Run
@@ -141,7 +141,7 @@ def test_rounds_that_never_end_are_one_sentence_and_not_a_run_without_end(
     federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Every model is thrown away: no upload is ever consumed."""
-    monkeypatch.setattr(stopping, "PATIENCE", 40)
+    monkeypatch.setattr(stopping, "MAX_UNUSED_TRIPS", 40)
     federation = federate("fedasync", training={"lr": 1e38}, run={"rounds": 2})
     with pytest.raises(RunError, match=r"run\.rounds: the last 40 trips were all rejected.*run\.until"):
         federation.run(out=tmp_path / "run")
@@ -172,15 +172,15 @@ def score(loss: float) -> "Future[Score]":
     ],
 )
 def test_a_loss_that_is_not_finite_or_a_thousand_times_the_first_has_diverged(losses: list[float], time: float | None):
-    watch = Watch()
+    watch = DivergenceMonitor()
     for number, loss in enumerate(losses):
         watch.test(float(number), score(loss))
-    watch.settle()
+    watch.check_latest()
     assert watch.diverged == time
 
 
 def test_a_test_is_only_waited_for_when_the_next_one_begins():
-    watch, pending = Watch(), Future[Score]()
+    watch, pending = DivergenceMonitor(), Future[Score]()
     watch.test(0.0, score(1.0))
     watch.test(1.0, pending)
     assert not pending.done()
@@ -193,14 +193,14 @@ def test_a_test_is_only_waited_for_when_the_next_one_begins():
 @pytest.mark.parametrize("looked_at", [0, 1, 2, 3])
 def test_a_watch_goes_on_from_its_saved_state(looked_at: int):
     losses = [2.0, 3.0, math.inf, 1.0]
-    watch = Watch()
+    watch = DivergenceMonitor()
     for number, loss in enumerate(losses[:looked_at]):
         watch.test(float(number), score(loss))
-    again = Watch()
+    again = DivergenceMonitor()
     again.restore(json.loads(json.dumps(watch.state())))
     for number, loss in enumerate(losses[looked_at:], looked_at):
         again.test(float(number), score(loss))
-    again.settle()
+    again.check_latest()
     assert (again.first, again.diverged) == (2.0, 2.0)
 
 

@@ -35,7 +35,7 @@ from freshet.core.making import maker
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Flight, Refused, Server
-from freshet.core.stopping import Deadline, Pulse, Rounds, Watch
+from freshet.core.stopping import Deadline, DivergenceMonitor, Rounds, StallDetector
 
 #: Counts that are in every row of metrics.jsonl.
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
@@ -85,13 +85,13 @@ class Coordinator:
         self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False, deadline: float = 0.0
     ) -> None:
         self.server, self.trigger = server, trigger
-        self.counts, self.watch, self.rounds = Counts(), Watch(), Rounds(rounds)
+        self.counts, self.watch, self.rounds = Counts(), DivergenceMonitor(), Rounds(rounds)
         #: Whether only the rounds end the run.
         self.endless = endless
         #: True when the last round is over.
         self.over = False
         self._wakes: set[float] = set()
-        self.deadline, self.pulse = Deadline(deadline), Pulse()
+        self.deadline, self.pulse = Deadline(deadline), StallDetector()
 
     # ---- starting trips
 

@@ -2,63 +2,13 @@
 
 A sum runs in ``LANES`` partial sums, entry i in lane i mod LANES, which are added in order at the end. So its bits are
 the same on every processor and with any number of threads, and the compiler can still do several lanes at once.
-
-Compiling loops over arrays. Import this, and what uses it, only when a loop is to run: numba is slow to load.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit, types
-from numba.core import event
+from numba import types
 from numpy.typing import NDArray
 
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-COMPILING = "compiling loops, once, about 10 s"
-
-
-def compiled(signature: Any) -> Callable[[Loop], Loop]:
-    """Compile a loop when its module is loaded, and keep the machine code on disk where that is possible."""
-
-    def compile_(loop: Loop) -> Loop:
-        try:
-            machine_code: Loop = njit(signature, nogil=True, cache=True)(loop)
-        except Exception:  # no folder that can be written, a full disk, a damaged file in the cache
-            machine_code = njit(signature, nogil=True)(loop)
-        return machine_code
-
-    return compile_
-
-
-def inlined(entry: Loop) -> Loop:
-    """A function that compiled loops may call at no cost."""
-    compiled_entry: Loop = njit(entry)
-    return compiled_entry
-
-
-class _Announcer(event.Listener):
-    """Says once that something is being compiled (what is found on disk is not)."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say: Callable[[str], None] | None = say
-
-    def on_start(self, event: Any) -> None:
-        if self._say is not None:
-            self._say(COMPILING)
-            self._say = None
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-@contextmanager
-def announced(say: Callable[[str], None]) -> Iterator[None]:
-    """Say it as soon as a loop has to be compiled in here, since that takes a while."""
-    with event.install_listener("numba:compile", _Announcer(say)):
-        yield
-
+from freshet.core.compiling import compiled, inlined
 
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]

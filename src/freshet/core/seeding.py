@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from freshet.core.kernels import compiled, inlined
+from freshet.core.compiling import compiled, inlined
 
 Words = NDArray[np.uint32]
 WORDS = types.Array(types.uint32, 1, "C")

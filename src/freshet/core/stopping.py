@@ -46,7 +46,7 @@ class Known(NamedTuple):
         return self
 
 
-class Watch:
+class DivergenceMonitor:
     """Looks at the losses of the tests, each when the next one begins.
 
     Nobody then waits for a test that has just been handed out, and what is decided depends on the log alone: not on how
@@ -60,10 +60,10 @@ class Watch:
 
     def test(self, time: float, score: Test) -> None:
         """A test has begun; the one before it is looked at now."""
-        self.settle()
+        self.check_latest()
         self._last = (time, score)
 
-    def settle(self) -> None:
+    def check_latest(self) -> None:
         """Look at the newest test (waits for its result)."""
         if self._last is not None:
             time, score = self._last
@@ -169,7 +169,7 @@ def _flies(entry: tuple[float, int, int], flights: "Mapping[int, Flight]") -> bo
 
 
 @dataclass
-class Pulse:
+class StallDetector:
     """When an upload was last of use, how many were, and the longest wait for one so far."""
 
     last: float = 0.0

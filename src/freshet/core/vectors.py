@@ -26,7 +26,7 @@ def _kernels() -> ModuleType:
 
 def load_kernels(say: Callable[[str], None]) -> None:
     """Load the compiled loops now, or compile them if this is the first time on this machine, and say so."""
-    from freshet.core.kernels import announced
+    from freshet.core.compiling import announced
 
     with announced(say):
         _kernels()

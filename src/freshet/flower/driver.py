@@ -235,7 +235,7 @@ class Live:
             self._concluded = True  # who asks from now on gets no answer, and the log no line of it
         if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
             self._test()
-        self.coordinator.watch.settle()
+        self.coordinator.watch.check_latest()
 
     def facts(self) -> dict[str, Any]:
         """The course of the run, and the seconds of its trips by phase, as medians over the last trips."""

@@ -195,7 +195,7 @@ class Simulation:
         if self.last_test < self.now or (self._exams is not None and self.last_exam < self.now):
             self._test(self.now, last=True)
         self.writer.drain(wait=True)
-        self.coordinator.watch.settle()
+        self.coordinator.watch.check_latest()
 
     def close(self) -> None:
         """The run is over, or has failed: nothing of it stays behind but its files."""

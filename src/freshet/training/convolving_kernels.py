@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from freshet.core.kernels import compiled, inlined
+from freshet.core.compiling import compiled, inlined
 from freshet.training.tiles import LANES, contest_tile, convolution_tile, product_tile
 
 Images = NDArray[np.float32]

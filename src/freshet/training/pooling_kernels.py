@@ -4,7 +4,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from freshet.core.kernels import compiled
+from freshet.core.compiling import compiled
 
 _rows_in, _rows = types.Array(types.float32, 3, "C", readonly=True), types.Array(types.float32, 3, "C")
 _windows_in, _windows = types.Array(types.float32, 4, "C", readonly=True), types.Array(types.float32, 4, "C")

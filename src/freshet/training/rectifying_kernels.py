@@ -4,7 +4,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from freshet.core.kernels import compiled
+from freshet.core.compiling import compiled
 from freshet.training.tiles import LANES, transposition_tile
 
 _IN, _OUT = types.Array(types.float32, 3, "C", readonly=True), types.Array(types.float32, 3, "C")

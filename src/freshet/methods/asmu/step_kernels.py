@@ -3,7 +3,8 @@
 import numpy as np
 from numba import types
 
-from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector, compiled, inlined
+from freshet.core.compiling import compiled, inlined
+from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector
 
 Single = np.float32
 _pair = types.UniTuple(REAL, 2)  # type: ignore[no-untyped-call]
