@@ -22,9 +22,9 @@ from freshet.core.admission import Entrance, Judgement
 from freshet.core.defence import ABOUT, Defence
 from freshet.core.events import Rejected
 from freshet.core.messages import Upload
-from freshet.core.server import Flight
+from freshet.core.server import ActiveTrip
 from freshet.core.vectors import Vector
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.outgoing import AttackOptions, attackers, marked
 
 #: Mbit/s up and down at "bandwidth 1".
@@ -92,7 +92,7 @@ def without(devices: frozenset[int]) -> Iterator[None]:
     refusal = Entrance.refusal
 
     def refuse(
-        self: Entrance, upload: Upload, device: int, flight: Flight, base: Vector, fresh: Vector | None
+        self: Entrance, upload: Upload, device: int, flight: ActiveTrip, base: Vector, fresh: Vector | None
     ) -> Rejected | None:
         if device in devices:
             return Rejected("left out", device, flight.trip)
@@ -126,7 +126,7 @@ def only_watching() -> Iterator[None]:
         defence: Defence,
         upload: Upload,
         device: int,
-        flight: Flight,
+        flight: ActiveTrip,
         base: Vector,
         fresh: Vector | None,
     ) -> Judgement:
@@ -139,7 +139,7 @@ def only_watching() -> Iterator[None]:
         Entrance.defended = defended  # type: ignore[method-assign]
 
 
-def refused_by_direction(run: Run, poisoned: frozenset[int]) -> dict[str, float]:
+def refused_by_direction(run: RunDirectory, poisoned: frozenset[int]) -> dict[str, float]:
     """The share of poisoned and of honest uploads that went against the others, of those judged by direction."""
     notes = [event for event in run.events() if event["kind"] == "note" and event["about"] == ABOUT]
     judged = [note for note in notes if note["agreement"] is not None and note["least"] is not None]
@@ -195,7 +195,7 @@ def main() -> None:
         around = {"absent": without(bad), "skewed": only_watching()}.get(given.suite, nullcontext())
         with around:
             result = freshet.open(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
-        more = refused_by_direction(Run(result.directory), bad) if given.suite == "skewed" else {}
+        more = refused_by_direction(RunDirectory(result.directory), bad) if given.suite == "skewed" else {}
         print(json.dumps({"run": name} | figures(result, made) | more), flush=True)
 
 

@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 REAL, VIRTUAL = "#1f77b4", "#d95f02"
 SEEDS = ("#0072b2", "#cc79a7", "#009e73", "#e69f00", "#56b4e9", "#d55e00")
@@ -37,7 +37,7 @@ class Course(NamedTuple):
 
 
 def course(directory: Path) -> Course:
-    run = Run(directory)
+    run = RunDirectory(directory)
     rows = [row for row in run.metrics() if row.get("accuracy") is not None]
     events = list(run.events())
     staleness = [part["staleness"] for e in events if e["kind"] == "aggregate" for part in e["contributions"]]

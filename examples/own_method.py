@@ -46,7 +46,7 @@ class Bounded(Method):
         weight = self.options.alpha / s**0.5 * min(1.0, limit / length if length else 1.0)
         self.state.length = 0.9 * usual + 0.1 * length if usual else length
         new = combine([(1 - weight, w), (weight, u)])
-        self.world.layout.max_counters(new, w, u)  # BatchNorm counts its batches
+        self.context.layout.max_counters(new, w, u)  # BatchNorm counts its batches
         part = Contribution(upload.device, flight.base, s, weight)
         return Aggregate(new, [part], {"length": length, "limit": limit})
 
@@ -67,9 +67,9 @@ if __name__ == "__main__":
 
     import freshet
     from freshet.runs.audit import audit
-    from freshet.runs.reader import Run
+    from freshet.runs.reader import RunDirectory
 
     method = f"{__file__}:Bounded"
     result = freshet.Federation(method=method, seed=1).run("40s" if os.environ.get("FRESHET_SHORT") else "5m")
-    found = audit(Run(result.directory), method)
+    found = audit(RunDirectory(result.directory), method)
     print(f"accuracy {result.accuracy[-1]:.2f}; audited {found.aggregations} weights: {found.problem or 'all add up'}")

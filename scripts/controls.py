@@ -24,11 +24,11 @@ from freshet import Federation
 from freshet.config import load_tables, resolve
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate
-from freshet.core.server import Flight, Server
+from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector
 from freshet.methods.fedasmu import FedASMU
 from freshet.result import Result
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.batches import Samples
 from freshet.training.network import FlatModel
 
@@ -85,7 +85,7 @@ def first() -> None:
     for name, controls, until in FIRST:
         given = {} if controls is None else dict(zip(("lambda0", "sigma0", "iota0"), map(float, controls), strict=True))
         tables = DIGITS | {"method": {"name": name, **given}, "run": {"eval_every": 10.0}}
-        tests = [run(tables, until, seed, lambda result: Run(result.directory).metrics()) for seed in SEEDS]
+        tests = [run(tables, until, seed, lambda result: RunDirectory(result.directory).metrics()) for seed in SEEDS]
         there = (next((f"{row['time']:.0f}" for row in rows if row["accuracy"] >= TARGET), "–") for rows in tests)
         last = fmean(fmean(row["accuracy"] for row in rows[-5:]) for rows in tests)
         shown = "" if controls is None else ", ".join(f"{value:g}" for value in controls)
@@ -118,7 +118,7 @@ class Slopes:
     def watching(self) -> Iterator[None]:
         receive, slopes = FedASMU.receive, self
 
-        def look(self: FedASMU, server: Server, upload: Upload, flight: Flight) -> Any:
+        def look(self: FedASMU, server: Server, upload: Upload, flight: ActiveTrip) -> Any:
             device, step = upload.device, upload.weights - server.weights
             verdict = receive(self, server, upload, flight)
             if isinstance(verdict, Aggregate):
@@ -153,8 +153,8 @@ def course() -> None:
     """Validation accuracy at the end, and in brackets alpha in the last fifth, by where the controls begin."""
 
     def read(result: Result) -> str:
-        alphas = [event["alpha"] for event in Run(result.directory).events() if event["kind"] == "aggregate"]
-        rows = Run(result.directory).metrics()
+        alphas = [event["alpha"] for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"]
+        rows = RunDirectory(result.directory).metrics()
         return f"{fmean(row['accuracy'] for row in rows[-5:]):.3f} ({median(alphas[len(alphas) * 4 // 5 :]):.3f})"
 
     print("| alpha begins | fixed | course |\n|---|---|---|")

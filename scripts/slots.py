@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from freshet import Federation
 from freshet.config import resolve
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 UNTIL = {"fedssmu": 4700.0, "fedasmu": 1500.0}
 USED, UNUSED, FURTHER = (0, 1, 2), (4, 5, 6), (20, 21, 22)
@@ -39,7 +39,7 @@ def asked(method: str, slot: str, seed: int) -> Sequence[Asked]:
         result = Federation.from_config(config).run(out=Path(folder) / "run")
         if result.summary["status"] == "interrupted":
             raise SystemExit("interrupted")
-        events = list(Run(result.directory).events())
+        events = list(RunDirectory(result.directory).events())
     rewards = {(event["device"], event["trip"]): event["reward"] for event in events if event["kind"] == "merge"}
     requests = [event for event in events if event["kind"] == "request"]
     return [Asked(event["slot"], rewards.get((event["device"], event["trip"]))) for event in requests]

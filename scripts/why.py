@@ -23,9 +23,9 @@ import numpy as np
 from freshet import Federation
 from freshet.config import load_tables, resolve
 from freshet.core.messages import Upload
-from freshet.core.server import Flight, Server
+from freshet.core.server import ActiveTrip, Server
 from freshet.methods.fedasmu import FedASMU
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 PARTS = 5
 Row = dict[str, float]
@@ -36,8 +36,8 @@ def watched(seen: list[Row]) -> Iterator[None]:
     """Note for every upload how much of it is progress and how much points back."""
     receive = FedASMU.receive
 
-    def look(self: FedASMU, server: Server, upload: Upload, flight: Flight) -> Any:
-        n, beta = self.world.layout.learnable, float(upload.merged.get("beta", 0.0))
+    def look(self: FedASMU, server: Server, upload: Upload, flight: ActiveTrip) -> Any:
+        n, beta = self.context.layout.learnable, float(upload.merged.get("beta", 0.0))
         base = server.store.get(flight.base)
         fresh = base if flight.fresh is None or not beta else server.store.get(flight.fresh)
         start = (1 - beta) * base[:n].astype(np.float64) + beta * fresh[:n]
@@ -63,7 +63,7 @@ def line(name: str, rows: Sequence[Any], value: Callable[[Any], float], fold: Ca
     print(f"{name:34}" + "".join(f"{each:12.5g}" for each in found))
 
 
-def tell(run: Run, seen: Sequence[Row]) -> None:
+def tell(run: RunDirectory, seen: Sequence[Row]) -> None:
     """The tables, one line per quantity, one column per fifth of the run."""
     events = list(run.events())
     aggregates = [event for event in events if event["kind"] == "aggregate"]
@@ -101,7 +101,7 @@ def main() -> None:
     seen: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, watched(seen):
         result = Federation.from_config(resolve(tables)).run(out=Path(folder) / "run")
-        tell(Run(result.directory), seen)
+        tell(RunDirectory(result.directory), seen)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freshet.core.admission import Entrance
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.outgoing import AttackOptions, attackers
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -43,5 +43,5 @@ def test_the_best_of_all_defences_refuses_those_who_would_attack_and_nobody_else
     with names["without"](left_out):
         result = federation.run(out=tmp_path / "run")
     assert Entrance.refusal is before, "the library is left as it was"
-    refused = [event["device"] for event in Run(result.directory).events() if event["kind"] == "rejected"]
+    refused = [event["device"] for event in RunDirectory(result.directory).events() if event["kind"] == "rejected"]
     assert refused and set(refused) <= left_out

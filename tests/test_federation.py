@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from freshet import ConfigError, DataError, Federation, Fleet, FreshetError, Observer
 from freshet.data import load
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 RUN = {"per_round": 3, "period": 4.0, "in_flight": 4, "executor": "serial"}
 
@@ -116,7 +116,7 @@ def test_a_networks_own_options_are_settings_like_any_other(tmp_path):
     assert size(name="mlp", hidden=[16, 8]) == 64 * 16 + 16 + 16 * 8 + 8 + 8 * 10 + 10
     assert size(name="cnn", pool=True) < size(name="cnn")
     result = Federation(model={"name": "mlp", "hidden": [3]}, run={"executor": "serial"}).run(1, out=tmp_path / "run")
-    assert Run(tmp_path / "run").config()["model"]["hidden"] == [3]
+    assert RunDirectory(tmp_path / "run").config()["model"]["hidden"] == [3]
     assert len(result.weights) == 64 * 3 + 3 + 3 * 10 + 10
 
 
@@ -137,7 +137,7 @@ def test_an_option_that_a_network_has_not_is_one_sentence(model, key, allowed):
 def settled(method: str | dict, until: float | None, tmp_path, **run) -> dict:
     out = tmp_path / str(len(list(tmp_path.iterdir())))
     build(method=method, run=RUN | run).run(until, out=out)
-    return Run(out).config()["method"]
+    return RunDirectory(out).config()["method"]
 
 
 def test_options_that_follow_from_the_run_are_in_its_configuration(tmp_path):
@@ -164,7 +164,7 @@ def test_a_run_of_its_own_configuration_and_a_resumed_one_are_the_same_bits(tmp_
                 raise KeyboardInterrupt
 
     whole = build(method=method).run(40, out=tmp_path / "whole")
-    given = Run(whole.directory).config()["method"]
+    given = RunDirectory(whole.directory).config()["method"]
     again = build(method=given).run(40, out=tmp_path / "again")
     run = RUN | {"checkpoint_every": 5.0}
     build(method=method, run=run).run(40, out=tmp_path / "cut", observers=[Stop()])
@@ -172,7 +172,7 @@ def test_a_run_of_its_own_configuration_and_a_resumed_one_are_the_same_bits(tmp_
     logs = {(tmp_path / name / "events.jsonl").read_bytes() for name in ("whole", "again", "cut")}
     assert len(logs) == 1
     assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
-    assert audit(Run(tmp_path / "cut")).problem is None
+    assert audit(RunDirectory(tmp_path / "cut")).problem is None
 
 
 def test_building_and_running_leaves_the_random_state_of_the_user_alone(tmp_path):

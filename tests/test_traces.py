@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet import ConfigError, Federation
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim import traces
 from freshet.sim.fleet import Fleet, FleetOptions
 from freshet.sim.traces import COLUMNS, History, Row, Trace, read_trace, write_trace
@@ -232,7 +232,7 @@ def test_a_run_follows_the_trace(tmp_path, federate):
     path.write_text("\n".join(rows))
     fleet = {"trace": str(path), "up_latency": 0.0, "down_latency": 0.0}
     result = federate("fedavg", fleet=fleet, data={"partition": "iid"}).run(140, out=tmp_path / "run")
-    events = list(Run(result.directory).events())
+    events = list(RunDirectory(result.directory).events())
     began = {(e["device"], e["trip"]): e["time"] for e in events if e["kind"] == "trigger"}
     legs = 2 * (4 * (64 * 10 + 10)) / 1e6
     took = {(began[e["device"], e["trip"]], e["time"]) for e in events if e["kind"] == "upload"}

@@ -25,7 +25,7 @@ from freshet import Federation
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
 from freshet.core.versions import VersionStore
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel
 
 DEVICES, PER_ROUND, ROUNDS, BATCH, LR, SEED = 6, 3, 12, 20, 0.1, 5
@@ -74,7 +74,7 @@ def ours(method: str) -> tuple[Federation, list[Vector], list[list[tuple[int, in
     VersionStore.advance = noting  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            events = list(Run(federation.run(out=Path(folder) / "run").directory).events())
+            events = list(RunDirectory(federation.run(out=Path(folder) / "run").directory).events())
     finally:
         VersionStore.advance = advance  # type: ignore[method-assign]
     rounds: list[list[tuple[int, int]]] = [[] for _ in range(ROUNDS)]

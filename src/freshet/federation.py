@@ -28,7 +28,7 @@ from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.lock import RunLock
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import whole
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, checked, default_directory, write_config
@@ -216,7 +216,7 @@ class Federation:
 
         Where it trains (``run.executor``, ``workers``, ``address``) is this federation's affair; all else is the run's.
         """
-        Run(directory)
+        RunDirectory(directory)
         with RunLock(Path(directory)) as lock:
             return self._resume(directory, lock, until, rounds, observers, pool)
 
@@ -230,7 +230,7 @@ class Federation:
         pool: Pool[Any] | None,
     ) -> Result:
         """Go on in a directory that nobody else writes to."""
-        run = Run(directory)
+        run = RunDirectory(directory)
         tables = run.trusted(self.config.method_name)
         if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
             tables["method"]["name"] = self.config.method_name
@@ -267,7 +267,7 @@ class Federation:
 
         return self._drive(config, open_log, found.tree, pool)
 
-    def _check_same(self, run: Run, made_with: Config) -> None:
+    def _check_same(self, run: RunDirectory, made_with: Config) -> None:
         """Raise unless this is the federation that made the run: the same settings, data, shards, model and fleet."""
         mine = self.config
         if mine.method_name == made_with.method_name:  # what was left to follow from the run is what it was there
@@ -299,7 +299,7 @@ class Federation:
     def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
         """Put server, fleet, executor and log together, for a run in virtual time."""
         server = self.parts.server(config)
-        setup, uploads = self.parts.setup(config), server.world.uploads
+        setup, uploads = self.parts.setup(config), server.context.uploads
         with closing(open_executor(config.run, setup, pool, uploads)) as executor:
             writer = open_log()
             executor = _with_kernels(executor, writer.say)
@@ -346,7 +346,7 @@ def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds
     return resolve(tables)
 
 
-def _check_end(run: Run, config: Config, now: float) -> None:
+def _check_end(run: RunDirectory, config: Config, now: float) -> None:
     """Raise if there is nothing left to do between the checkpoint and a finished run's new end."""
     if not run.finished() or run.summary()["status"] != "finished":
         if config.run.end < now:

@@ -17,7 +17,7 @@ from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.parts import built_in
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Metric, metric_of
 from freshet.runs.summary import time_to_target
 from freshet.runs.world import RunWorld, read_world
@@ -107,7 +107,7 @@ def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
 
     A built-in network is built again from the run's settings; one of your own has to be given, here or to ``module``.
     """
-    run = Run(directory)
+    run = RunDirectory(directory)
     summary = run.summary()
     weights, frozen = _weights(run.directory)
     if weights_sha256(weights) != summary.get("weights_sha256"):
@@ -120,7 +120,7 @@ def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
     return Result(run.directory, summary, run.metrics(), weights, rebuilt)
 
 
-def _built_in(run: Run, world: RunWorld | None) -> Factory | None:
+def _built_in(run: RunDirectory, world: RunWorld | None) -> Factory | None:
     """What builds the network that the run's settings name; None for one that was given from Python."""
     config = resolve(run.config())
     if config.model.name == CUSTOM or world is None or world.sample_shape is None or world.outputs is None:

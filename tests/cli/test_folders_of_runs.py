@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 METHODS = ("fedasmu", "fedavg")
 SMALL = ("model.name=mlp", "fleet.devices=6", "data.train_samples=150", "run.executor=serial")
@@ -74,12 +74,12 @@ def test_another_method_than_the_runs_is_said_to_be_another(command, compared):
 
 def test_a_class_that_was_given_from_python_is_to_be_named_with_its_module(compared):
     run = renamed(compared / "runs" / "fedavg", "custom:Own")
-    assert audit(Run(run), "fedasmu").unaudited.endswith("give --method MODULE:Own")
+    assert audit(RunDirectory(run), "fedasmu").unaudited.endswith("give --method MODULE:Own")
 
 
 def test_a_method_that_no_module_can_bring_is_not_asked_for(compared):
     run = renamed(compared / "runs" / "fedavg", "fedfuture")
-    assert audit(Run(run), "fedfuture").unaudited.startswith("this version of Freshet has no method fedfuture")
+    assert audit(RunDirectory(run), "fedfuture").unaudited.startswith("this version of Freshet has no method fedfuture")
 
 
 def test_a_run_that_was_not_audited_has_an_exit_code_of_its_own(command, compared):

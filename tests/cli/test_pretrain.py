@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet.cli.app import app
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 SMALL = ("--executor", "serial", "-s", "fleet.devices=12", "-s", "data.train_samples=200", "-s", "run.eval_every=200")
 
@@ -24,7 +24,7 @@ def freshet(capsys, monkeypatch, tmp_path):
 
 def first_slots(directory: Path) -> list[int]:
     """Slots of the devices' first trips that the meta model proposed."""
-    return [e["slot"] for e in Run(directory).events() if e["kind"] == "request" and e["slot_by"] == "meta"]
+    return [e["slot"] for e in RunDirectory(directory).events() if e["kind"] == "request" and e["slot_by"] == "meta"]
 
 
 def pay_only_the_last_slot(directory: Path) -> None:

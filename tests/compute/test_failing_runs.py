@@ -11,7 +11,7 @@ from torch import nn
 from freshet import Federation
 from freshet.errors import ConfigError, RunError
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .helpers import children
 
@@ -47,7 +47,7 @@ def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_l
     with pytest.raises((RunError, RuntimeError), match="too heavy"):
         fragile(executor).run(200, out=tmp_path / "run")
     assert children(os.getpid()) <= before and set(threading.enumerate()) <= threads
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     assert run.summary()["status"] == "failed"
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert len(lines) > 10, "it failed in the middle"

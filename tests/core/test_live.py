@@ -10,7 +10,7 @@ import pytest
 from freshet.config import resolve
 from freshet.data.sources import load
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.batches import FederatedData, arranged
 from tests.conftest import linear
 from tests.core import live
@@ -34,13 +34,13 @@ def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name
     driver = live.Live(config, linear, FederatedData.of(data, shards), tmp_path / "run")
     asyncio.run(driver.run(aggregations=40 if name in ("fedasmu", "fedssmu") else 12))
 
-    found = audit(Run(tmp_path / "run"))
+    found = audit(RunDirectory(tmp_path / "run"))
     assert (found.problem, found.audited) == (None, True)
     counts = driver.coordinator.counts
     assert found.aggregations == counts.aggregations
     assert found.merges == counts.merges
     assert (counts.merges > 0) == (name in ("fedasmu", "fedssmu"))
-    hurried = [event for event in Run(tmp_path / "run").events() if event["kind"] == "hurry"]
+    hurried = [event for event in RunDirectory(tmp_path / "run").events() if event["kind"] == "hurry"]
     assert bool(hurried) == (name == "port")
     before, after = (driver.nodes[0].trainer.evaluate(w) for w in (driver_start(config), driver.server.weights))
     assert after.metrics["accuracy"] > before.metrics["accuracy"] + 0.2

@@ -30,11 +30,11 @@ def test_each_schedule_is_its_formula():
     ids=["constant", "step", "cosine", "a function"],
 )
 def test_a_run_follows_its_schedule(federate, tmp_path, training, expected):
-    from freshet.runs.reader import Run
+    from freshet.runs.reader import RunDirectory
 
     made = federate("fedavg", training={"lr": 0.1} | training, run={"rounds": 8})
     made.run(out=tmp_path / "run")
-    triggers = [event for event in Run(tmp_path / "run").events() if event["kind"] == "trigger"]
+    triggers = [event for event in RunDirectory(tmp_path / "run").events() if event["kind"] == "trigger"]
     assert len({event["round"] for event in triggers}) == 8
     for event in triggers:
         assert event["lr"] == pytest.approx(expected(event["round"] - 1), rel=1e-12)

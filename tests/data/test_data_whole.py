@@ -10,7 +10,7 @@ import pytest
 from freshet import Federation, Observer
 from freshet.config import resolve
 from freshet.data import from_arrays, load
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 
 class Heard(Observer):
@@ -58,7 +58,7 @@ def test_a_part_is_said_on_the_screen_in_the_config_and_in_the_summary(tmp_path,
     assert heard.said.count(sentence) == 1
     assert result.summary["data"]["part"] == sentence
     assert (tmp_path / "run" / "config.toml").read_text().startswith(f"# {sentence}\n")
-    assert resolve(Run(tmp_path / "run").config()).data.train_samples == 240
+    assert resolve(RunDirectory(tmp_path / "run").config()).data.train_samples == 240
 
 
 def test_a_name_cannot_break_the_config(tmp_path):
@@ -66,7 +66,7 @@ def test_a_name_cannot_break_the_config(tmp_path):
     data = replace(from_arrays("mine", (x, y), (x, y)), name="mine\n[run]\nseed = 7")
     options = {"run": {"per_round": 1, "executor": "serial"}, "data": {"train_samples": 10}}
     Federation("mlp", data, devices=2, **options).run(1, out=tmp_path / "run")
-    assert Run(tmp_path / "run").config()["run"]["seed"] == 0
+    assert RunDirectory(tmp_path / "run").config()["run"]["seed"] == 0
 
 
 def test_the_part_of_tiny_imagenet_says_so(real_data: Path):

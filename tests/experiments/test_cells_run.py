@@ -14,7 +14,7 @@ from freshet.data.sources import load
 from freshet.errors import DataError
 from freshet.paper.cells import CELLS, cell_tables
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 SHAPES = {"fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "tiny-imagenet": (3, 64, 64)}
 CLASSES = {"fashion-mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200, "imdb": 2}
@@ -49,8 +49,8 @@ def test_a_cell_runs_two_virtual_rounds(name: str, tmp_path: Path, monkeypatch: 
     tables["data"] |= {"train_samples": 240, "test_samples": 200, "vocabulary": 2000, "length": 64}
     config = resolve(tables)
     result = Federation.from_config(config).run(out=tmp_path / "run")
-    rounds = {event["round"] for event in Run(result.directory).events() if event["kind"] == "aggregate"}
+    rounds = {event["round"] for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"}
     assert len(rounds) >= 2
     assert np.isfinite(result.loss).all() and result.summary["rejected"] == 0
-    assert audit(Run(result.directory)).passed
+    assert audit(RunDirectory(result.directory)).passed
     assert (config.model.name, config.run.target) == (CELLS[name].model, CELLS[name].target)

@@ -11,7 +11,7 @@ from freshet.experiments import compare
 from freshet.experiments.compare import run_grid, to_do
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .helpers import Diary, jobs
 
@@ -32,7 +32,7 @@ def calls(monkeypatch):
 
 
 def sums(store, grid):
-    return [Run(store.directory(job.key)).summary()["weights_sha256"] for job in grid]
+    return [RunDirectory(store.directory(job.key)).summary()["weights_sha256"] for job in grid]
 
 
 def test_a_half_done_comparison_runs_only_what_is_missing(tmp_path, calls):

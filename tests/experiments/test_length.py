@@ -21,7 +21,7 @@ from freshet.paper.cells import (
     round_seconds,
     with_length,
 )
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import round_seconds as round_of
 from freshet.sim.forecast import trip_seconds
@@ -81,7 +81,7 @@ def test_real_rounds_of_fedavg_are_as_long_as_their_slowest_trip_and_the_mean_is
         "run": {"per_round": 3, "until": 3000.0, "eval_every": 3000.0, "executor": "serial"},
     }
     config = resolve(tables)
-    run = Run(Federation.from_config(config).run(out=tmp_path / "run").directory)
+    run = RunDirectory(Federation.from_config(config).run(out=tmp_path / "run").directory)
     seconds = trip_seconds(Fleet.draw(config.fleet, 0), model_bytes(config))
     started, members, lengths = {}, {}, []
     for event in run.events():
@@ -105,7 +105,7 @@ def test_a_networks_own_options_count():
 def test_the_bytes_of_a_network_are_those_that_travel():
     for name in ("digits", "mlp"):
         config = resolve({"model": {"name": name}})
-        assert model_bytes(config) == 4 * Federation.from_config(config).parts.server(config).world.layout.size
+        assert model_bytes(config) == 4 * Federation.from_config(config).parts.server(config).context.layout.size
     assert load("digits").sample_shape == SHAPES["digits"]
 
 

@@ -19,7 +19,7 @@ from freshet.experiments.compare import Workers
 from freshet.experiments.grid import Job
 from freshet.experiments.store import State
 from freshet.methods.fedasync import FedAsync
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .helpers import Diary
 
@@ -58,7 +58,7 @@ def test_the_result_has_a_table_the_runs_and_the_best(compared: Comparison) -> N
     assert table["accuracy_median"].tolist() == pytest.approx([np.median(each) for each in finals.values()])
     assert compared.best == max(labels, key=lambda label: np.median(finals[label]))
     assert [run.summary["seed"] for run in compared.runs["fedavg"]] == [0, 1]
-    assert Run(compared.runs["fedbuff@K=2"][0].directory).config()["method"]["K"] == 2
+    assert RunDirectory(compared.runs["fedbuff@K=2"][0].directory).config()["method"]["K"] == 2
 
 
 def test_a_run_of_it_is_the_run_that_the_federation_makes_alone(compared: Comparison, tmp_path: Path) -> None:
@@ -120,7 +120,9 @@ def test_a_method_may_be_given_as_its_class(tmp_path: Path, given: Any) -> None:
     found = freshet.compare(make, [given, "fedavg"], seeds=1, out=tmp_path)
     first = next(iter(found.runs))
     assert "Halving" in first and len(found.runs[first]) == 1
-    assert Run(found.runs[first][0].directory).config()["method"]["alpha"] == (0.5 if given is Halving else 0.3)
+    assert RunDirectory(found.runs[first][0].directory).config()["method"]["alpha"] == (
+        0.5 if given is Halving else 0.3
+    )
     alone = make(given, 0).run(out=tmp_path / "alone")
     assert found.runs[first][0].summary["weights_sha256"] == alone.summary["weights_sha256"]
 
@@ -214,7 +216,7 @@ def test_tuning_holds_out_training_data_and_gives_values_to_use(tmp_path: Path) 
     tuning = freshet.tune(make, "fedprox", trials=3, seeds=2, out=tmp_path)
     assert set(tuning.best) == {"training.lr", "method.mu"} and len(tuning.table) == 3
     assert tuning.table["score"].max() == pytest.approx(tuning.score)
-    runs = [Run(path) for path in (tmp_path / "runs").iterdir()]
+    runs = [RunDirectory(path) for path in (tmp_path / "runs").iterdir()]
     assert {run.config()["data"]["validation"] for run in runs} == {0.2}
     assert {run.summary()["data"]["test"] for run in runs} == {18}, "a fifth of the 90 training samples"
     assert {run.config()["run"]["seed"] for run in runs} == {1000, 1001}
@@ -238,7 +240,7 @@ def test_tuning_ignores_a_target_that_would_end_its_runs(tmp_path: Path) -> None
     pytest.importorskip("optuna")
     stops = {"stop_at_target": True, "target": 0.01}
     freshet.tune(lambda m, s: make(m, s, run=stops), "fedavg", trials=1, seeds=1, out=tmp_path)
-    assert [Run(path).summary()["status"] for path in (tmp_path / "runs").iterdir()] == ["finished"]
+    assert [RunDirectory(path).summary()["status"] for path in (tmp_path / "runs").iterdir()] == ["finished"]
 
 
 def test_less_is_better_where_the_metric_says_so(tmp_path: Path) -> None:
@@ -266,4 +268,4 @@ def test_a_comparison_that_stops_at_the_target_says_so(tmp_path: Path) -> None:
     assert found.runs["fedavg"][0].summary["status"] == "stopped"
     assert found.complete and found.table["finished"].tolist() == [1]
     assert "runs end when they reach the target" in found.document["notes"][0]
-    assert resolve(Run(found.runs["fedavg"][0].directory).config()).run.stop_at_target
+    assert resolve(RunDirectory(found.runs["fedavg"][0].directory).config()).run.stop_at_target

@@ -17,7 +17,7 @@ from freshet.experiments.results import document, rows, write
 from freshet.experiments.store import Store
 from freshet.paper.cells import CELLS, model_bytes
 from freshet.report.columns import overhead
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .helpers import jobs
 
@@ -308,8 +308,8 @@ def test_fresh_models_are_the_merges_times_the_bytes_of_the_network(tmp_path):
     assert run_grid(grid, store)
     size = model_bytes(grid[0].config)
     asmu, avg = document(grid, store, title="t")["worlds"][0]["lines"]
-    merges = sum(event["kind"] == "merge" for event in Run(store.directory(grid[0].key)).events())
-    uploads = [e["bytes"] for e in Run(store.directory(grid[0].key)).events() if e["kind"] == "upload"]
+    merges = sum(event["kind"] == "merge" for event in RunDirectory(store.directory(grid[0].key)).events())
+    uploads = [e["bytes"] for e in RunDirectory(store.directory(grid[0].key)).events() if e["kind"] == "upload"]
     assert set(uploads) == {size}, "the bytes that the simulator counts"
     assert merges > 0 and asmu["bytes_fresh"]["median"] == merges * size
     assert asmu["bytes_down"]["median"] >= asmu["trips"]["median"] * size + merges * size

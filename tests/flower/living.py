@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freshet.flower import processes
+from freshet.flower import commands
+from freshet.flower.commands import Command
 from freshet.flower.folder import APP, Folder
-from freshet.flower.processes import Command
 from freshet.flower.running import LocalRun
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 #: Seconds for anything that should happen; machines may be slow, and a hang must not last for ever.
 PATIENCE = 400.0
@@ -70,18 +70,18 @@ def until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
 
 def adds_up(directory: Path) -> bool:
     """Whether a log holds together; the run must have been stopped, or its last line may be half a line."""
-    found = audit(Run(directory))
+    found = audit(RunDirectory(directory))
     assert found.passed, found.problem
     return True
 
 
-def finished(local: LocalRun) -> Run:
+def finished(local: LocalRun) -> RunDirectory:
     """The run at its end: whole files, and a log that adds up."""
     assert local.wait(PATIENCE) == "finished"
     assert adds_up(local.server.out)
     for name in ("config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"):
         assert (local.server.out / name).is_file()
-    return Run(local.server.out)
+    return RunDirectory(local.server.out)
 
 
 def checkpoints(directory: Path) -> int:
@@ -162,7 +162,7 @@ def behind_doors(doors: Path) -> Callable[[Folder, int], Command]:
     wait = 'until [ -e "$0" ]; do sleep 0.2; done; exec "$@"'
 
     def command(folder: Folder, node: int) -> Command:
-        inner = processes.supernode(folder, node)
+        inner = commands.supernode(folder, node)
         return Command(inner.name, ["sh", "-c", wait, str(doors / str(node)), *inner.words], inner.environment)
 
     return command

@@ -16,14 +16,14 @@ from freshet.flower.driver import WRONG_TOKEN, check
 from freshet.flower.security import Tokens
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import RunWriter
 from tests.flower.fakes import TOKENS, Town
 
 
 def passes_audit(town: Town) -> bool:
     town.live.writer.flush()
-    found = audit(Run(town.folder / "run"))
+    found = audit(RunDirectory(town.folder / "run"))
     assert found.passed, found.problem
     return True
 

@@ -15,11 +15,11 @@ import pytest
 import tomli_w
 
 from freshet.data.sources import load
-from freshet.flower import processes
+from freshet.flower import commands
+from freshet.flower.commands import QUIET, Child, Command
 from freshet.flower.folder import APP, Folder
-from freshet.flower.processes import QUIET, Child, Command
 from freshet.flower.running import free_ports
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
 from tests.flower.living import PATIENCE, adds_up, await_, checkpoints, events_of, freshet, with_words
 
@@ -128,8 +128,8 @@ def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., 
     saved = checkpoints(run)
     await_(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
     freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
-    assert server.wait(PATIENCE) == 130 and Run(run).summary()["status"] == "interrupted"
-    version = Run(run).summary()["versions"]
+    assert server.wait(PATIENCE) == 130 and RunDirectory(run).summary()["status"] == "interrupted"
+    version = RunDirectory(run).summary()["versions"]
     server = begin(*deploy("server", str(root)))
     newer = lambda: [e for e in events_of(run, "aggregate") if e["version"] > version]  # noqa: E731
     await_(newer, "newer versions after the stop", lambda: alive(server))
@@ -177,24 +177,22 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "mine", "mine": connection}}))
     where = QUIET | {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
     place = ("--insecure", "--host", "127.0.0.1", "--port")
-    link = Command(
-        "superlink", [processes.program("flower-superlink"), *place, str(port)], where, tmp_path / "link.log"
-    )
+    link = Command("superlink", [commands.program("flower-superlink"), *place, str(port)], where, tmp_path / "link.log")
     children = [Child(link)]
     try:
-        processes.wait_for_port(port, PATIENCE, lambda: children[0].ended is None)
+        commands.wait_for_port(port, PATIENCE, lambda: children[0].ended is None)
         for node, own_port in enumerate(nodes):
             told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
-            command = [processes.program("flower-supernode"), *place, str(own_port), "--node-config", told]
+            command = [commands.program("flower-supernode"), *place, str(own_port), "--node-config", told]
             command += ["--superlink", f"127.0.0.1:{port}"]
             children.append(Child(Command("node", command, where, tmp_path / f"node_{node}.log")))
         told = f'out="{out}" wait-for=2'
-        run = [processes.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", told]
-        processes.call(Command("run", run, where))
+        run = [commands.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", told]
+        commands.call(Command("run", run, where))
         await_((out / "world.json").is_file, "the end of the run")
     finally:
-        processes.stop(children)
-    summary, world = Run(out).summary(), read_world(out)
+        commands.stop(children)
+    summary, world = RunDirectory(out).summary(), read_world(out)
     assert summary["status"] == "finished" and summary["rounds"] == 4 and summary["rejected"] == summary["lost"] == 0
     assert adds_up(out) and world is not None and sorted(world.samples) == [90, 91]
 
@@ -237,4 +235,9 @@ print(result.summary["status"], sum(p.numel() for p in result.module().parameter
     await_(lambda: server.poll() is not None, "the end of the run")
     assert server.returncode == 0 and "finished 2410" in (tmp_path / "output_0").read_text()
     world = read_world(run)
-    assert adds_up(run) and Run(run).summary()["requests"] >= 1 and world is not None and world.samples == [90, 91]
+    assert (
+        adds_up(run)
+        and RunDirectory(run).summary()["requests"] >= 1
+        and world is not None
+        and world.samples == [90, 91]
+    )

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from freshet.core.messages import Slot
-from freshet.flower import processes
+from freshet.flower import commands
 from freshet.flower.fresh import FreshClient, Unreached
 from freshet.flower.running import LocalRun, free_ports
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
 from tests.flower.living import (
     Network,
@@ -95,7 +95,7 @@ def test_a_federation_outlives_whatever_happens_to_its_devices(tmp_path: Path, s
     last = int(trip.name.rpartition("_")[2])
     assert events(local, "trigger", device=3)[-1]["trip"] <= last + 1  # once more at most, before anybody knew
     local.stop()
-    summary = Run(local.server.out).summary()
+    summary = RunDirectory(local.server.out).summary()
     assert adds_up(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
 
 
@@ -135,13 +135,13 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(start: Callable[..
     assert until(local, lambda: events(local, "rejected"), "the refusal")
     saved = checkpoints(local.server.out)
     until(local, lambda: checkpoints(local.server.out) > saved + 1, "a checkpoint")
-    version, pid = events(local, "aggregate")[-1]["version"], processes.server_process(local.folder)
+    version, pid = events(local, "aggregate")[-1]["version"], commands.server_process(local.folder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    until(local, lambda: processes.server_process(local.folder) not in (None, pid), "a new server app")
+    until(local, lambda: commands.server_process(local.folder) not in (None, pid), "a new server app")
     until(local, lambda: [e for e in events(local, "aggregate") if e["version"] > version + 1], "newer versions")
     local.stop()
-    summary, world = Run(local.server.out).summary(), read_world(local.server.out)
+    summary, world = RunDirectory(local.server.out).summary(), read_world(local.server.out)
     assert summary["status"] == "interrupted" and adds_up(local.server.out)
     assert summary["versions"] > version and summary["requests"] >= 1 and summary["trip_seconds"]["train"] > 0
     assert world is not None and len(world) == 2 and max(world.train_seconds) > 0 and max(world.start_seconds) > 0

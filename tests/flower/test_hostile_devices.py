@@ -13,7 +13,7 @@ from freshet.flower import driver, wire
 from freshet.flower.driver import MOST_QUESTIONS, OFTEN
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.flower.fakes import TOKENS, Town
 
 
@@ -26,7 +26,7 @@ def token(town: Town, device: int) -> tuple[int, int, str]:
 def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -> None:
     town = Town(tmp_path, method="fedavg")
     town.step()
-    before = town.live.server.world.samples.copy()
+    before = town.live.server.context.samples.copy()
     number = next(iter(town.post.sent))
     answer = town.answer(number)
     assert answer.upload is not None
@@ -34,7 +34,7 @@ def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -
     town.post.put(number, wire.answer_record(wire.Answer(answer.ticket, upload, samples=2**31 - 1)))
     town.step()
     assert len(town.events("rejected")) == 1
-    assert np.array_equal(town.live.server.world.samples, before)
+    assert np.array_equal(town.live.server.context.samples, before)
 
 
 def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) ->
     reasons = [event["reason"] for event in town.events("rejected")]
     assert reasons == [OFTEN] * driver._LOGGED_REFUSALS and len(town.events("request")) == MOST_QUESTIONS
     assert town.live.answer(*token(town, 1), Slot(2, "q")) is None, "others are answered as before"
-    assert audit(Run(tmp_path / "run")).passed
+    assert audit(RunDirectory(tmp_path / "run")).passed
 
 
 def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +95,12 @@ def test_a_log_is_rotated_while_the_service_answers_from_threads_of_its_own(tmp_
         with pytest.raises(Refused, match="the run is over"):
             live.answer(0, 1, "any", Slot(2, "q"))
         assert live.writer.seq == end
-        live.writer.close({"status": "finished"}, live.server.world.layout, live.server.weights, sure=live.writer.end)
+        live.writer.close({"status": "finished"}, live.server.context.layout, live.server.weights, sure=live.writer.end)
     finally:
         ended.set()
         for thread in threads:
             thread.join()
     assert len(list((tmp_path / "run").glob("events-*.jsonl.zst"))) > 10
-    numbers = [event["seq"] for event in Run(tmp_path / "run").events()]
+    numbers = [event["seq"] for event in RunDirectory(tmp_path / "run").events()]
     assert numbers == list(range(1, end + 1)) and segments.size(tmp_path / "run" / segments.LIVE) > 6000
-    assert audit(Run(tmp_path / "run")).passed
+    assert audit(RunDirectory(tmp_path / "run")).passed

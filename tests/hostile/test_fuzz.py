@@ -20,7 +20,7 @@ from freshet.report.page import report
 from freshet.report.reading import read
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
 from freshet.sim.traces import read_trace
 
@@ -75,10 +75,10 @@ def test_damaged_files_of_a_run(base: Path, name: str, hurt: Callable[[bytes], b
     content = (base / name).read_bytes()
     (base / name).write_bytes(hurt(content))
     try:
-        bears(lambda: audit(Run(base)))
+        bears(lambda: audit(RunDirectory(base)))
         bears(lambda: read(base))
         bears(lambda: read_world(base))
-        bears(lambda: resolve(Run(base).trusted(None)))
+        bears(lambda: resolve(RunDirectory(base).trusted(None)))
     finally:
         (base / name).write_bytes(content)
 
@@ -94,7 +94,7 @@ def test_events_with_other_values(base: Path, data: st.DataObject) -> None:
     lines[number] = json.dumps(event).encode()
     (base / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     try:
-        bears(lambda: audit(Run(base)))
+        bears(lambda: audit(RunDirectory(base)))
         bears(lambda: report([base], base / "page.html"))
     finally:
         (base / "events.jsonl").write_bytes(content)

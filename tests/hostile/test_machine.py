@@ -23,7 +23,7 @@ from freshet.methods.asmu.meta import MetaSelector
 from freshet.report import live
 from freshet.report.export import harmless
 from freshet.runs import checkpoint, writer
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from ..cli.conftest import command  # noqa: F401
 from ..conftest import small
@@ -346,7 +346,7 @@ def test_a_run_whose_uploads_are_all_rejected_says_so(command, tmp_path: Path) -
     assert result.summary["rejected"] == result.summary["uploads"] > 0
     done = command("show", tmp_path / "r")
     assert "all uploads rejected" in done.out and f"all {result.summary['uploads']} uploads were rejected" in done.out
-    assert Run(tmp_path / "r").finished()
+    assert RunDirectory(tmp_path / "r").finished()
 
 
 TORN = [

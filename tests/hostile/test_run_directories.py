@@ -20,7 +20,7 @@ from freshet.methods import known
 from freshet.report import live
 from freshet.runs import audit, checkpoint
 from freshet.runs.lock import NAME, RunLock
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.device_memory import DeviceStore
 
 from ..cli.conftest import command  # noqa: F401
@@ -234,7 +234,7 @@ def test_of_concurrent_resumers_one_goes_on_and_the_others_say_why(stopped: Path
         if code:
             assert "in use by" in said or "already finished" in said
             assert len(said.strip().splitlines()) == 1
-    assert audit.audit(Run(stopped)).passed
+    assert audit.audit(RunDirectory(stopped)).passed
 
 
 class Removed(Observer):
@@ -334,7 +334,7 @@ def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: s
     text = (place / "config.toml").read_text()
     assert old in text
     (place / "config.toml").write_text(text.replace(old, new))
-    federation = Federation.from_config(resolve(Run(place).config()))
+    federation = Federation.from_config(resolve(RunDirectory(place).config()))
     if noticed:
         with pytest.raises(RunError, match=r"config\.toml was changed after the run began"):
             federation.resume(place)

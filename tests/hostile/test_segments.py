@@ -19,7 +19,7 @@ from freshet.report import live
 from freshet.report.reading import read
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.segments import LIVE
 
 from ..cli.conftest import command  # noqa: F401
@@ -92,8 +92,8 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def refused(place: Path, words: str) -> None:
     """Every reader says so in one sentence; a report shows what came before."""
     with pytest.raises(RunError, match=words) as caught:
-        list(Run(place).events())
-    bears(lambda: audit(Run(place)))
+        list(RunDirectory(place).events())
+    bears(lambda: audit(RunDirectory(place)))
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
     found = read(place)
     assert any(words in note and "what follows is not shown" in note for note in found.notes), found.notes
@@ -142,7 +142,7 @@ def test_a_gap_in_the_numbers_is_said(place: Path) -> None:
 
 def test_a_last_segment_that_is_gone_is_noticed(place: Path) -> None:
     (place / SECOND).unlink()
-    assert audit(Run(place)).problem
+    assert audit(RunDirectory(place)).problem
     with pytest.raises(RunError, match=r"no checkpoint to resume from \(checkpoint .* is damaged"):
         checkpoint.read(place)
 
@@ -150,7 +150,7 @@ def test_a_last_segment_that_is_gone_is_noticed(place: Path) -> None:
 def test_segments_in_the_wrong_order_are_noticed(place: Path) -> None:
     for old, new in ((FIRST, "x"), (SECOND, FIRST), ("x", SECOND)):
         (place / old).rename(place / new)
-    assert "line 1 " in str(audit(Run(place)).problem)
+    assert "line 1 " in str(audit(RunDirectory(place)).problem)
 
 
 def test_a_segment_is_removed_only_if_the_live_file_holds_the_very_same(place: Path) -> None:
@@ -177,10 +177,11 @@ def test_a_line_that_is_too_long_is_refused(place: Path, monkeypatch: pytest.Mon
 def test_a_bomb_takes_little_memory(place: Path) -> None:
     (place / SECOND).write_bytes(pack(EVENT[:-3] + os.urandom(300_000).hex().encode() + b"x" * (1 << 28)))
     program = (
-        "import resource, sys; from freshet.errors import RunError; from freshet.runs.reader import Run\n"
+        "import resource, sys; from freshet.errors import RunError; from freshet.runs.reader import RunDirectory\n"
         "from freshet.runs import segments; segments.LONGEST_LINE = 1 << 24\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: list(Run(sys.argv[1]).events())\nexcept RunError as error: assert 'without an end' in str(error), error\n"
+        "try: list(RunDirectory(sys.argv[1]).events())\n"
+        "except RunError as error: assert 'without an end' in str(error), error\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     done = subprocess.run([sys.executable, "-c", program, place], capture_output=True, text=True, check=True)
@@ -226,7 +227,7 @@ def test_random_damage_is_a_result_or_one_sentence(base: Path, hurt: Callable[[b
     content = (base / FIRST).read_bytes()
     (base / FIRST).write_bytes(hurt(content))
     try:
-        bears(lambda: audit(Run(base)))
+        bears(lambda: audit(RunDirectory(base)))
         bears(lambda: read(base))
         bears(lambda: checkpoint.read(base))
         try:

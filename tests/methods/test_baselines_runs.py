@@ -15,7 +15,7 @@ from freshet.errors import ConfigError
 from freshet.federation import Federation
 from freshet.methods import registry
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
 from freshet.sim.device_memory import DeviceStore
 from tests.methods.conftest import SMALL, Simulate
@@ -34,14 +34,14 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 def events(run: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [event for event in Run(run).events() if event["kind"] in kinds]
+    return [event for event in RunDirectory(run).events() if event["kind"] in kinds]
 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_learns_the_digits_and_passes_its_audit(simulate: Simulate, name: str) -> None:
     result = simulate(name, SHORT.get(name))
     assert result.accuracy[-1] > result.accuracy[0] + (0.05 if name == "asofed" else 0.25)  # slow by design
-    assert audit(Run(result.directory)).problem is None
+    assert audit(RunDirectory(result.directory)).problem is None
     assert len(events(result.directory, "aggregate")) >= 4
 
 
@@ -49,7 +49,7 @@ def test_learns_the_digits_and_passes_its_audit(simulate: Simulate, name: str) -
 def test_works_under_constant_concurrency_with_losses(simulate: Simulate, name: str) -> None:
     sections = {"run": {"trigger": "concurrency"}, "fleet": {"loss": 0.1, "on_seconds": 60.0, "off_seconds": 20.0}}
     result = simulate(name, SHORT.get(name), 25.0, **sections)
-    assert audit(Run(result.directory)).problem is None
+    assert audit(RunDirectory(result.directory)).problem is None
     assert events(result.directory, "lost")
     assert events(result.directory, "aggregate")
 
@@ -81,7 +81,7 @@ def test_a_resumed_run_gives_the_same_bits(simulate: Simulate, tmp_path: Path, n
     federation.run(25.0, out=tmp_path / "run", observers=[Killer()])
     resumed = federation.resume(tmp_path / "run")
     same(whole.weights, resumed.weights)
-    assert audit(Run(resumed.directory)).problem is None
+    assert audit(RunDirectory(resumed.directory)).problem is None
     logs = [(run.directory / "events.jsonl").read_text() for run in (whole, resumed)]
     assert logs[0] == logs[1]
 
@@ -154,12 +154,12 @@ def test_fedsa_is_marked_and_its_stages_show_in_the_log(simulate: Simulate) -> N
 
 def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simulate) -> None:
     run = simulate("fedsa", {"stage1_epochs": 3}, 80.0).directory  # as long as any: the time axis is not stretched
-    config, epochs = Run(run).config(), events(run, "trigger")
+    config, epochs = RunDirectory(run).config(), events(run, "trigger")
     limit = config["method"]["stage1_updates"]
-    assert limit == pytest.approx(0.1 * Run(run).summary()["uploads"], rel=0.2)
+    assert limit == pytest.approx(0.1 * RunDirectory(run).summary()["uploads"], rel=0.2)
     assert all(e["epochs"] == 3 for e in epochs if e["version"] - 1 < limit)
     assert min(e["epochs"] for e in epochs if e["version"] - 1 >= limit) < 3
-    assert audit(Run(run)).problem is None
+    assert audit(RunDirectory(run)).problem is None
 
 
 # ---- PORT
@@ -168,7 +168,7 @@ def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simu
 def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
     slow = {"fleet": {"ratio": 20.0, "time": "trip"}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
     runs = [simulate("port", {"K": 2, "omega": 2, "urgent": on}, 60.0, **slow).directory for on in (True, False)]
-    assert all(audit(Run(run)).problem is None for run in runs)
+    assert all(audit(RunDirectory(run)).problem is None for run in runs)
     assert not events(runs[1], "hurry")
 
     def when(run: Path, kind: str, hurry: dict[str, Any]) -> float:
@@ -276,7 +276,7 @@ def test_a_forged_number_is_found_and_its_line_named(
     number, event = [(i, e) for i, e in enumerate(log, 1) if e["kind"] == "aggregate"][2]
     change(event)
     (run / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
-    problem = audit(Run(run)).problem
+    problem = audit(RunDirectory(run)).problem
     assert problem is not None
     assert f"line {number} (aggregate)" in problem
 
@@ -287,7 +287,7 @@ def test_a_forged_number_is_found_and_its_line_named(
 def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Simulate) -> None:
     result = simulate("tests.methods.strangers:Half")
     assert result.accuracy[-1] > result.accuracy[0] + 0.25
-    found = audit(Run(result.directory))
+    found = audit(RunDirectory(result.directory))
     assert (found.problem, found.audited) == (None, False)
     assert {e["alpha"] for e in events(result.directory, "aggregate")} == {0.5}
 
@@ -319,7 +319,7 @@ def test_freshet_run_needs_only_the_method(tmp_path: Path, name: str) -> None:
         app, ["run", "--method", name, "--until", "12", "-s", "run.executor=serial", "-q", "-o", str(out)]
     )
     assert outcome.exit_code == 0, outcome.output
-    assert Run(out).summary()["status"] == "finished"
+    assert RunDirectory(out).summary()["status"] == "finished"
 
 
 def test_moon_refuses_a_module_without_features() -> None:

@@ -10,19 +10,19 @@ import pytest
 from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Noted
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.errors import RunError
 from freshet.methods.asofed import ASOFed
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.schedules import constant
 from tests.methods import strangers
 from tests.methods.lab import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, logged, same, send, server_of, vector
 
 
 def served(method: type[strangers.Half]) -> Server:
-    world = World(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
+    world = MethodContext(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
     return Server(method(method.Options(), world), world, vector(1), constant(0.1))
 
 
@@ -46,7 +46,7 @@ def test_a_run_with_such_a_method_fails_with_that_sentence(federate: Any, tmp_pa
     with pytest.raises(RunError) as told:
         federate(f"{strangers.__name__}:{name}").run(60, out=tmp_path / "run")
     assert str(told.value).startswith(strangers.SENTENCES[name])
-    assert Run(tmp_path / "run").summary()["status"] == "failed"
+    assert RunDirectory(tmp_path / "run").summary()["status"] == "failed"
 
 
 def test_rejecting_is_no_aggregation_and_uses_no_upload_up() -> None:
@@ -55,19 +55,19 @@ def test_rejecting_is_no_aggregation_and_uses_no_upload_up() -> None:
     (event,) = fly(server, 1, vector(2))
     assert event == {"kind": "rejected", "reason": "odd", "device": 1, "trip": 1}
     same(server.weights, w0)
-    assert (server.version, server.consumed, server.flights) == (1, 0, {})
+    assert (server.version, server.consumed, server.active_trips) == (1, 0, {})
     (event,) = fly(server, 0, vector(2))
     assert (event["kind"], server.version, server.consumed) == ("aggregate", 2, 1)
 
 
 def test_a_run_that_rejects_counts_it_and_its_log_adds_up(federate: Any, tmp_path: Path) -> None:
     result = federate(f"{strangers.__name__}:Picky").run(60, out=tmp_path / "run")
-    events = list(Run(result.directory).events())
+    events = list(RunDirectory(result.directory).events())
     refused = [e for e in events if e["kind"] == "rejected"]
     assert {e["reason"] for e in refused} == {"odd"} and all(e["device"] % 2 for e in refused)
     assert result.summary["rejected"] == len(refused) > 0
     assert result.summary["uploads"] == len(refused) + result.summary["aggregations"]
-    found = audit(Run(result.directory))
+    found = audit(RunDirectory(result.directory))
     assert (found.problem, found.audited) == (None, False)
 
 
@@ -78,7 +78,7 @@ def test_a_method_may_add_lines_of_its_own(federate: Any, tmp_path: Path) -> Non
     assert isinstance(aggregate, Aggregated)
     assert note == Noted("weather", {"degrees": 21.5})
     result = federate(f"{strangers.__name__}:Talkative").run(30, out=tmp_path / "run")
-    notes = [e for e in Run(result.directory).events() if e["kind"] == "note"]
+    notes = [e for e in RunDirectory(result.directory).events() if e["kind"] == "note"]
     assert len(notes) == result.summary["aggregations"] > 0
     assert {(e["about"], e["degrees"]) for e in notes} == {("weather", 21.5)}
 
@@ -155,7 +155,7 @@ def reach(steps: int, momentum: float) -> float:
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
 def test_with_momentum_the_log_holds_the_reach_and_the_audit_passes(federate: Any, tmp_path: Path, name: str) -> None:
     result = federate(name, training={"momentum": 0.9, "lr": 0.01}).run(80, out=tmp_path / "run")
-    run = Run(result.directory)
+    run = RunDirectory(result.directory)
     adapted = [e for e in run.events() if e["kind"] == "aggregate" and e["adapted"]]
     assert any(e["beta"] > 0 and e["n1"] > 0 for e in adapted), "some merged in mid-training"
     for event in adapted:
@@ -176,7 +176,7 @@ def test_with_momentum_the_log_holds_the_reach_and_the_audit_passes(federate: An
 def test_without_momentum_and_as_printed_there_is_no_reach(federate: Any, tmp_path: Path) -> None:
     for number, (method, momentum) in enumerate([("fedasmu", 0.0), ("fedasmu-published", 0.9)]):
         training = {"momentum": momentum, "lr": 0.01}
-        run = Run(federate(method, training=training).run(60, out=tmp_path / str(number)).directory)
+        run = RunDirectory(federate(method, training=training).run(60, out=tmp_path / str(number)).directory)
         adapted = [e for e in run.events() if e["kind"] == "aggregate" and e["adapted"]]
         assert adapted and not any("reach" in e for e in adapted)
         assert audit(run).problem is None

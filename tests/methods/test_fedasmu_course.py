@@ -22,7 +22,7 @@ from freshet.methods.asmu.staleness import LARGEST, Control, Course, Past, contr
 from freshet.paper.cells import CELLS, cell_settings
 from freshet.parts import Given, assemble
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.methods.asmu import plain_layout, server_of
 
 COURSE = {"apply": "progress", "controls": "course", "slot": "never"}
@@ -62,7 +62,7 @@ class Twin:
 
 def send(server: Server, device: int, d: np.ndarray) -> dict[str, Any]:
     """An upload of a device in flight that training moved by d; the numbers of its aggregation."""
-    flight = server.flights[device]
+    flight = server.active_trips[device]
     events = server.upload(Upload(device, flight.trip, flight.base, server.store.get(flight.base) + d, 4))
     return dict(next(event.numbers for event in events if isinstance(event, Aggregated)))
 
@@ -138,7 +138,7 @@ def test_the_course_begins_anew_beside_the_largest_numbers() -> None:
 def test_a_run_adds_up_for_the_audit_and_a_changed_length_does_not(
     method: str, tmp_path: Path, federate: Callable[..., Federation]
 ) -> None:
-    run = Run(federate({"name": method}).run(120, out=tmp_path / "run").directory)
+    run = RunDirectory(federate({"name": method}).run(120, out=tmp_path / "run").directory)
     assert audit(run).problem is None
     rows = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()]
     judged = {row["contributions"][0]["base"] for row in rows if row.get("adapted")}
@@ -157,7 +157,7 @@ def test_it_finds_its_weights_from_far_too_small_and_far_too_large_ones(
     for iota0 in (0.003, 0.3):
         options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": iota0, "eta_iota": 0.02}
         directory = federate(options).run(600, out=tmp_path / str(iota0)).directory
-        alphas = [event["alpha"] for event in Run(directory).events() if event["kind"] == "aggregate"]
+        alphas = [event["alpha"] for event in RunDirectory(directory).events() if event["kind"] == "aggregate"]
         ends.append(median(alphas[-40:]))
     assert max(ends) / min(ends) < 3.0
 
@@ -166,9 +166,9 @@ def test_held_weights_come_back_when_devices_ask_for_more(tmp_path: Path, federa
     """Controls far below the clamp: every alpha is that of xi_min, until those who start there have asked for more."""
     options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": -0.05, "eta_iota": 0.02}
     directory = federate(options).run(600, out=tmp_path / "run").directory
-    alphas = [event["alpha"] for event in Run(directory).events() if event["kind"] == "aggregate"]
+    alphas = [event["alpha"] for event in RunDirectory(directory).events() if event["kind"] == "aggregate"]
     assert alphas[0] == pytest.approx(0.001, rel=0.01) and median(alphas[-40:]) > 0.01
-    assert audit(Run(directory)).passed
+    assert audit(RunDirectory(directory)).passed
 
 
 @pytest.mark.parametrize(("q", "follows"), [(-0.3, True), (0.3, False), (0.0, False), (math.nan, False)])

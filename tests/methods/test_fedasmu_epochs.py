@@ -8,14 +8,14 @@ import pytest
 
 from freshet.core.events import Event, Rejected
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.errors import Stop
 from freshet.federation import Federation
 from freshet.methods import find, options_for
 from freshet.methods.asmu.meta import MetaSelector
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
 from freshet.training.schedules import constant
 from tests.methods.asmu import plain_layout
@@ -31,7 +31,7 @@ def selector(epochs: int = 8, **options: float) -> MetaSelector:
 def server_of(own: list[int] | None, epochs: int = USUAL) -> Server:
     devices, layout = 4, plain_layout(6)
     given = None if own is None else np.array(own, np.int64)
-    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, own_epochs=given)
+    world = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, own_epochs=given)
     method = find("fedasmu")[0](options_for("fedasmu", {}), world)
     return Server(method, world, np.zeros(6, np.float32), constant(0.1))
 
@@ -64,8 +64,8 @@ class StopAt(Observer):
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
 def test_a_run_whose_devices_explore_beyond_the_usual_epochs(method: str, tmp_path: Path) -> None:
     whole = federation(method).run(out=tmp_path / "whole")
-    assert audit(Run(whole.directory)).problem is None
-    slots = [event["slot"] for event in Run(whole.directory).events() if event["kind"] == "request"]
+    assert audit(RunDirectory(whole.directory)).problem is None
+    slots = [event["slot"] for event in RunDirectory(whole.directory).events() if event["kind"] == "request"]
     assert max(slots) > SMALL["training"]["epochs"]
     federation(method).run(out=tmp_path / "cut", observers=[StopAt(60)])
     resumed = federation(method).resume(tmp_path / "cut")

@@ -18,7 +18,7 @@ from freshet.methods import options_for
 from freshet.methods.asmu.rule import FreshModelRule
 from freshet.methods.asmu.staleness import cosine, far_ahead, freshness_weight, saturate
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, Work
@@ -171,9 +171,9 @@ def test_a_run_with_all_of_them_adds_up_for_the_audit(
     name: str, tmp_path: Path, federate: Callable[..., Federation]
 ) -> None:
     result = federate({"name": name, **OURS}).run(120, out=tmp_path / "run")
-    found = audit(Run(result.directory))
+    found = audit(RunDirectory(result.directory))
     assert found.passed and found.audited and found.merges > 5, found.problem
-    events = list(Run(result.directory).events())
+    events = list(RunDirectory(result.directory).events())
     assert all(0 <= event["far"] <= 2 and abs(event["q"]) <= 1 for event in events if event["kind"] == "merge")
 
 
@@ -184,4 +184,4 @@ def test_an_audit_finds_a_length_that_was_changed(tmp_path: Path, federate: Call
     place = next(place for place, event in enumerate(lines) if "length_p" in event)
     lines[place]["length_p"] *= 2
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert f"line {place + 1} (aggregate): length_p" in str(audit(Run(result.directory)).problem)
+    assert f"line {place + 1} (aggregate): length_p" in str(audit(RunDirectory(result.directory)).problem)

@@ -11,7 +11,7 @@ from freshet.core.events import Aggregated
 from freshet.federation import Federation
 from freshet.methods.fedasmu import FedASMU
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.schedules import constant
 from tests.methods.asmu import plain_layout, server_of, trigger, upload
 from tests.methods.conftest import SMALL
@@ -33,12 +33,12 @@ def test_a_schedule_may_begin_at_zero(options: dict[str, Any], tmp_path: Path) -
     training, run = SMALL["training"] | {"schedule": rising}, SMALL["run"] | {"until": 30.0}
     sections = SMALL | {"training": training, "run": run}
     result = Federation(method={"name": "fedasmu", **options}, **sections).run(out=tmp_path / "run")
-    made = [event for event in Run(result.directory).events() if event["kind"] == "aggregate"]
+    made = [event for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"]
     untaught = [event for event in made if event.get("untaught")]
     assert untaught and all(event["lr"] == 0.0 and not event["adapted"] for event in untaught)
     assert result.summary["adaptations"] == sum(event["adapted"] for event in made) > 0
     assert result.summary["adaptations_skipped"] == 0, "no step was forgotten"
-    assert audit(Run(result.directory)).problem is None
+    assert audit(RunDirectory(result.directory)).problem is None
 
 
 def two_aggregations(rate: float) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from freshet.config import resolve
 from freshet.federation import Federation
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 SECONDS = {"fedasmu": 1500.0}
 SEEDS = (4, 5, 6)
@@ -35,7 +35,7 @@ def requests(method: str, slot: str, folder: Path) -> Requests:
         config = resolve({"method": {"name": method, "slot": slot}, "fleet": fleet, "run": run})
         out = folder / f"{slot}-{seed}"
         summary = Federation.from_config(config).run(out=out).summary
-        empty = [event["fresh"] is None for event in Run(out).events() if event["kind"] == "request"]
+        empty = [event["fresh"] is None for event in RunDirectory(out).events() if event["kind"] == "request"]
         asked, merged = asked + summary["requests"], merged + summary["merges"]
         thirds[0].extend(empty[: len(empty) // 3])
         thirds[1].extend(empty[-(len(empty) // 3) :])

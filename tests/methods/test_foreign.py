@@ -16,7 +16,7 @@ from freshet.methods import find, registry
 from freshet.report.closeup import closeup
 from freshet.report.reading import read
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .foreign import Trust
 
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_runs_with_its_options_and_its_kind(made: Path) -> None:
-    run = Run(made)
+    run = RunDirectory(made)
     assert run.summary()["status"] == "finished"
     assert run.config()["method"] == {"name": TRUST, "p0": 0.4, "rate": 0.3, "a": 0.5, "warm_up": 2}
     assert run.config()["run"]["trigger"] == "periodic"
@@ -59,19 +59,19 @@ def test_its_options_are_listed_and_checked_against_the_run() -> None:
 
 
 def test_it_is_audited_and_a_forged_number_is_found(made: Path, tmp_path: Path) -> None:
-    assert audit(Run(made), TRUST).problem is None
+    assert audit(RunDirectory(made), TRUST).problem is None
     log = [json.loads(line) for line in (made / "events.jsonl").read_text().splitlines()]
     number, event = [(i, e) for i, e in enumerate(log, 1) if e["kind"] == "aggregate"][1]
     event["p"] += 0.01
     (tmp_path / "config.toml").write_text((made / "config.toml").read_text())
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
-    assert str(audit(Run(tmp_path), TRUST).problem).startswith(f"events.jsonl, line {number} (aggregate): p ")
+    assert str(audit(RunDirectory(tmp_path), TRUST).problem).startswith(f"events.jsonl, line {number} (aggregate): p ")
 
 
 def test_its_curve_is_drawn_as_logged(made: Path) -> None:
     (figure,) = closeup(read(made))["controls"]
     assert (figure["name"], figure["symbol"], figure["meaning"]) == ("trust", "π", "server, trust <in> a device")
-    logged = [(e["device"], e["p"]) for e in Run(made).events() if e["kind"] == "aggregate"]
+    logged = [(e["device"], e["p"]) for e in RunDirectory(made).events() if e["kind"] == "aggregate"]
     drawn = {trace["name"]: trace["y"] for trace in figure["data"] if trace.get("name", "").startswith("device")}
     assert drawn
     for name, values in drawn.items():
@@ -112,7 +112,7 @@ def test_it_is_tuned_and_what_is_found_runs(tmp_path: Path) -> None:
         key.removeprefix("method."): value for key, value in record["values"].items() if key != "training.lr"
     }
     freshet("run", "--config", str(folder / "best.toml"), "-q", "-o", str(again))
-    assert audit(Run(again), TRUST).problem is None
+    assert audit(RunDirectory(again), TRUST).problem is None
 
 
 def test_it_is_compared_with_a_built_in_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from freshet.experiments.tune import space_for
 from freshet.methods import find, known, named
 from freshet.methods._shared.buffers import mixed
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import default_directory
 from tests.methods.foreign import Trust
 from tests.methods.lab import same
@@ -103,10 +103,16 @@ def here(written: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_class_that_can_be_imported_is_named_so_and_its_run_needs_nothing_else(tmp_path: Path) -> None:
     result = federate({"name": Trust, "rate": 0.3}).run(24, out=tmp_path / "run")
-    assert Run(tmp_path / "run").config()["method"] == {"name": TRUST, "p0": 0.4, "rate": 0.3, "a": 0.5, "warm_up": 2}
+    assert RunDirectory(tmp_path / "run").config()["method"] == {
+        "name": TRUST,
+        "p0": 0.4,
+        "rate": 0.3,
+        "a": 0.5,
+        "warm_up": 2,
+    }
     again = Federation(**load_tables(tmp_path / "run" / "config.toml")).run(out=tmp_path / "again")
     same(result.weights, again.weights)
-    assert audit(Run(result.directory)).problem is None
+    assert audit(RunDirectory(result.directory)).problem is None
 
 
 def test_a_nested_class_is_found_again() -> None:
@@ -131,7 +137,7 @@ def test_a_class_that_cannot_be_imported_runs_and_is_resumed_by_who_has_it(tmp_p
     whole = federate(mine, checkpoint_every=4.0).run(24, out=tmp_path / "whole")
     federation = federate(mine, checkpoint_every=4.0)
     federation.run(24, out=tmp_path / "run", observers=[Stopper()])
-    assert Run(tmp_path / "run").config()["method"] == {"name": "custom:Inside"}
+    assert RunDirectory(tmp_path / "run").config()["method"] == {"name": "custom:Inside"}
     said = freshet("resume", str(tmp_path / "run"), code=1)
     assert "'custom:Inside' stands for a class given from Python" in said and "resume(RUN)" in said
     same(federation.resume(tmp_path / "run").weights, whole.weights)
@@ -166,16 +172,16 @@ def test_contributings_method_is_run_listed_audited_and_reported_from_its_folder
 ) -> None:
     out = tmp_path / "run"
     freshet("run", "-m", name, "--until", "24", "-q", *SETTINGS, "-s", "method.alpha=0.6", "-o", str(out))
-    assert Run(out).config()["method"] == {"name": name, "alpha": 0.6, "mu": 0.05}
-    assert not audit(Run(out)).audited, "nothing is imported on the word of a run directory"
-    found = audit(Run(out), name)
+    assert RunDirectory(out).config()["method"] == {"name": name, "alpha": 0.6, "mu": 0.05}
+    assert not audit(RunDirectory(out)).audited, "nothing is imported on the word of a run directory"
+    found = audit(RunDirectory(out), name)
     assert found.problem is None and found.audited
     assert "weight of a fresh upload" in freshet("methods", name)
     freshet("report", str(out), "-o", str(tmp_path / "page.html"))
     log = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     next(event for event in log if event["kind"] == "aggregate")["times"] += 1
     (out / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log))
-    assert "times is logged as 2" in str(audit(Run(out), name).problem)
+    assert "times is logged as 2" in str(audit(RunDirectory(out), name).problem)
 
 
 @pytest.mark.parametrize("name", ["with_friend:Mine", "with_friend.py:Mine"])

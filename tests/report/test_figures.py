@@ -7,7 +7,7 @@ import pytest
 from freshet.report.figures import _curves_figure, _times_figure, accuracy_figure
 from freshet.report.groups import grouped, headline
 from freshet.report.reading import read_all
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .conftest import Write
 
@@ -57,5 +57,5 @@ def test_a_method_that_never_got_there_stays_inside_the_axes(
 @pytest.mark.parametrize("target", [None, 15.0])
 def test_the_picture_of_runs_with_a_metric_of_their_own(written: Write, tmp_path: Path, target: float | None) -> None:
     facts = {"metric": "rmse", "direction": "min", "target": target, "time_to_target": target and 20.0}
-    run = Run(written("a", metric="rmse", accuracy=[20.0, 16.0, 14.0], summary=facts))
+    run = RunDirectory(written("a", metric="rmse", accuracy=[20.0, 16.0, 14.0], summary=facts))
     assert accuracy_figure([run], tmp_path / "a.png").stat().st_size > 1000

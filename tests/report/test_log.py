@@ -19,7 +19,7 @@ from freshet.report.log import Log
 from freshet.report.page import PASSES, document, report
 from freshet.report.reading import read, read_all
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.report.conftest import Write
 from tests.report.helpers import lines
 
@@ -74,7 +74,7 @@ def test_no_more_than_a_few_records_are_held_at_once(written: Write, tmp_path: P
     assert document([run])["closeups"][0]["timeline"]["trips"]["device"][:3] == [0, 1, 0]
     assert tidy([run])[0]["label"] == "fedasync"
     report([place], tmp_path / "page.html")
-    found = audit(Run(place))
+    found = audit(RunDirectory(place))
     assert (found.problem, found.events) == (None, 3 * TRIPS)
     assert 1 <= counted.most <= FEW
 
@@ -129,7 +129,7 @@ def test_the_bar_hears_of_every_byte_that_is_read(written: Write, tmp_path: Path
         read_bytes += count
 
     size = (place / "events.jsonl").stat().st_size
-    audit(Run(place), seen=seen)
+    audit(RunDirectory(place), seen=seen)
     assert read_bytes == size
     report([place], tmp_path / "page.html", seen=seen)
     assert read_bytes <= (1 + PASSES) * size and read_bytes >= 4 * size

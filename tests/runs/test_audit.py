@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from freshet.runs.audit import Audit, audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.fleet import Fleet
 
 Events = list[dict[str, Any]]
@@ -25,7 +25,7 @@ def tampered(finished, tmp_path) -> Callable[[str, Callable[[Events], Any]], Aud
         change(events)
         (tmp_path / "config.toml").write_bytes((source / "config.toml").read_bytes())
         (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-        return audit(Run(tmp_path))
+        return audit(RunDirectory(tmp_path))
 
     return check
 
@@ -38,7 +38,7 @@ def last(events: Events, kind: str, **wanted: Any) -> dict[str, Any]:
     "method", ["fedasmu", "fedssmu", "fedavg", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedssmu-0"]
 )
 def test_what_a_run_wrote_passes(finished, method):
-    found = audit(Run(finished(method).directory))
+    found = audit(RunDirectory(finished(method).directory))
     assert found.problem is None
     summary = finished(method).summary
     assert (found.aggregations, found.merges) == (summary["aggregations"], summary["merges"])
@@ -51,7 +51,7 @@ def test_what_a_run_wrote_passes(finished, method):
 def test_every_reading_of_the_equations_passes(federate, tmp_path, name, equations, apply):
     options = {"name": name, "equations": equations, "apply": apply}
     result = federate(options).run(60, out=tmp_path / "run")
-    found = audit(Run(result.directory))
+    found = audit(RunDirectory(result.directory))
     assert found.problem is None
     assert found.aggregations > 3
 
@@ -64,7 +64,7 @@ def test_an_untouched_copy_passes(tampered):
 def test_a_download_that_takes_no_time_passes(federate, tmp_path, up):
     fleet = Fleet(np.linspace(1.0, 5.0, 8), up_rate=up, down_rate=np.inf)
     federate("fedasmu", fleet=fleet, run={"trigger": "concurrency"}).run(40, out=tmp_path / "run")
-    found = audit(Run(tmp_path / "run"))
+    found = audit(RunDirectory(tmp_path / "run"))
     assert found.problem is None and found.merges > 3
 
 
@@ -268,4 +268,4 @@ def test_the_audit_uses_the_configuration_of_the_run(finished, tmp_path):
     config = (source / "config.toml").read_text()
     assert "mu_alpha = 1.0" in config
     (tmp_path / "config.toml").write_text(config.replace("mu_alpha = 1.0", "mu_alpha = 1.5"))
-    assert "alpha" in audit(Run(tmp_path)).problem
+    assert "alpha" in audit(RunDirectory(tmp_path)).problem

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from freshet import Observer, RunError
 from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
 from freshet.runs import writer
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import plain
 from freshet.runs.writer import RunWriter, write_atomically
 
@@ -155,7 +155,7 @@ def test_a_float_comes_back_bit_for_bit(value):
 def test_floats_of_the_configuration_come_back_bit_for_bit(federate, tmp_path):
     odd = {"lambda0": 0.1 + 0.2, "sigma0": 1e-310, "eta_lambda": 1 / 3, "mu_alpha": 123456789.000000001}
     result = federate({"name": "fedasmu"} | odd, training={"lr": 1 / 7}).run(1, out=tmp_path / "run")
-    config = Run(result.directory).config()
+    config = RunDirectory(result.directory).config()
     assert {key: config["method"][key] for key in odd} == odd
     assert config["training"]["lr"] == 1 / 7
 
@@ -262,7 +262,7 @@ def test_a_run_that_fails_in_the_middle_leaves_a_log_that_adds_up(federate, tmp_
 
     with pytest.raises(RuntimeError, match="boom"):
         federate("fedasmu").run(60, out=tmp_path / "run", observers=[Bomb()])
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     assert run.summary()["status"] == "failed"
     assert audit(run).problem is None
 
@@ -275,7 +275,7 @@ def test_a_line_that_is_no_object_is_named(finished, tmp_path, content):
     (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
     (tmp_path / "events.jsonl").write_text(content + "\n")
     with pytest.raises(RunError, match=r"events\.jsonl, line \d"):
-        list(Run(tmp_path).events())
+        list(RunDirectory(tmp_path).events())
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n"], ids=["not utf-8", "deeply nested"])
@@ -283,14 +283,14 @@ def test_hostile_lines_are_a_sentence_too(finished, tmp_path, content):
     (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
     (tmp_path / "events.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=r"events\.jsonl"):
-        list(Run(tmp_path).events())
+        list(RunDirectory(tmp_path).events())
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="no such folder"):
-        Run(tmp_path / "nowhere")
+        RunDirectory(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"config\.toml"):
-        Run(tmp_path)
+        RunDirectory(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
@@ -298,4 +298,4 @@ def test_a_broken_summary_is_a_sentence(tmp_path, content):
     (tmp_path / "config.toml").touch()
     (tmp_path / "summary.json").write_bytes(content)
     with pytest.raises(RunError, match=r"summary\.json"):
-        Run(tmp_path).summary()
+        RunDirectory(tmp_path).summary()

@@ -18,7 +18,7 @@ from freshet.report.log import Log
 from freshet.report.reading import read, read_all
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.segments import LIVE, lines
 from freshet.runs.writer import RunWriter
 from tests.runs.test_lifecycle import Stage
@@ -260,7 +260,7 @@ def test_a_simulation_crashes_is_resumed_and_is_given_a_later_end(
     plain = finished("fedasmu")
     assert whole(result.directory) == (plain.directory / LIVE).read_bytes()
     assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
-    assert audit(Run(result.directory)).passed
+    assert audit(RunDirectory(result.directory)).passed
 
 
 # ---- readers
@@ -278,9 +278,9 @@ def pair(finished: Callable[[str], Any], tmp_path: Path) -> tuple[Path, Path]:
 def test_every_reader_reads_the_same(pair: tuple[Path, Path]) -> None:
     plain, pieces = pair
     assert len(packed(pieces)) == 3
-    assert list(Run(plain).events()) == list(Run(pieces).events())
-    found, counted = audit(Run(pieces)), 0
-    assert found.passed and found == audit(Run(plain))
+    assert list(RunDirectory(plain).events()) == list(RunDirectory(pieces).events())
+    found, counted = audit(RunDirectory(pieces)), 0
+    assert found.passed and found == audit(RunDirectory(plain))
     one, other = read(plain), read(pieces)
     assert list(one.events) == list(other.events) and one.events.kinds == other.events.kinds and other.notes == []
     assert list(one.events.of("merge")) == list(other.events.of("merge"))
@@ -308,11 +308,11 @@ def test_the_bar_knows_how_much_there_is_uncompressed(pair: tuple[Path, Path], m
 
 def test_an_audit_counts_lines_through_all_pieces(pair: tuple[Path, Path]) -> None:
     _, pieces = pair
-    behind = sum(1 for _ in Run(pieces).events()) - (pieces / LIVE).read_bytes().count(b"\n")
+    behind = sum(1 for _ in RunDirectory(pieces).events()) - (pieces / LIVE).read_bytes().count(b"\n")
     rows = [json.loads(line) for line in (pieces / LIVE).read_text().splitlines()]
     rows[2]["time"] = -1.0
     (pieces / LIVE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert f"events.jsonl, line {behind + 3} (" in str(audit(Run(pieces)).problem)
+    assert f"events.jsonl, line {behind + 3} (" in str(audit(RunDirectory(pieces)).problem)
 
 
 def test_a_log_that_is_rotated_while_it_is_read_is_read_whole(pair: tuple[Path, Path]) -> None:
@@ -372,7 +372,7 @@ def test_without_the_library_the_remedy_is_named(
         federate("fedavg", run={"rotate_log": 1.0}).run(10, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert federate("fedavg").run(10, out=tmp_path / "new").summary["status"] == "finished"
-    for reader in (lambda: audit(Run(pair[1])), lambda: read(pair[1]), lambda: checkpoint.read(pair[1])):
+    for reader in (lambda: audit(RunDirectory(pair[1])), lambda: read(pair[1]), lambda: checkpoint.read(pair[1])):
         with pytest.raises(RunError, match=r"events-000001\.jsonl\.zst needs zstandard.*pip install"):
             reader()
-    assert audit(Run(pair[0])).passed
+    assert audit(RunDirectory(pair[0])).passed

@@ -10,7 +10,7 @@ import pytest
 from freshet import ConfigError, Federation, Observer, Stop
 from freshet.experiments.store import State, Store
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.conftest import small
 from tests.sim.test_resume import traces
 
@@ -43,7 +43,7 @@ def test_an_observer_ends_a_run_and_it_can_go_on_to_the_same_end(method: str, tm
     assert 0 < cut.summary["virtual_time"] < 100
     assert cut.rows[-1]["time"] == cut.summary["virtual_time"], "the model that is left was tested"
     assert {path.name for path in cut.directory.iterdir()} == {path.name for path in whole.directory.iterdir()}
-    assert audit(Run(cut.directory)).passed
+    assert audit(RunDirectory(cut.directory)).passed
     cut.module()
     going_on = small("fedasmu").resume(cut.directory)
     assert (going_on.summary["status"], "stopped" in going_on.summary) == ("finished", False)
@@ -59,7 +59,7 @@ def test_a_stop_in_the_midst_of_an_event_waits_for_its_end_and_for_every_other_o
 
     result = small("fedavg").run(60, out=tmp_path / "run", observers=[StopIn("on_event", 5), Second()])
     assert result.summary["stopped"] == "an observer asked for it"
-    assert seen == [event["seq"] for event in Run(result.directory).events()]
+    assert seen == [event["seq"] for event in RunDirectory(result.directory).events()]
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])

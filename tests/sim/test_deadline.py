@@ -11,7 +11,7 @@ import pytest
 from freshet import Federation, Result
 from freshet.methods import registry
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
 from freshet.sim.fleet import Fleet
 
@@ -56,7 +56,7 @@ def uploads_of(result: Result) -> list[float]:
             flying.discard(event["device"])
         if event["kind"] == "upload":
             times.append(event["time"])
-    assert audit(Run(result.directory)).passed
+    assert audit(RunDirectory(result.directory)).passed
     return times
 
 

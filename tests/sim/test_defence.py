@@ -11,7 +11,7 @@ from freshet.errors import ConfigError
 from freshet.methods import find, registry
 from freshet.methods._shared.rounds import RoundMethod
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.outgoing import AttackOptions, attackers
 
 from .test_resume import Crash, CrashError, traces
@@ -36,7 +36,7 @@ def test_every_method_runs_behind_a_defence_and_is_audited(
 ) -> None:
     made = federate(method, attack=ATTACK, defence={"rule": rule}, **NETWORKS.get(method, {}))
     result = made.run(UNTIL.get(method, 90.0), out=tmp_path / "run")
-    found, said = audit(Run(tmp_path / "run")), notes(result.directory)
+    found, said = audit(RunDirectory(tmp_path / "run")), notes(result.directory)
     assert found.passed, found.problem
     bad = attackers(AttackOptions(**ATTACK), 0, 8)
     judged = [note for note in said if note["bound"] is not None]
@@ -55,7 +55,7 @@ def test_multi_krum_leaves_out_the_poisoned_of_each_round(method: str, federate:
         **NETWORKS.get(method, {}),
     )
     made.run(UNTIL.get(method, 120.0), out=tmp_path / "run")
-    found, said = audit(Run(tmp_path / "run")), notes(tmp_path / "run")
+    found, said = audit(RunDirectory(tmp_path / "run")), notes(tmp_path / "run")
     assert found.passed, found.problem
     bad = attackers(AttackOptions(**ATTACK), 0, 8)
     assert len(said) > 1

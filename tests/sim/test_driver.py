@@ -11,18 +11,18 @@ import pytest
 from freshet import Fleet, Result
 from freshet.compute import executor
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 MODEL, CONTROL = 4 * 650, 64  # bytes: the linear model of conftest.py, a message without a model
 
 
 def events(result: Result, *kinds: str) -> list[dict[str, Any]]:
-    rows = list(Run(result.directory).events())
+    rows = list(RunDirectory(result.directory).events())
     return [row for row in rows if row["kind"] in kinds] if kinds else rows
 
 
 def passes_audit(result: Result) -> None:
-    assert audit(Run(result.directory)).problem is None
+    assert audit(RunDirectory(result.directory)).problem is None
 
 
 def fleet_of(*seconds: float, **changes: Any) -> Fleet:
@@ -242,7 +242,7 @@ def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch)
     monkeypatch.setattr(Simulation, "run", lambda self, *given: kept.append(self) or original(self, *given))
     federate("fedasmu", fleet={"loss": 0.3}).run(80, out=tmp_path / "run")
     server = kept[0].server
-    needed = {f.base for f in server.flights.values()} | {f.fresh for f in server.flights.values() if f.fresh}
+    needed = {f.base for f in server.active_trips.values()} | {f.fresh for f in server.active_trips.values() if f.fresh}
     assert {version for version, _, _ in server.store.items()} == needed | {server.version}
 
 

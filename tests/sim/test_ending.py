@@ -16,7 +16,7 @@ from freshet.core import stopping
 from freshet.core.stopping import DivergenceMonitor
 from freshet.runs import lifecycle
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.summary import remarks
 from freshet.training.task import Score
 
@@ -30,14 +30,14 @@ WILD = {
 
 
 def rows(directory: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in Run(directory).events() if event["kind"] == kind]
+    return [event for event in RunDirectory(directory).events() if event["kind"] == kind]
 
 
 def traces(directory: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
-    metrics = Run(directory).metrics()
+    metrics = RunDirectory(directory).metrics()
     for row in metrics:
         row.pop("wall_seconds")
-    summary = {key: value for key, value in Run(directory).summary().items() if key != "wall_seconds"}
+    summary = {key: value for key, value in RunDirectory(directory).summary().items() if key != "wall_seconds"}
     return (directory / "events.jsonl").read_bytes(), metrics, summary
 
 
@@ -49,7 +49,7 @@ def test_a_synchronous_run_ends_with_the_last_upload_of_its_last_round(federate:
     summary = federate(method, run={"rounds": 3}).run(out=tmp_path / "run").summary
     assert (summary["status"], summary["rounds"], summary["trips"], summary["uploads"]) == ("finished", 3, 9, 9)
     assert summary["virtual_time"] == rows(tmp_path / "run", "upload")[-1]["time"]
-    assert audit(Run(tmp_path / "run")).problem is None
+    assert audit(RunDirectory(tmp_path / "run")).problem is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_asynchronous_round_is_as_many_consumed_uploads_as_are_triggered_at_a
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
     assert summary["uploads"] - summary["discards"] == 5 * 3
     assert summary["virtual_time"] == rows(tmp_path / "run", "upload")[-1]["time"]
-    assert audit(Run(tmp_path / "run")).problem is None
+    assert audit(RunDirectory(tmp_path / "run")).problem is None
 
 
 def test_under_constant_concurrency_a_round_is_the_number_in_flight(federate: Federate, tmp_path: Path):
@@ -145,7 +145,7 @@ def test_rounds_that_never_end_are_one_sentence_and_not_a_run_without_end(
     federation = federate("fedasync", training={"lr": 1e38}, run={"rounds": 2})
     with pytest.raises(RunError, match=r"run\.rounds: the last 40 trips were all rejected.*run\.until"):
         federation.run(out=tmp_path / "run")
-    summary = Run(tmp_path / "run").summary()
+    summary = RunDirectory(tmp_path / "run").summary()
     assert (summary["status"], summary["rounds"], summary["rejected"]) == ("failed", 0, 40)
 
 
@@ -211,7 +211,7 @@ def wild(federate: Federate, method: str = "fedavg", **run: Any) -> Federation:
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedasync", "fedasmu"])
 def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate: Federate, tmp_path: Path, method: str):
     result = wild(federate, method).run(200, out=tmp_path / "run")
-    summary = Run(tmp_path / "run").summary()
+    summary = RunDirectory(tmp_path / "run").summary()
     tests = {row["time"]: row["loss"] for row in result.rows}
     first = next(time for time, loss in tests.items() if loss is None or loss > 1000 * tests[0.0])
     assert summary["diverged"] == first < 100.0
@@ -225,8 +225,8 @@ def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate:
         "summary.json",
         "model.safetensors",
     }
-    assert audit(Run(tmp_path / "run")).problem is None
-    assert Run(tmp_path / "run").finished()
+    assert audit(RunDirectory(tmp_path / "run")).problem is None
+    assert RunDirectory(tmp_path / "run").finished()
 
 
 def test_a_run_that_has_diverged_cannot_be_resumed(federate: Federate, tmp_path: Path):
@@ -234,7 +234,7 @@ def test_a_run_that_has_diverged_cannot_be_resumed(federate: Federate, tmp_path:
     with pytest.raises(RunError, match=rf"diverged at {result.summary['diverged']} s and cannot be resumed") as caught:
         wild(federate).resume(tmp_path / "run")
     assert "\n" not in str(caught.value)
-    assert Run(tmp_path / "run").summary()["status"] == "diverged"
+    assert RunDirectory(tmp_path / "run").summary()["status"] == "diverged"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedasync"])
@@ -243,7 +243,7 @@ def test_a_run_may_be_told_to_go_on_and_still_says_that_it_diverged(federate: Fe
     went_on = wild(federate, method, diverged="continue").run(100, out=tmp_path / "on").summary
     assert (went_on["status"], went_on["virtual_time"]) == ("finished", 100.0)
     assert went_on["diverged"] == stopped["diverged"] is not None
-    assert audit(Run(tmp_path / "on")).problem is None
+    assert audit(RunDirectory(tmp_path / "on")).problem is None
     with pytest.raises(RunError, match="already finished"):
         wild(federate, method, diverged="continue").resume(tmp_path / "on")
 

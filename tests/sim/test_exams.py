@@ -11,7 +11,7 @@ from freshet import ConfigError, Federation
 from freshet.compute.processes import WorkerPool
 from freshet.config import resolve
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.exams import Exams
 
 from .test_resume import Crash, CrashError
@@ -22,11 +22,11 @@ def asked(federate, method: Any = "fedasmu", **run: Any) -> Federation:
 
 
 def exams(directory: Path) -> list[dict[str, Any]]:
-    return [event for event in Run(directory).events() if event["kind"] == "devices"]
+    return [event for event in RunDirectory(directory).events() if event["kind"] == "devices"]
 
 
 def without_exams(directory: Path) -> list[dict[str, Any]]:
-    kept = [event for event in Run(directory).events() if event["kind"] != "devices"]
+    kept = [event for event in RunDirectory(directory).events() if event["kind"] != "devices"]
     scores = ("devices_", "personal_", "seq")
     return [{key: value for key, value in event.items() if not key.startswith(scores)} for event in kept]
 
@@ -39,7 +39,7 @@ def test_they_change_nothing_of_a_run(method: str, federate, finished, tmp_path:
     assert without_exams(result.directory) == without_exams(plain.directory)
     assert len(exams(result.directory)) == len(result.rows)
     assert not exams(plain.directory) and not any("devices_median" in row for row in plain.rows)
-    assert audit(Run(result.directory)).passed
+    assert audit(RunDirectory(result.directory)).passed
 
 
 def test_at_every_other_test_and_at_the_last(federate, tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_when_they_are_due_follows_from_the_time() -> None:
 
 def test_the_settings_survive_the_config_file(federate, tmp_path: Path) -> None:
     result = asked(federate, evaluate_devices="end").run(20, out=tmp_path / "run")
-    config = resolve(Run(result.directory).config())
+    config = resolve(RunDirectory(result.directory).config())
     assert (config.run.evaluate_devices, config.run.personalise) == ("end", 3)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["devices_worst"] is not None

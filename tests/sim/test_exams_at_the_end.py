@@ -7,7 +7,7 @@ import pytest
 
 from freshet import Observer, Stop
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.sim.test_exams import asked, exams
 from tests.sim.test_resume import traces
 
@@ -19,7 +19,7 @@ def test_a_run_that_stops_at_its_target_has_its_last_model_tested(federate, tmp_
     [event] = exams(cut.directory)
     assert (event["time"], event["version"]) == (cut.summary["virtual_time"], cut.summary["versions"])
     assert cut.summary["devices_median"] == cut.rows[-1]["devices_median"]
-    assert audit(Run(cut.directory)).passed
+    assert audit(RunDirectory(cut.directory)).passed
     asked(federate, "fedavg", **run).resume(cut.directory)
     whole = asked(federate, "fedavg", evaluate_devices="end").run(300, out=tmp_path / "whole")
     assert traces(cut.directory) == traces(whole.directory)

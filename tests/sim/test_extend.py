@@ -9,7 +9,7 @@ import pytest
 from freshet import ConfigError, Federation, RunError
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.conftest import small
 from tests.sim.test_resume import traces
 
@@ -31,9 +31,9 @@ def test_extended_twice_it_equals_the_run_that_was_long_from_the_start(method: A
     last = federation(method).resume(tmp_path / "part", until="110s")
     assert traces(tmp_path / "part") == traces(whole.directory)
     assert [row["time"] for row in last.rows] == [row["time"] for row in whole.rows]
-    config = [Run(directory).config() for directory in (tmp_path / "part", tmp_path / "whole")]
+    config = [RunDirectory(directory).config() for directory in (tmp_path / "part", tmp_path / "whole")]
     assert config[0] == config[1], "its config.toml tells of the later end"
-    assert audit(Run(tmp_path / "part")).passed
+    assert audit(RunDirectory(tmp_path / "part")).passed
 
 
 def test_extended_on_other_workers_it_is_the_same(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_extended_on_other_workers_it_is_the_same(tmp_path: Path) -> None:
     federation("fedasmu").run(47, out=tmp_path / "part")
     federation("fedasmu", executor="processes", workers=2).resume(tmp_path / "part", until=80)
     assert traces(tmp_path / "part") == traces(whole.directory)
-    assert Run(tmp_path / "part").config()["run"]["executor"] == "processes"
+    assert RunDirectory(tmp_path / "part").config()["run"]["executor"] == "processes"
 
 
 def test_a_run_that_ends_by_rounds_gets_more_of_them(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_a_kill_between_the_last_checkpoint_and_the_summary_is_mended(tmp_path: 
 
 def test_options_that_follow_from_the_length_of_a_run_stay_those_of_its_first_part(tmp_path: Path) -> None:
     federation("fedsa").run(60, out=tmp_path / "part")
-    settled = Run(tmp_path / "part").config()["method"]["stage1_updates"]
+    settled = RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"]
     for until in (120, 180):
         federation("fedsa").resume(tmp_path / "part", until=until)
-        assert Run(tmp_path / "part").config()["method"]["stage1_updates"] == settled
+        assert RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"] == settled
     longer = federation("fedsa").run(180, out=tmp_path / "whole")
-    assert Run(longer.directory).config()["method"]["stage1_updates"] > settled
+    assert RunDirectory(longer.directory).config()["method"]["stage1_updates"] > settled
     same = federation({"name": "fedsa", "stage1_updates": settled}).run(180, out=tmp_path / "same")
     assert traces(tmp_path / "part") == traces(same.directory)
 
@@ -111,17 +111,17 @@ def test_a_cosine_stays_as_long_as_the_run_was_first_expected_to_be(ends: Any, m
 
     first, later = ends
     made(first).run(out=tmp_path / "part")
-    length = Run(tmp_path / "part").config()["training"]["schedule_rounds"]
+    length = RunDirectory(tmp_path / "part").config()["training"]["schedule_rounds"]
     assert length == first.get("rounds", length) >= 1
     made(first).resume(tmp_path / "part", **later)
-    assert Run(tmp_path / "part").config()["training"]["schedule_rounds"] == length
+    assert RunDirectory(tmp_path / "part").config()["training"]["schedule_rounds"] == length
     same = made(later, schedule_rounds=length).run(out=tmp_path / "same")
     assert traces(tmp_path / "part") == traces(same.directory)
-    assert Run(tmp_path / "part").config() == Run(same.directory).config()
-    rates = [event["lr"] for event in Run(tmp_path / "part").events() if event["kind"] == "trigger"]
+    assert RunDirectory(tmp_path / "part").config() == RunDirectory(same.directory).config()
+    rates = [event["lr"] for event in RunDirectory(tmp_path / "part").events() if event["kind"] == "trigger"]
     assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0.01 * 0.05)
 
 
 def test_no_other_schedule_asks_how_long_a_run_is(tmp_path: Path) -> None:
     federation("fedavg").run(20, out=tmp_path / "run")
-    assert "schedule_rounds" not in Run(tmp_path / "run").config()["training"]
+    assert "schedule_rounds" not in RunDirectory(tmp_path / "run").config()["training"]

@@ -11,7 +11,7 @@ from freshet.config import check_deployable
 from freshet.errors import ConfigError
 from freshet.methods import registry
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 from .test_resume import Crash, CrashError, traces
 
@@ -35,7 +35,7 @@ def test_every_method_runs_over_thin_links_and_is_audited(method: str, federate:
     result = federate(method, links=LINKS, **network).run(UNTIL.get(method, 60.0), out=tmp_path / "run")
     assert result.summary["status"] == "finished" and result.summary["uploads"] > 3
     assert result.summary["rejected"] == 0
-    found = audit(Run(tmp_path / "run"))
+    found = audit(RunDirectory(tmp_path / "run"))
     assert found.passed, found.problem
 
 

@@ -13,7 +13,7 @@ from freshet.core.messages import CONTROL_BYTES
 from freshet.errors import ConfigError
 from freshet.report.reading import read
 from freshet.report.trips import trips_of
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world, write_world
 
 DEVICES, FRESH = 8, 0.25
@@ -49,7 +49,7 @@ def test_a_trip_takes_start_training_fresh_model_and_upload(deployed: Path, tmp_
     world = read_world(tmp_path / "sim")
     assert world is not None
     size, begun, asked, seen = world.model_bytes, {}, {}, set()
-    for event in Run(tmp_path / "sim").events():
+    for event in RunDirectory(tmp_path / "sim").events():
         device = event.get("device")
         if event["kind"] == "trigger":
             begun[device] = event["time"]
@@ -69,7 +69,7 @@ def test_a_trip_takes_start_training_fresh_model_and_upload(deployed: Path, tmp_
 def test_its_settings_are_the_deployments_unless_others_are_given(deployed: Path, tmp_path: Path) -> None:
     run("--fleet-from", str(deployed), "--out", str(tmp_path / "same"))
     run("--fleet-from", str(deployed), "-m", "fedasync", "--until", "60", "--out", str(tmp_path / "other"))
-    mine, same, other = (Run(path).config() for path in (deployed, tmp_path / "same", tmp_path / "other"))
+    mine, same, other = (RunDirectory(path).config() for path in (deployed, tmp_path / "same", tmp_path / "other"))
     assert same["fleet"].pop("measured") == str(deployed) and mine["fleet"].pop("measured") == ""
     assert same["fleet"] == mine["fleet"] and same["method"] == mine["method"] and same["run"]["until"] == 100.0
     assert other["method"]["name"] == "fedasync" and other["run"]["until"] == 60.0

@@ -10,7 +10,7 @@ from torch import nn
 from freshet import Federation
 from freshet.core.method import Memory
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet
 from tests.conftest import small
@@ -43,11 +43,11 @@ def unsteady(until: float) -> Federation:
 @pytest.mark.parametrize("first", [10.0, 11.0, 12.0, 13.0, 14.0])
 def test_a_merge_is_logged_alike_whether_or_not_its_trip_is_seen_to_diverge(first: float, tmp_path: Path) -> None:
     whole = unsteady(40.0).run(out=tmp_path / "whole")
-    assert whole.summary["rejected"] > 3 and audit(Run(whole.directory)).problem is None
+    assert whole.summary["rejected"] > 3 and audit(RunDirectory(whole.directory)).problem is None
     unsteady(first).run(out=tmp_path / "part")
     unsteady(first).resume(tmp_path / "part", until=40.0)
     assert traces(tmp_path / "part") == traces(whole.directory)
-    assert audit(Run(tmp_path / "part")).problem is None
+    assert audit(RunDirectory(tmp_path / "part")).problem is None
 
 
 def leaving(**run: Any) -> Federation:
@@ -71,7 +71,7 @@ def test_a_device_that_left_after_its_merge_remembers_the_merge_and_not_the_end(
 
     monkeypatch.setattr(Simulation, "_set_aside", watched)
     result = leaving().run(120, out=tmp_path / "run")
-    assert len(seen) > 2 and audit(Run(result.directory)).problem is None
+    assert len(seen) > 2 and audit(RunDirectory(result.directory)).problem is None
     for before, after in seen:
         assert before != after, "it has merged"
         residual, known = after.get("links.residual"), before.get("links.residual")

@@ -13,7 +13,7 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.errors import ConfigError
 from freshet.methods import find, registry
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.trainer import Work
 
 from .test_resume import Crash, CrashError, traces
@@ -47,7 +47,7 @@ def test_every_method_runs_with_noise_is_audited_and_reports_epsilon(
     made = federate(options(method), privacy=PRIVACY, run={"diverged": "continue"}, **network(method))
     until = 300.0 if method == "moon" else 60.0
     result = made.run(until, out=tmp_path / "run", observers=[Listener()])
-    found = audit(Run(tmp_path / "run"))
+    found = audit(RunDirectory(tmp_path / "run"))
     assert found.passed, found.problem
     privacy = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
     assert privacy["epsilon"] > 0 and result.summary["rejected"] == 0

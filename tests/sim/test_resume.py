@@ -17,7 +17,7 @@ from torch import nn
 from freshet import Federation, Observer, RunError
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.sim.device_memory import DeviceStore
 
 SMALL = {
@@ -91,7 +91,7 @@ def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method
     else:
         federation(method).resume(directory)
     assert traces(directory) == traces(whole.directory)
-    assert audit(Run(directory)).passed
+    assert audit(RunDirectory(directory)).passed
     assert len(list((directory / "checkpoint").iterdir())) == 1, "a finished run keeps its last checkpoint only"
 
 

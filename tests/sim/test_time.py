@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from freshet import Fleet
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 
 def trained_seconds(federation, folder) -> dict[int, float]:
     """Seconds between a device's first model and its first upload, less the two links."""
     federation.run(400, out=folder)
     begun, seconds, fleet, size = {}, {}, federation.fleet, 4 * 650
-    for event in Run(folder).events():
+    for event in RunDirectory(folder).events():
         device = event.get("device")
         if event["kind"] == "trigger":
             begun[device] = event["time"]

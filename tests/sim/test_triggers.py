@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer, Stop
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.conftest import small
 from tests.sim.test_resume import traces
 
@@ -28,7 +28,7 @@ class NotForEver(Observer):
 def test_a_deadline_starts_no_more_devices_than_the_period_does(deadline: float, tmp_path: Path) -> None:
     run = {"per_round": 1, "period": 4.0, "in_flight": 8, "round_deadline": deadline}
     result = small("fedasync", run=run, fleet={"fastest": 3.0}).run(100, out=tmp_path / "run")
-    starts = Counter(event["time"] for event in Run(result.directory).events() if event["kind"] == "trigger")
+    starts = Counter(event["time"] for event in RunDirectory(result.directory).events() if event["kind"] == "trigger")
     assert set(starts.values()) == {1} and len(starts) > 15
     assert result.summary["lost"] > 0
 
@@ -43,7 +43,7 @@ def test_a_run_whose_last_round_was_ended_by_the_deadline_can_be_given_more(tmp_
     for rounds in range(1, 5):
         directory = tmp_path / str(rounds)
         made(rounds).run(out=directory)
-        ended.append([event["kind"] for event in Run(directory).events()][-3:])
+        ended.append([event["kind"] for event in RunDirectory(directory).events()][-3:])
         resumed = made(rounds).resume(directory, rounds=8, observers=[NotForEver()])
         assert resumed.summary["status"] == "finished"
         assert traces(directory) == traces(whole.directory)
@@ -56,5 +56,5 @@ def test_a_device_that_is_back_is_started_at_the_next_multiple_of_the_period(tmp
     run = {"period": 10.0, "per_round": 1, "in_flight": 1}
     federation = small("fedavg", fleet={"devices": 1, "trace": str(trace)}, run=run, data={"train_samples": 50})
     federation.run(40, out=tmp_path / "run")
-    starts = [event["time"] for event in Run(tmp_path / "run").events() if event["kind"] == "trigger"]
+    starts = [event["time"] for event in RunDirectory(tmp_path / "run").events() if event["kind"] == "trigger"]
     assert starts[:2] == [0.0, 20.0]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from tests.conftest import small
 from tests.sim.test_resume import Crash, CrashError, traces
 
@@ -23,7 +23,7 @@ def test_they_are_those_of_the_log_where_links_change(trigger: str, tmp_path: Pa
     federation = small("asofed", fleet={"devices": 6, "trace": str(file)}, run=run)
     whole = federation.run(60, out=tmp_path / "whole")
     assert whole.summary["aggregations"] > 20
-    assert audit(Run(whole.directory)).problem is None
+    assert audit(RunDirectory(whole.directory)).problem is None
     with pytest.raises(CrashError):
         federation.run(60, out=tmp_path / "cut", observers=[Crash(60)])
     federation.resume(tmp_path / "cut")

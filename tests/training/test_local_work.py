@@ -9,7 +9,7 @@ from freshet import ConfigError
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.runs.audit import audit
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel, initial_weights
 from freshet.training.trainer import Work
 from tests.training.test_trainer import SEED, mlp, trainer, work
@@ -113,13 +113,13 @@ def test_every_device_has_its_own_number_of_epochs_where_asked(federate, tmp_pat
     federation = federate(method, training={"local_epochs": [2, 6]})
     federation.run(80, out=tmp_path / "run")
     by_device: dict[int, set[int]] = {}
-    for event in Run(tmp_path / "run").events():
+    for event in RunDirectory(tmp_path / "run").events():
         if event["kind"] == "trigger":
             by_device.setdefault(event["device"], set()).add(event["epochs"])
     assert all(len(found) == 1 for found in by_device.values())
     every = {epochs for found in by_device.values() for epochs in found}
     assert every <= {2, 3, 4, 5, 6} and len(every) > 2
-    assert audit(Run(tmp_path / "run")).problem is None
+    assert audit(RunDirectory(tmp_path / "run")).problem is None
 
 
 @pytest.mark.parametrize(

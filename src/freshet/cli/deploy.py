@@ -113,13 +113,13 @@ def server(directory: Dir, dry_run: DryRun = False) -> None:
     """Start the server of a deployment and its run, or go on with a run that was stopped."""
     folder = _folder(directory)
     from freshet.config import load_tables, resolve
-    from freshet.flower import processes
+    from freshet.flower import commands
     from freshet.flower.running import serve
 
     devices = resolve(load_tables(folder.root / "federation.toml")).fleet.devices
-    link, executor = processes.superlink(folder)
+    link, executor = commands.superlink(folder)
     new = [node for node in range(devices) if node not in folder.registered()]
-    for command in [link, executor, *(processes.register(folder, node) for node in new), processes.run(folder)]:
+    for command in [link, executor, *(commands.register(folder, node) for node in new), commands.run(folder)]:
         typer.echo(str(command), err=not dry_run)
     if not dry_run:
         _finish(folder.out(), serve(folder, _say))
@@ -140,7 +140,7 @@ def device(
 ) -> None:
     """Start device K on this machine; its SuperNode is started again whenever it ends."""
     folder = _folder(directory)
-    from freshet.flower import processes
+    from freshet.flower import commands
     from freshet.flower.running import attend
 
     if not folder.key(node).is_file():
@@ -148,7 +148,7 @@ def device(
             f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md"
         )
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
-    command = processes.supernode(folder, node, absolute, model)
+    command = commands.supernode(folder, node, absolute, model)
     typer.echo(str(command), err=not dry_run)
     if not dry_run:
         attend(command, _say)
@@ -158,19 +158,19 @@ def device(
 def status(directory: Dir, dry_run: DryRun = False) -> None:
     """Say what runs, who is registered, and how far the run is."""
     folder = _folder(directory)
-    from freshet.flower import processes
+    from freshet.flower import commands
     from freshet.flower.running import scored
-    from freshet.runs.reader import Run
+    from freshet.runs.reader import RunDirectory
 
     if dry_run:
-        typer.echo(str(processes.listing(folder)))
+        typer.echo(str(commands.listing(folder)))
         return
-    pid = processes.server_process(folder)
+    pid = commands.server_process(folder)
     typer.echo(f"server app: {'process ' + str(pid) if pid else 'not running'}")
     for number, node_id in sorted(folder.registered().items()):
         typer.echo(f"device {number}: node {node_id}")
     if (folder.out() / "metrics.jsonl").is_file():
-        rows = Run(folder.out()).metrics()
+        rows = RunDirectory(folder.out()).metrics()
         if rows:
             last = rows[-1]
             typer.echo(
@@ -183,15 +183,15 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
 def stop(directory: Dir, dry_run: DryRun = False) -> None:
     """Stop the server of a deployment on this machine; its run can be gone on with."""
     folder = _folder(directory)
-    from freshet.flower import processes
+    from freshet.flower import commands
 
-    pid = processes.deploy_process(folder)
+    pid = commands.deploy_process(folder)
     if pid is None:
         raise RunError(f"no server of {folder.root} runs on this machine")
     if dry_run:
         typer.echo(f"kill -TERM {pid}")
         return
-    processes.end(folder)
+    commands.end(folder)
     typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
 
 
@@ -199,18 +199,18 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
 def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
     """Lock a device out: the SuperLink forgets its key (the server must be running)."""
     folder = _folder(directory)
-    from freshet.flower import processes
+    from freshet.flower import commands
 
     known = folder.registered()
     if node not in known:
         raise ConfigError("--node", f"device {node} is not registered; registered are {sorted(known)}")
-    command = processes.unregister(folder, known.pop(node))
+    command = commands.unregister(folder, known.pop(node))
     if dry_run:
         typer.echo(str(command))
         return
-    processes.call(command)
-    processes.revoked(folder, node)
-    processes.write_nodes(folder, known)
+    commands.call(command)
+    commands.revoked(folder, node)
+    commands.write_nodes(folder, known)
     typer.echo(f"device {node} is locked out; trips that it has under way are lost")
 
 
@@ -252,11 +252,11 @@ def local(
 def _finish(out: Path, status: str) -> None:
     """The table that a simulation ends with, and where a trip's time went."""
     from freshet.cli.screen import fitting_table, wide_console
-    from freshet.runs.reader import Run
+    from freshet.runs.reader import RunDirectory
 
     if not (out / "summary.json").is_file():
         raise typer.Exit(130)
-    summary = Run(out).summary()
+    summary = RunDirectory(out).summary()
     console = wide_console()
     console.print(fitting_table(console, [summary]))
     for line in costs(summary):

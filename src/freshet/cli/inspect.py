@@ -11,7 +11,7 @@ from rich.table import Table
 from freshet.cli.report import Runs
 from freshet.errors import RunError
 from freshet.files import printable
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 if TYPE_CHECKING:
     from freshet.paper.cells import Cell
@@ -164,7 +164,7 @@ def show(directories: Runs) -> None:
 
 
 def _show(console: Console, directory: Path) -> None:
-    run = Run(directory)
+    run = RunDirectory(directory)
     config = run.config()
     if (directory / "summary.json").is_file():
         _ended(console, run)
@@ -175,7 +175,7 @@ def _show(console: Console, directory: Path) -> None:
         console.print(f"[dim]{section}:[/dim] {escape(printable(values))}", highlight=False, soft_wrap=True)
 
 
-def _ended(console: Console, run: Run) -> None:
+def _ended(console: Console, run: RunDirectory) -> None:
     """The results of a run that has a summary."""
     from freshet.cli.screen import fitting_table
     from freshet.runs.summary import remarks
@@ -192,7 +192,7 @@ def _ended(console: Console, run: Run) -> None:
     _print_facts(console, facts)
 
 
-def _unfinished(console: Console, run: Run, config: dict[str, Any]) -> None:
+def _unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
     from freshet.cli.screen import number
     from freshet.cli.util import reading
@@ -265,7 +265,7 @@ def audit(
     failed = unaudited = False
     for directory in runs_to("audit", directories):
         with reading([directory]) as seen:
-            found = audit_run(Run(directory), method, seen)
+            found = audit_run(RunDirectory(directory), method, seen)
         failed |= not found.passed
         unaudited |= not found.audited
         typer.echo(printable(f"{directory}: {found.problem or _verdict(found)}"))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from freshet.cli.util import fresh, loading, writable
 from freshet.errors import ConfigError, RunError
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 if TYPE_CHECKING:
     from freshet.result import Result
@@ -98,7 +98,7 @@ def run(
 
 def _measured(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
     """Settings with the fleet of a deployment: these, or the deployment's own where there are none."""
-    own = Run(directory).trusted(method)
+    own = RunDirectory(directory).trusted(method)
     found = tables or own
     fleet = found.get("fleet", {}) | {"devices": own["fleet"]["devices"], "measured": str(directory)}
     return found | {"fleet": fleet}
@@ -129,7 +129,7 @@ def resume(
         from freshet.config import resolve, seconds
         from freshet.federation import Federation
 
-    tables = Run(directory).trusted(method)
+    tables = RunDirectory(directory).trusted(method)
     given = {"executor": executor, "workers": workers, "address": address}
     if executor is not None and address is None:
         given["address"] = ""  # a cluster that another executor has no use for
@@ -161,14 +161,14 @@ def pretrain(
     from freshet.methods.asmu import meta
     from freshet.methods.asmu.rule import ASMUOptions
 
-    tables = [Run(directory).config() for directory in directories]
+    tables = [RunDirectory(directory).config() for directory in directories]
     configs = [resolve({"training": each.get("training", {})}) for each in tables]  # what else they name is not needed
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
         raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")
     selector = meta.MetaSelector(epochs.pop(), rate, ASMUOptions().rho, seed)
     before = selector.distribution()
-    events = (event for directory in directories for event in Run(directory).events())
+    events = (event for directory in directories for event in RunDirectory(directory).events())
     count = meta.pretrain(selector, events, passes)
     if count == 0:
         raise RunError("these runs hold no requests to learn from")
@@ -225,9 +225,9 @@ def demo(
     screen = wide_console()
     screen.print(fitting_table(screen, [result.summary for result in results]))
     screen.print("fedasmu, fedssmu: the paper's methods; -course: ours, weighs by the server's course", style="dim")
-    picture = accuracy_figure([Run(result.directory) for result in results], out / "accuracy.png")
+    picture = accuracy_figure([RunDirectory(result.directory) for result in results], out / "accuracy.png")
     for result in results:
-        found = audit(Run(result.directory))
+        found = audit(RunDirectory(result.directory))
         verdict = f"audit passed, {found.aggregations} weights" if found.passed else f"AUDIT FAILED: {found.problem}"
         screen.print(f"{result.directory}  [dim]{verdict}[/dim]", soft_wrap=True, highlight=False)
     screen.print(f"{picture}  [dim]accuracy over virtual time[/dim]", soft_wrap=True, highlight=False)

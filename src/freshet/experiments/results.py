@@ -28,7 +28,7 @@ from freshet.report.log import Log
 from freshet.report.palette import styles
 from freshet.report.reading import RunData
 from freshet.report.statistics import curve, over_seeds
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, number
 from freshet.runs.writer import write_atomically
 
@@ -50,7 +50,7 @@ def outcome(job: Job, store: Store) -> JobOutcome:
     state = store.state(job.key)
     if state is not State.FINISHED:
         return JobOutcome(job, state, store.error(job.key) if state is State.FAILED else None, None)
-    run = Run(store.directory(job.key))
+    run = RunDirectory(store.directory(job.key))
     try:
         summary = run.summary()
         data = RunData(job.key, str(summary["status"]), run.config(), summary, run.metrics(), Log())

@@ -12,7 +12,7 @@ from pathlib import Path
 from freshet.errors import FreshetError, RunError
 from freshet.files import open_own, writing
 from freshet.runs import checkpoint
-from freshet.runs.reader import ENDED, Run
+from freshet.runs.reader import ENDED, RunDirectory
 from freshet.runs.writer import write_atomically
 
 
@@ -103,7 +103,7 @@ class Store:
 
 def _finished(directory: Path) -> bool:
     try:
-        run = Run(directory)
+        run = RunDirectory(directory)
         return (directory / "summary.json").is_file() and run.summary().get("status") in ENDED
     except RunError:
         return False

@@ -28,7 +28,7 @@ from freshet.files import open_own, reason
 from freshet.methods import find, known
 from freshet.report.statistics import WINDOW
 from freshet.runs.lifecycle import listening
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, Metric, metric_of, number, whole
 from freshet.runs.writer import write_atomically
 
@@ -343,7 +343,7 @@ class Tuner:
                 if summary["status"] == "interrupted":
                     raise Interrupted
                 watch.on_done(job, State.FINISHED, None)
-            run = Run(directory)
+            run = RunDirectory(directory)
             rows = run.metrics()
             for row in rows:
                 pruner.on_metrics(row)

@@ -69,7 +69,7 @@ class ArchivedRun(NamedTuple):
     @staticmethod
     def read(folder: Path) -> "ArchivedRun":
         """A kept run, if all that is told of it is of the right kind."""
-        run = reader.Run(folder)
+        run = reader.RunDirectory(folder)
         summary, rows, config = run.summary(), run.metrics(), run.config()
         told = {
             "method": summary.get("method"),
@@ -113,7 +113,7 @@ def ended(folder: Path) -> list[Path]:
     if not (folder / "runs").is_dir():
         raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
     found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
-    found = [run for run in found if reader.Run(run).finished()]
+    found = [run for run in found if reader.RunDirectory(run).finished()]
     if not found:
         raise ConfigError("--take", f"no run in {folder} has come to its end yet")
     for run in found:

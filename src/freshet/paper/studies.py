@@ -15,7 +15,7 @@ from freshet.errors import ConfigError
 from freshet.methods import find
 from freshet.paper.archive import ArchivedRun, ended, read, take
 from freshet.paper.cells import CELLS, Cell
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 
 KINDS = {"async": ("Asynchronous", "fedasmu"), "sync": ("Synchronous", "fedssmu")}
 #: Suites in which variants of one method differ, with that method; and what the main runs are called in the others.
@@ -151,7 +151,7 @@ def place(results: Path, cell: Cell, suite: str | None = None) -> Path:
 
 def _check(run: Path, cell: Cell) -> None:
     """A run of other data or another network would stand in the wrong table."""
-    config = Run(run).config()
+    config = RunDirectory(run).config()
     found = (config.get("data", {}).get("name"), config.get("model", {}).get("name"))
     if found != (cell.dataset, cell.model):
         told = " on ".join(str(name)[:40] for name in reversed(found))

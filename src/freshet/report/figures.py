@@ -16,7 +16,7 @@ from freshet.report.groups import Group, common_step, headline, judged_by
 from freshet.report.log import Record
 from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
 from freshet.report.panels import Bars, Curves, Panel, panels
-from freshet.runs.reader import Run
+from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Maybe, Metric, metric_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def accuracy_figure(runs: Sequence[Run], path: Path) -> Path:
+def accuracy_figure(runs: Sequence[RunDirectory], path: Path) -> Path:
     """Accuracy of the global model, or what else the runs are judged by, over virtual time, one line per run, with the
     target's crossing marked."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

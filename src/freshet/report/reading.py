@@ -14,7 +14,7 @@ from freshet.errors import RunError
 from freshet.methods import known
 from freshet.report.discovery import Places, find
 from freshet.report.log import Log, Seen
-from freshet.runs.reader import ENDED, Run
+from freshet.runs.reader import ENDED, RunDirectory
 from freshet.runs.records import Metric, metric_of, number, parsed, whole
 from freshet.runs.segments import LIVE
 from freshet.runs.world import RunWorld, read_world
@@ -129,7 +129,7 @@ class Reader:
     """Reads one run directory, once or again and again while the run goes."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.run = Run(directory)
+        self.run = RunDirectory(directory)
         self.config = {key: value for key, value in self.run.config().items() if isinstance(value, dict)}
         self.events = Log(self.run.directory / LIVE)
         self._metrics = Tail(self.run.directory / "metrics.jsonl")

@@ -36,7 +36,7 @@ from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
 from freshet.methods import find, known, options_for
 from freshet.methods.loading import CUSTOM
-from freshet.runs.reader import Run, same_class
+from freshet.runs.reader import RunDirectory, same_class
 from freshet.runs.world import read_world
 
 
@@ -81,7 +81,7 @@ class _Replay:
     arrived: tuple[Uploaded, float] | None = None
 
 
-def audit(run: Run, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
+def audit(run: RunDirectory, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
     """Check every line of a run's log; a method that is not built in is imported only if the user names it here.
     ``seen`` is told the bytes of each line."""
     replay, memory = _Replay(instant=_instant(run)), dict[Any, Any]()
@@ -116,7 +116,7 @@ def audit(run: Run, method: str | None = None, seen: Callable[[int], None] = lam
     return found
 
 
-def _formulas(run: Run, named: str | None) -> tuple[Audit, Callable[[Event, float, dict[Any, Any]], None]]:
+def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Event, float, dict[Any, Any]], None]]:
     """An audit about to begin, and the method's own check of an event."""
     name = run.method()
     if known(name) is None and not (named and same_class(name, named)):
@@ -128,7 +128,7 @@ def _formulas(run: Run, named: str | None) -> tuple[Audit, Callable[[Event, floa
     return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
 
 
-def _instant(run: Run) -> frozenset[int]:
+def _instant(run: RunDirectory) -> frozenset[int]:
     """Devices whose downlink has neither limit nor latency, as far as world.json tells."""
     with suppress(RunError):  # one that cannot be used is no fault of the log
         world = read_world(run.directory)
@@ -148,7 +148,7 @@ def _not_named(name: str, named: str | None) -> str:
     return f"its method is {name}, not the given --method {named}; give --method {wanted}"
 
 
-def _against_summary(run: Run, found: Audit) -> str | None:
+def _against_summary(run: RunDirectory, found: Audit) -> str | None:
     """A finished run's log holds as much as its summary says: nothing is missing at the end."""
     if not run.finished():
         return None

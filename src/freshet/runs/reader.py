@@ -21,7 +21,7 @@ def same_class(name: str, named: str) -> bool:
     return ":" in name and name.rpartition(":")[2] == named.rpartition(":")[2]
 
 
-class Run:
+class RunDirectory:
     """A run directory, old or new, simulated or real."""
 
     def __init__(self, directory: str | Path) -> None:

@@ -1,0 +1,252 @@
+"""The server app of a federation on Flower: puts core, log, driver and fresh-model service together.
+
+app = server_app(Path(__file__).with_name("federation.toml"))      # in a Flower server app
+"""
+
+import json
+import logging
+import math
+import os
+import statistics
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from freshet.config import Config, check_deployable, load_tables, resolve
+from freshet.core.coordinator import Coordinator
+from freshet.core.method import MethodContext
+from freshet.core.saving import Tree
+from freshet.core.vectors import load_kernels
+from freshet.errors import ConfigError, FreshetError, RunError
+from freshet.flower.driver import Live, Network, check
+from freshet.flower.fresh import FreshService
+from freshet.flower.security import Tokens
+from freshet.flower.transport import FlowerPost
+from freshet.parts import Given, Parts, assemble
+from freshet.runs import checkpoint
+from freshet.runs.lifecycle import Ended, Ready, drive
+from freshet.runs.reader import RunDirectory
+from freshet.runs.world import RunWorld, write_world
+from freshet.runs.writer import RunWriter, default_directory, write_atomically
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the run config of the Flower app says (``[tool.flwr.app.config]``, with - for _); paths on the server."""
+
+    #: Run directory (empty: a new one under runs/); one that is not finished is gone on with.
+    out: str = ""
+    #: How devices get the fresh model: side (the service), messages (a second message per trip) or none.
+    fresh: str = "side"
+    #: Where the service listens, and under which address devices find it.
+    fresh_bind: str = "127.0.0.1:18002"
+    fresh_address: str = "127.0.0.1:18002"
+    #: Files of the service: its key and certificate, the authority that signed it, the key of the tokens.
+    key: str = ""
+    certificate: str = ""
+    authority: str = ""
+    token_key: str = ""
+    #: File that says which node is which device (empty: numbered as they come).
+    nodes: str = ""
+    #: File for the number of the server's process (empty: none).
+    pid: str = ""
+    ttl: float = 600.0
+    poll: float = 0.2
+    patience: float = 120.0
+    #: Devices that have to be there before the first trip of a run.
+    wait_for: int = 1
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> "ServerSettings":
+        """Checked; keys of other apps are passed over."""
+        hints, found = get_type_hints(ServerSettings), {}
+        for name, kind in hints.items():
+            value = given.get(name.replace("_", "-"))
+            if value is None:
+                continue
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                value = float(value)
+            if not isinstance(value, kind):
+                raise ConfigError(name, f"must be {kind.__name__}, but {value!r} was given")
+            found[name] = value
+        settings = ServerSettings(**found)
+        if settings.fresh not in ("side", "messages", "none"):
+            raise ConfigError("fresh", f"must be side, messages or none, but {settings.fresh!r} was given")
+        if settings.fresh == "side" and not (settings.key and settings.certificate and settings.authority):
+            raise ConfigError("fresh", 'needs key, certificate and authority; give them, or set fresh = "messages"')
+        return settings
+
+
+def server_app(federation: str | Path, given: Given | None = None) -> Any:
+    """The Flower server app of a federation; ``given`` replaces what its configuration names."""
+    from flwr.serverapp import ServerApp
+
+    app: Any = ServerApp()
+    app.main()(lambda grid, context: _main(Path(federation), given or Given(), grid, context))
+    return app
+
+
+def _main(federation: Path, given: Given, grid: Any, context: Any) -> None:
+    settings = ServerSettings.read(context.run_config)
+    if settings.pid:
+        write_atomically(Path(settings.pid), f"{os.getpid()}\n".encode())
+    try:
+        serve(resolve(load_tables(federation)), settings, FlowerPost(grid), given)
+    except Exception as error:
+        if settings.pid:  # whoever started it should hear why it ended
+            text = str(error) if isinstance(error, FreshetError) else traceback.format_exc()
+            write_atomically(Path(settings.pid).with_suffix(".error"), text.encode())
+        raise
+
+
+def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Given) -> Ended:
+    """Run a federation to its end, or go on with one that was stopped or killed."""
+    check_deployable(config)
+    parts = assemble(config, given)
+    world = replace(parts.world(config), uploads=0, fastest=0.0)  # nobody knows how fast real devices are
+    config = parts.settled(config, world)
+    directory = Path(settings.out) if settings.out else default_directory(config.method_name, config.run.seed)
+    tree = _saved(directory, config) if (directory / "config.toml").is_file() else None
+
+    def open_log() -> RunWriter:
+        if tree is not None:
+            return RunWriter(directory, resume=tree["log"])
+        return RunWriter.create(directory, config.tables(), note=parts.dataset.part())
+
+    with _ready(parts, config, world, settings, post, open_log) as ready:
+        live = ready.driver
+        assert isinstance(live, Live)
+        try:
+            return drive(parts.plan(config), _opened(ready), tree)
+        finally:  # who the devices are and how fast is known now, and not before
+            write_world(directory, surroundings(parts, config, world, live.seconds))
+
+
+@contextmanager
+def _opened(ready: Ready) -> Iterator[Ready]:
+    yield ready
+
+
+@contextmanager
+def _ready(
+    parts: Parts,
+    config: Config,
+    world: MethodContext,
+    settings: ServerSettings,
+    post: FlowerPost,
+    open_log: Callable[[], RunWriter],
+) -> Iterator[Ready]:
+    """Server, driver and log; the service listens as long as they are in use."""
+    server = parts.server(config, world)
+    trainer = parts.setup(config).trainer()
+    load_kernels(_log.info)
+    coordinator = Coordinator(
+        server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
+    )
+    tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
+    side = settings.fresh == "side"
+    authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
+    if not 1 <= settings.wait_for <= config.fleet.devices:
+        raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the federation's devices")
+    network = Network(
+        settings.fresh,
+        settings.fresh_address,
+        authority,
+        settings.ttl,
+        settings.poll,
+        settings.patience,
+        settings.wait_for,
+    )
+    live = Live(
+        coordinator,
+        post,
+        open_log(),
+        trainer.evaluate,
+        tokens,
+        network,
+        nodes=read_nodes(Path(settings.nodes), config.fleet.devices) if settings.nodes else {},
+        eval_every=config.run.eval_every,
+        stop_diverged=config.run.diverged == "stop",
+    )
+    service = None
+    if side:
+        key, certificate = (Path(path).read_bytes() for path in (settings.key, settings.certificate))
+        service = FreshService(live, settings.fresh_bind, key, certificate)
+    try:
+        yield Ready(live, server, live.writer)
+    finally:
+        post.close()
+        if service is not None:
+            service.close()
+
+
+def _saved(directory: Path, config: Config) -> Tree:
+    """The checkpoint of a run that is gone on with."""
+    run = RunDirectory(directory)
+    run.check_resumable()
+    if resolve(run.config()).essence() != config.essence():
+        raise RunError(f"{directory} was made with another configuration; choose another run directory")
+    found = checkpoint.read(directory)
+    try:
+        check(found.tree)
+    except ValueError as error:
+        raise RunError(f"{directory} has a checkpoint of another kind ({error})") from None
+    found.remove_useless()
+    for problem in found.problems:
+        _log.warning(problem)
+    return found.tree
+
+
+def read_nodes(path: Path, devices: int) -> dict[int, int]:
+    """``{node: device}`` of nodes.json; raises one sentence."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        nodes = {int(node): int(device) for node, device in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(f"{path} does not say which node is which device ({error})") from None
+    if not all(0 <= device < devices for device in nodes.values()):
+        raise RunError(f"{path} names a device outside 0..{devices - 1}")
+    return nodes
+
+
+def surroundings(
+    parts: Parts, config: Config, world: MethodContext, seconds: Mapping[int, Mapping[str, Sequence[float]]]
+) -> RunWorld:
+    """world.json: of each device the medians of its trips, in the terms of a simulated fleet (0 where none was made).
+
+    Before it trains pass ``down + start + import + load``; a fresh model takes the latency of the downlink; the rest of
+    a trip is its upload, ``model_bytes / up_rate``.
+    """
+    assumed, devices = parts.surroundings(config, parts.fingerprint(config)), config.fleet.devices
+
+    def of(device: int, *phases: str) -> float:
+        return sum(_median(seconds.get(device, {}).get(phase, [])) for phase in phases)
+
+    latency = _median([s for by in seconds.values() for s in by.get("fresh", [])])
+    before = [of(device, "down", "start", "import", "load") for device in range(devices)]
+    up = [of(device, "up") for device in range(devices)]
+    samples = [int(count) for count in world.samples]
+    if samples != assumed.samples:  # devices brought their own, and their labels stay with them
+        assumed = replace(assumed, classes=["samples"], label_counts=[[count] for count in samples])
+    return replace(
+        assumed,
+        train_seconds=[of(device, "train") for device in range(devices)],
+        start_seconds=[max(0.0, each - latency) for each in before],
+        up_rate=[assumed.model_bytes / each if each > 0 else math.inf for each in up],
+        down_rate=[math.inf] * devices,
+        up_latency=0.0,
+        down_latency=latency,
+        on_seconds=0.0,
+        off_seconds=0.0,
+        loss=0.0,
+        samples=samples,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
