@@ -101,6 +101,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole with ``content``."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 
 from freshet import Observer, RunError
 from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
+from freshet.files import write_atomically
 from freshet.runs import writer
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import plain
-from freshet.runs.writer import RunWriter, write_atomically
+from freshet.runs.writer import RunWriter
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
 EVERY = "seq time kind"

@@ -19,6 +19,7 @@ from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, GridWorld, Job
 from freshet.experiments.store import State, Store
+from freshet.files import write_atomically
 from freshet.methods import find
 from freshet.paper.suites import published
 from freshet.report.columns import DEVICES
@@ -30,7 +31,6 @@ from freshet.report.reading import RunData
 from freshet.report.statistics import curve, over_seeds
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, number
-from freshet.runs.writer import write_atomically
 
 Record = dict[str, Any]
 

@@ -10,10 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from freshet.errors import FreshetError, RunError
-from freshet.files import open_own, writing
+from freshet.files import open_own, write_atomically, writing
 from freshet.runs import checkpoint
 from freshet.runs.reader import ENDED, RunDirectory
-from freshet.runs.writer import write_atomically
 
 
 class State(StrEnum):

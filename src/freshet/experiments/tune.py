@@ -24,13 +24,12 @@ from freshet.errors import ConfigError, RunError
 from freshet.experiments.compare import Watch, Workers, execute
 from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key, tuned_as
 from freshet.experiments.store import State, Store
-from freshet.files import open_own, reason
+from freshet.files import open_own, reason, write_atomically
 from freshet.methods import find, known
 from freshet.report.statistics import WINDOW
 from freshet.runs.lifecycle import listening
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, Metric, metric_of, number, whole
-from freshet.runs.writer import write_atomically
 
 #: Trials, seeds, and seconds of each run.
 TuningBudget = tuple[int, int, float]

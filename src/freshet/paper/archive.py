@@ -12,11 +12,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from freshet.errors import ConfigError, RunError
-from freshet.files import read_regular, reason
+from freshet.files import read_regular, reason, write_atomically
 from freshet.methods import known
 from freshet.paper.claims import Outcome, compare
 from freshet.runs import reader
-from freshet.runs.writer import write_atomically
 
 KEPT = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
 #: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from freshet.errors import ConfigError, RunError
-from freshet.files import read_regular, reason, writing
+from freshet.files import read_regular, reason, write_atomically, writing
 from freshet.paper import other_cells, verdicts
 from freshet.paper.archive import ArchivedRun, middle, outcome, shared, time_of, variants
 from freshet.paper.cells import Published
@@ -31,7 +31,6 @@ from freshet.paper.studies import (
     seconds,
     time_to,
 )
-from freshet.runs.writer import write_atomically
 
 #: What an outcome says of a lead that the paper has, and of a rival that it does not know.
 WORDS = {

@@ -34,16 +34,17 @@ from freshet._version import __version__
 from freshet.compute.forking import ONE_THREAD
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Options, Verdict
-from freshet.core.server import Flight, Server
+from freshet.core.server import ActiveTrip, Server
 from freshet.errors import RunError
 from freshet.federation import Federation
+from freshet.files import write_atomically
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.fedasmu import FedASMU
 from freshet.methods.fedssmu import FedSSMU, SSMUOptions
 from freshet.paper import convex
 from freshet.paper.convex import Constants, Floats, Indices, Logistic, digits
 from freshet.runs.lifecycle import listening
-from freshet.runs.writer import Observer, write_atomically
+from freshet.runs.writer import Observer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,7 +125,7 @@ class WatchedFedASMU(FedASMU):
     def rule(cls, options: ASMUOptions) -> LocalRule:
         return WatchedRule(options)
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+    def receive(self, server: Server, upload: Upload, flight: ActiveTrip) -> Verdict:
         verdict = super().receive(server, upload, flight)
         if not isinstance(verdict, Aggregate):
             return verdict

@@ -13,9 +13,8 @@ from typing import Any, NoReturn, TypeVar
 
 from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
-from freshet.files import read_regular
+from freshet.files import read_regular, write_atomically
 from freshet.runs.records import number, plain, whole
-from freshet.runs.writer import write_atomically
 
 NAME = "world.json"
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from freshet.core.events import NO_NUMBERS, Event, Record
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
-from freshet.files import open_own, read_regular, reason, replacing, writing
+from freshet.files import open_own, read_regular, reason, write_atomically, writing
 from freshet.runs import segments
 from freshet.runs.lock import NAME as LOCK
 from freshet.runs.lock import RunLock
@@ -103,12 +103,6 @@ def default_directory(method: str, seed: int) -> Path:
             raise ConfigError("run.out", problem) from None
         return path
     raise ConfigError("run.out", f"no free name like runs/{stem}; give one with --out")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: a reader sees the old content or the new, never a part."""
-    with replacing(path) as file:
-        file.write(content)
 
 
 def weights_sha256(weights: Vector) -> str:
