@@ -20,7 +20,7 @@ import torch
 from freshet.compute.host import keep_freed_memory
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.training.schedules import constant
@@ -37,15 +37,15 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of the rule, of the gate and of the least traffic, taking turns."""
     rng = np.random.default_rng(0)
-    world = World(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
-    method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), world)
-    server = Server(method, world, rng.standard_normal(size, dtype=np.float32), constant(0.1))
+    context = MethodContext(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
+    method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), context)
+    server = Server(method, context, rng.standard_normal(size, dtype=np.float32), constant(0.1))
     models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     a, b, out = torch.from_numpy(models[0]), torch.from_numpy(models[1]), torch.zeros(size)
 
     def other_device() -> None:
         server.trigger([1])
-        server.upload(Upload(1, server.flights[1].trip, server.flights[1].base, models[1], 5))
+        server.upload(Upload(1, server.active_trips[1].trip, server.active_trips[1].base, models[1], 5))
 
     def least() -> None:
         torch.lerp(a, b, 0.3, out=out)
@@ -54,18 +54,18 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
     rules, gating, leasts = [], [], []
     for number in range(repeat + 1):
         server.trigger([0])
-        flight = server.flights[0]
+        active = server.active_trips[0]
         if stale:
             other_device()
-            server.request(Request(0, flight.trip, Slot(1, "fixed")))
+            server.request(Request(0, active.trip, Slot(1, "fixed")))
             other_device()
-        upload = Upload(0, flight.trip, flight.base, models[number % 2], 5, merged=MERGED if stale else {})
-        base, fresh = server.store.get(flight.base), None if flight.fresh is None else server.store.get(flight.fresh)
-        gate = seconds(lambda: server.entrance.refusal(upload, 0, flight, base, fresh))  # noqa: B023
+        upload = Upload(0, active.trip, active.base, models[number % 2], 5, merged=MERGED if stale else {})
+        base, fresh = server.store.get(active.base), None if active.fresh is None else server.store.get(active.fresh)
+        gate = seconds(lambda: server.entrance.refusal(upload, 0, active, base, fresh))  # noqa: B023
         started = time.perf_counter()
-        verdict = method.receive(server, upload, flight)
+        verdict = method.receive(server, upload, active)
         rule = time.perf_counter() - started
-        server._apply(verdict, 0, flight)
+        server._apply(verdict, 0, active)
         server._land(0)
         del verdict
         if number:  # the first has nothing to adapt

@@ -20,7 +20,7 @@ from idle import NoTraining
 from freshet.core.coordinator import Coordinator
 from freshet.core.events import Event
 from freshet.core.layout import Layout
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
@@ -45,9 +45,9 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     """Seconds by the clock and of the processor, and trips of a run with this many devices."""
     layout = Layout.build([("w", (8,), "learnable")])
     fleet = Fleet.draw(FleetOptions(devices=devices), 0)
-    world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
-    rule = find(method)[0](options_for(method, {}), world)
-    server = Server(rule, world, np.zeros(8, np.float32), constant(0.1))
+    context = MethodContext(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
+    rule = find(method)[0](options_for(method, {}), context)
+    server = Server(rule, context, np.zeros(8, np.float32), constant(0.1))
     kind: TriggerKind = "rounds" if rule.about.kind == "sync" else "concurrency"
     with tempfile.TemporaryDirectory() as folder:
         writer = (RunWriter if logged else NoLog)(Path(folder))

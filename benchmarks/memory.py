@@ -20,7 +20,7 @@ from freshet.compute.processes import WorkerPool
 from freshet.core import saving
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint
@@ -100,14 +100,14 @@ def run_memory() -> None:
 
 def server_memory(kind: str, devices: int = 100_000) -> None:
     layout = Layout.build([("w", (PARAMETERS,), "learnable")])
-    world = World(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
-    method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), world)
-    server = Server(method, world, np.zeros(PARAMETERS, np.float32), constant(0.1))
+    context = MethodContext(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
+    method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), context)
+    server = Server(method, context, np.zeros(PARAMETERS, np.float32), constant(0.1))
     keep_freed_memory()  # also gives back what the first part has left
     before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()
     for device in range(devices):
         server.trigger([device])
-        server.upload(Upload(device, 1, server.flights[device].base, model, 1))
+        server.upload(Upload(device, 1, server.active_trips[device].base, model, 1))
     taken = time.perf_counter() - started
     now = proportional() - before
     with Peak() as peak, tempfile.TemporaryDirectory() as folder:

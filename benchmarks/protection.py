@@ -92,11 +92,11 @@ def without(devices: frozenset[int]) -> Iterator[None]:
     refusal = Entrance.refusal
 
     def refuse(
-        self: Entrance, upload: Upload, device: int, flight: ActiveTrip, base: Vector, fresh: Vector | None
+        self: Entrance, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: Vector | None
     ) -> Rejected | None:
         if device in devices:
-            return Rejected("left out", device, flight.trip)
-        return refusal(self, upload, device, flight, base, fresh)
+            return Rejected("left out", device, active.trip)
+        return refusal(self, upload, device, active, base, fresh)
 
     Entrance.refusal = refuse  # type: ignore[method-assign]
     try:
@@ -126,11 +126,11 @@ def only_watching() -> Iterator[None]:
         defence: Defence,
         upload: Upload,
         device: int,
-        flight: ActiveTrip,
+        active: ActiveTrip,
         base: Vector,
         fresh: Vector | None,
     ) -> Judgement:
-        return defended(self, defence, upload, device, flight, base, fresh)._replace(upload=upload, refusal=None)
+        return defended(self, defence, upload, device, active, base, fresh)._replace(upload=upload, refusal=None)
 
     Entrance.defended = let_in  # type: ignore[method-assign]
     try:

@@ -25,7 +25,7 @@ from freshet.compute.host import keep_freed_memory
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
 from freshet.core.streams import stream
@@ -50,9 +50,9 @@ SIZES = {"LeNet5": 61_706, "ResNet20": 269_722, "AlexNet": 2_472_266, "VGG-11": 
 
 def server_of(method: str, size: int, devices: int, **given: Any) -> Server:
     layout = Layout.build([("w", (size,), "learnable")])
-    world = World(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
-    rule = find(method)[0](options_for(method, given), world)
-    return Server(rule, world, np.zeros(size, np.float32), constant(0.1))
+    context = MethodContext(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
+    rule = find(method)[0](options_for(method, given), context)
+    return Server(rule, context, np.zeros(size, np.float32), constant(0.1))
 
 
 def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 10) -> float:
@@ -64,8 +64,8 @@ def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 
 
     def turn(number: int) -> None:
         device = number % in_flight
-        flight = server.flights[device]
-        server.upload(Upload(device, flight.trip, flight.base, models[number % 2], 5))
+        active = server.active_trips[device]
+        server.upload(Upload(device, active.trip, active.base, models[number % 2], 5))
         server.trigger([device])
 
     for number in range(in_flight):  # the first ones teach nothing, and compile
@@ -152,10 +152,10 @@ def million(method: str, given: dict[str, Any], devices: int, hours: float, in_f
         return build("digits", input_shape=(1, 8, 8), classes=10)
 
     layout = FlatModel(factory()).layout
-    world = World(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0, under_way=in_flight)
+    context = MethodContext(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0, under_way=in_flight)
     kind = find(method)[0]
-    rule = kind(kind.settled(options_for(method, given), world), world)
-    server = Server(rule, world, initial_weights(factory, 0), constant(0.1))
+    rule = kind(options_for(method, given).with_derived(context), context)
+    server = Server(rule, context, initial_weights(factory, 0), constant(0.1))
     federated = FederatedData.of(data, Shards(data.y_train, devices))
     executor = SerialExecutor(Setup(factory, federated, TrainingOptions(epochs=5, batch_size=10), 0))
     trigger = Trigger("rounds" if kind.about.kind == "sync" else "concurrency", in_flight, 60.0, in_flight)

@@ -39,15 +39,15 @@ class Bounded(Method):
         super().__init__(options, world)
         self.state = Usual()
 
-    def receive(self, server, upload, flight):
-        s, w, u = server.staleness(flight), server.weights, upload.weights
+    def receive(self, server, upload, trip):
+        s, w, u = server.staleness(trip), server.weights, upload.weights
         length, usual = distance(u, w), self.state.length
         limit = self.options.bound * usual if usual else length
         weight = self.options.alpha / s**0.5 * min(1.0, limit / length if length else 1.0)
         self.state.length = 0.9 * usual + 0.1 * length if usual else length
         new = combine([(1 - weight, w), (weight, u)])
         self.context.layout.max_counters(new, w, u)  # BatchNorm counts its batches
-        part = Contribution(upload.device, flight.base, s, weight)
+        part = Contribution(upload.device, trip.base, s, weight)
         return Aggregate(new, [part], {"length": length, "limit": limit})
 
     @classmethod

@@ -118,9 +118,9 @@ class Slopes:
     def watching(self) -> Iterator[None]:
         receive, slopes = FedASMU.receive, self
 
-        def look(self: FedASMU, server: Server, upload: Upload, flight: ActiveTrip) -> Any:
+        def look(self: FedASMU, server: Server, upload: Upload, trip: ActiveTrip) -> Any:
             device, step = upload.device, upload.weights - server.weights
-            verdict = receive(self, server, upload, flight)
+            verdict = receive(self, server, upload, trip)
             if isinstance(verdict, Aggregate):
                 numbers = verdict.numbers
                 if numbers["adapted"]:

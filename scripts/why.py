@@ -36,16 +36,16 @@ def watched(seen: list[Row]) -> Iterator[None]:
     """Note for every upload how much of it is progress and how much points back."""
     receive = FedASMU.receive
 
-    def look(self: FedASMU, server: Server, upload: Upload, flight: ActiveTrip) -> Any:
+    def look(self: FedASMU, server: Server, upload: Upload, trip: ActiveTrip) -> Any:
         n, beta = self.context.layout.learnable, float(upload.merged.get("beta", 0.0))
-        base = server.store.get(flight.base)
-        fresh = base if flight.fresh is None or not beta else server.store.get(flight.fresh)
+        base = server.store.get(trip.base)
+        fresh = base if trip.fresh is None or not beta else server.store.get(trip.fresh)
         start = (1 - beta) * base[:n].astype(np.float64) + beta * fresh[:n]
         d, back = upload.weights[:n] - start, start - server.weights[:n]
         lengths = float(np.linalg.norm(d)), float(np.linalg.norm(back))
         both = lengths[0] * lengths[1]
         seen.append({"d": lengths[0], "back": lengths[1], "cosine": float(d @ back) / both if both else 0.0})
-        return receive(self, server, upload, flight)
+        return receive(self, server, upload, trip)
 
     FedASMU.receive = look  # type: ignore[method-assign]
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from freshet.config import Config
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request
-from freshet.core.method import Memory, World
+from freshet.core.method import Memory, MethodContext
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
@@ -36,7 +36,7 @@ class Node:
     async def train(self, live: "Live", assignment: Assignment) -> None:
         """One trip, from the model that comes down to the one that goes up."""
         await travel(assignment.nbytes)
-        rule, seed, device = live.server.rule, live.server.world.seed, assignment.device
+        rule, seed, device = live.server.rule, live.server.context.seed, assignment.device
         rng = stream(seed, "slot", device, assignment.trip)
         slot = rule.plan(self.memory, assignment, rng) if rule.asks else None
         self.trip = trip = LocalTrip(self.trainer, assignment, slot, rule, self.memory)
@@ -60,10 +60,10 @@ class Live:
     def __init__(self, config: Config, factory: Factory, data: FederatedData, directory: Path) -> None:
         run, training = config.run, config.training
         samples, layout = np.array([len(shard) for shard in data.shards]), layout_of(build_quietly(factory))
-        world = World(len(samples), samples, training.epochs, run.per_round, layout, run.seed)
-        method = config.method_class(config.method, world)
+        context = MethodContext(len(samples), samples, training.epochs, run.per_round, layout, run.seed)
+        method = config.method_class(config.method, context)
         self.server = Server(
-            method, world, initial_weights(factory, run.seed), exponential(training.lr, training.lr_decay)
+            method, context, initial_weights(factory, run.seed), exponential(training.lr, training.lr_decay)
         )
         self.coordinator = Coordinator(self.server, config.trigger())
         self.writer = RunWriter.create(directory, config.tables())
@@ -77,7 +77,7 @@ class Live:
         return time.monotonic() - self._start
 
     def evens_train(self) -> bool:
-        return any(device % 2 == 0 for device in self.server.flights)
+        return any(device % 2 == 0 for device in self.server.active_trips)
 
     async def run(self, aggregations: int) -> None:
         """Until so many aggregations are there; devices still in flight are left behind."""
@@ -90,7 +90,7 @@ class Live:
         for task in self._tasks:
             task.cancel()
         facts = self.coordinator.facts(self.now) | {"status": "finished"}
-        self.writer.close(facts, self.server.world.layout, self.server.weights)
+        self.writer.close(facts, self.server.context.layout, self.server.weights)
 
     async def ask(self, request: Request) -> Fresh | None:
         await travel(request.nbytes)

@@ -63,7 +63,7 @@ def test_a_time_is_asked_for_only_once():
 def test_a_trigger_that_listens_to_arrivals_is_woken_by_them_and_else_only_when_nobody_was_there():
     c = coordinator(kind="concurrency")
     assert c.tick(0.0, everybody).wake_at is None
-    flying = sorted(c.server.flights)
+    flying = sorted(c.server.active_trips)
     assert arrive(c, 3.0, upload(flying[0])).wake_at == 3.0
     assert c.tick(3.0, lambda device: False).wake_at == 10.0
 
@@ -167,7 +167,7 @@ def test_an_upload_of_no_known_trip_is_a_rejection_and_changes_nothing(device, t
     before = c.server.weights.tobytes()
     effects = c.arrived(1.0, device, trip, lambda: upload(0))
     assert [type(event) for event in effects.events] == [Rejected]
-    assert (c.server.weights.tobytes(), list(c.server.flights), c.counts.uploads) == (before, [0], 0)
+    assert (c.server.weights.tobytes(), list(c.server.active_trips), c.counts.uploads) == (before, [0], 0)
 
 
 @pytest.mark.parametrize("weights", [None, 3, [1.0], np.ones((2, 2), np.float32)])

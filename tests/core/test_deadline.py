@@ -22,31 +22,31 @@ def coordinator(method: str, kind: str, deadline: float = 25.0, **changes: Any) 
 
 
 class Flying:
-    """As much of a flight as matters here."""
+    """As much of an active trip as matters here."""
 
     def __init__(self, trip: int) -> None:
         self.trip = trip
 
 
 def test_trips_are_overdue_when_their_time_is_over_and_they_are_still_in_flight() -> None:
-    d, flights = Deadline(10.0), {1: Flying(1), 2: Flying(2)}
+    d, active = Deadline(10.0), {1: Flying(1), 2: Flying(2)}
     for now, device, trip in ((0.0, 1, 1), (0.0, 2, 1), (5.0, 2, 2)):
         d.began(now, device, trip)
-    assert d.overdue(9.9, flights) == []
-    assert d.overdue(10.0, flights) == [(1, 1)]
-    assert d.overdue(15.0, flights) == [(2, 2)]
+    assert d.overdue(9.9, active) == []
+    assert d.overdue(10.0, active) == [(1, 1)]
+    assert d.overdue(15.0, active) == [(2, 2)]
 
 
 def test_one_look_is_asked_for_at_a_time() -> None:
-    d, flights = Deadline(10.0), {1: Flying(1), 2: Flying(1)}
+    d, active = Deadline(10.0), {1: Flying(1), 2: Flying(1)}
     assert d.next_look() is None
     d.began(0.0, 1, 1)
     d.began(3.0, 2, 1)
     assert (d.next_look(), d.next_look()) == (10.0, None)
-    d.overdue(10.0, flights)
+    d.overdue(10.0, active)
     assert d.next_look() == 13.0
-    del flights[2]
-    d.overdue(13.0, flights)
+    del active[2]
+    d.overdue(13.0, active)
     assert (d.next_look(), d.trips) == (None, deque())
 
 
@@ -65,7 +65,7 @@ def test_a_round_ends_without_those_that_are_overdue() -> None:
     assert (started.look_at, started.wake_at) == (25.0, None)
     first, *others = (a.device for a in started.assignments)
     arrive(c, 3.0, upload(first))
-    assert (c.server.round, len(c.server.flights)) == (1, 2)
+    assert (c.server.round, len(c.server.active_trips)) == (1, 2)
     ended = c.tick(25.0, everybody)
     kinds = [type(event) for event in ended.events]
     assert kinds == [Lost, Lost, Aggregated, Triggered, Triggered, Triggered]
@@ -127,7 +127,7 @@ def test_port_aggregates_without_an_overdue_device_that_does_not_return() -> Non
     silent, *others = (a.device for a in c.tick(0.0, everybody).assignments)
     for device in others:
         arrive(c, 5.0, upload(device))
-    assert c.server.version == 2 and silent in c.server.flights, "the first step; then tau of the silent one is 1"
+    assert c.server.version == 2 and silent in c.server.active_trips, "the first step; then tau of the silent one is 1"
     ended = c.tick(25.0, everybody)
     assert [type(event) for event in ended.events][:2] == [Lost, Aggregated]
 

@@ -26,12 +26,12 @@ from freshet.core.defence import (
 from freshet.core.events import Noted
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.server import Flight
+from freshet.core.server import ActiveTrip
 
 N = 40
 LAYOUT = Layout.build([("w", (N,), "learnable"), ("mean", (2,), "buffer"), ("count", (), "counter")])
 BASE = np.arange(LAYOUT.size, dtype=np.float32)
-FLIGHT = Flight(1, 1, 1, 5, 0.1)
+FLIGHT = ActiveTrip(1, 1, 1, 5, 0.1)
 
 
 def upload(step: np.ndarray, device: int = 0, **more: object) -> Upload:
@@ -285,8 +285,8 @@ def test_a_saved_defence_goes_on_as_if_nothing_had_happened(rule: str) -> None:
     other = Defence(defence.options, LAYOUT)
     other.restore(defence.state())
     assert judge(other, 5 * honest(33)).notes == judge(defence, 5 * honest(33)).notes
-    assert [(up.device, flight) for up, flight in other.release()[0]] == [
-        (up.device, flight) for up, flight in defence.release()[0]
+    assert [(up.device, active) for up, active in other.release()[0]] == [
+        (up.device, active) for up, active in defence.release()[0]
     ]
 
 

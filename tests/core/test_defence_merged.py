@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from freshet.core.defence import Defence, DefenceOptions, Judged, start_of, step_of
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.server import Flight
+from freshet.core.server import ActiveTrip
 from freshet.methods.asmu.steps import write_step
 
 N = 40
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 BASE = RNG.normal(size=LAYOUT.size).astype(np.float32)
 #: The server has gone far.
 FRESH = (BASE + 5 * RNG.normal(size=LAYOUT.size)).astype(np.float32)
-FLIGHT = Flight(1, 1, 1, 5, 0.1, fresh=4)
+FLIGHT = ActiveTrip(1, 1, 1, 5, 0.1, fresh=4)
 
 
 def trained(produced: np.ndarray, beta: float = 0.0, **more: object) -> Upload:

@@ -147,15 +147,15 @@ def test_it_goes_on_from_its_state() -> None:
 
 def honest(server: Server, rng: np.random.Generator) -> list[Any]:
     """One round, or two trips, of devices that move by about as much as each other."""
-    idle = [d for d in range(server.world.devices) if d not in server.flights and d not in server.waiting]
+    idle = [d for d in range(server.context.devices) if d not in server.active_trips and d not in server.waiting]
     chosen = [int(d) for d in rng.choice(idle, 2, replace=False)]
     server.trigger(chosen)
     return [event for device in chosen for event in server.upload(training(server, device, rng))]
 
 
 def training(server: Server, device: int, rng: np.random.Generator) -> Upload:
-    step, n = 0.01 * rng.standard_normal(SIZE), server.world.layout.learnable
-    weights = (server.store.get(server.flights[device].base) + step).astype(np.float32)
+    step, n = 0.01 * rng.standard_normal(SIZE), server.context.layout.learnable
+    weights = (server.store.get(server.active_trips[device].base) + step).astype(np.float32)
     vectors = {name: (0.1 * rng.standard_normal(n)).astype(np.float32) for name in server.rule.sends}
     report = REPORTS.get(server.method.about.name, {})
     return upload_of(server, device, weights, report=report, vectors=vectors)
@@ -173,7 +173,7 @@ def test_the_largest_number_there_is_is_refused_by_every_method(name: str, round
     happened = [event for _ in range(rounds) for event in honest(server, rng)]
     assert not any(isinstance(event, Rejected) for event in happened)
     before, version = server.weights.tobytes(), server.version
-    idle = next(d for d in range(8) if d not in server.flights and d not in server.waiting)
+    idle = next(d for d in range(8) if d not in server.active_trips and d not in server.waiting)
     server.trigger([idle])
     upload = training(server, idle, rng)
     target = upload.weights if place != "vector" else upload.vectors[server.rule.sends[0]]

@@ -12,7 +12,7 @@ from freshet.core.about import About
 from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.method import Aggregate, Discard, LocalRule, Method, Options, Reject, Wait, World
+from freshet.core.method import Aggregate, Discard, LocalRule, Method, MethodContext, Options, Reject, Wait
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Refused, Server
 from freshet.errors import RunError
@@ -22,14 +22,14 @@ from freshet.training.schedules import constant, exponential
 SIZE = 4
 
 
-def world(devices: int = 6, **changes: Any) -> World:
+def context(devices: int = 6, **changes: Any) -> MethodContext:
     layout = Layout.build([("w", (SIZE,), "learnable")])
     values = {"devices": devices, "samples": np.arange(1, devices + 1), "epochs": 5, "per_round": 3, "seed": 0}
-    return World(layout=layout, **(values | changes))
+    return MethodContext(layout=layout, **(values | changes))
 
 
 def server(method: str = "fedasmu", options: dict[str, Any] | None = None, **changes: Any) -> Server:
-    w = world(**changes)
+    w = context(**changes)
     rule = find(method)[0](options_for(method, options or {}), w)
     return Server(rule, w, np.zeros(SIZE, np.float32), exponential(0.1, 0.5))
 
@@ -115,7 +115,7 @@ def test_an_upload_of_an_earlier_trip_is_rejected_and_the_new_trip_goes_on():
     s.upload(upload())
     s.trigger([0])
     assert kinds(s.upload(upload(trip=1))) == [Rejected]
-    assert 0 in s.flights
+    assert 0 in s.active_trips
     assert kinds(s.upload(upload(trip=2, base=2))) == [Aggregated]
 
 
@@ -171,7 +171,7 @@ def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
     ends = {"upload": Aggregated, "rejected": Rejected, "lost": Lost, "discard": Discarded}
     assert type(events[0]) is ends[end]
     assert len(s.store) == 1
-    assert not s.flights
+    assert not s.active_trips
 
 
 def test_a_discard_names_its_reason_and_changes_nothing():
@@ -347,16 +347,16 @@ class Scripted(Method):
     about = About("scripted", "async", "Scripted", "-", replaces="aggregation")
 
     def __init__(self, *answers):
-        super().__init__(Options(), world())
+        super().__init__(Options(), context())
         self.answers = list(answers)
 
-    def receive(self, server, upload, flight):
+    def receive(self, server, upload, trip):
         return self.answers.pop(0)
 
 
 def scripted(*answers) -> Server:
     method = Scripted(*answers)
-    return Server(method, method.world, np.zeros(SIZE, np.float32), constant(0.1))
+    return Server(method, method.context, np.zeros(SIZE, np.float32), constant(0.1))
 
 
 def test_devices_waiting_for_an_aggregation_are_busy_until_it_comes():
@@ -448,7 +448,7 @@ class Variates(Scripted):
 
 def variates() -> Server:
     method = Variates(Wait())
-    return Server(method, method.world, np.zeros(SIZE, np.float32), constant(0.1))
+    return Server(method, method.context, np.zeros(SIZE, np.float32), constant(0.1))
 
 
 def test_vectors_travel_with_the_model_and_are_weighed():

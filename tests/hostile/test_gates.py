@@ -54,7 +54,7 @@ class Fuzz:
 
     def tick(self) -> None:
         there = self.rng.random(DEVICES) < 0.9
-        free = set(range(DEVICES)) - self.c.server.flights.keys() - self.c.server.away.keys()
+        free = set(range(DEVICES)) - self.c.server.active_trips.keys() - self.c.server.away.keys()
         effects = self.c.tick(self.now, lambda device: bool(there[device]))
         triggered = [event.device for event in effects.events if isinstance(event, Triggered)]
         assert len(set(triggered)) == len(triggered) and set(triggered) <= free, "nobody is triggered twice at once"
@@ -62,18 +62,18 @@ class Fuzz:
 
     def honest(self, device: int) -> Upload:
         """What a device in flight sends that does as it is told."""
-        server, flight, rng = self.c.server, self.c.server.flights[device], self.rng
-        base = server.store.get(flight.base)
+        server, active, rng = self.c.server, self.c.server.active_trips[device], self.rng
+        base = server.store.get(active.base)
         weights = (base + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
-        merged: dict[str, float] = {"beta": 0.4, "n1": 1} if flight.fresh is not None and server.rule.asks else {}
+        merged: dict[str, float] = {"beta": 0.4, "n1": 1} if active.fresh is not None and server.rule.asks else {}
         report: dict[str, float] = dict(REPORTS.get(self.name, {}))
-        if server.rule.asks and flight.slot is not None:
-            report |= {"reward": float(rng.normal()), "slot": flight.slot, "first": int(rng.integers(2))}
+        if server.rule.asks and active.slot is not None:
+            report |= {"reward": float(rng.normal()), "slot": active.slot, "first": int(rng.integers(2))}
         vectors = {n: (0.1 * rng.standard_normal(LEARNABLE)).astype(np.float32) for n in server.rule.sends}
-        return Upload(device, flight.trip, flight.base, weights, 3, report, merged, vectors)
+        return Upload(device, active.trip, active.base, weights, 3, report, merged, vectors)
 
     def upload(self) -> None:
-        flying = sorted(self.c.server.flights)
+        flying = sorted(self.c.server.active_trips)
         if flying:
             upload = self.honest(int(self.rng.choice(flying)))
             effects = self.arrive(upload)
@@ -81,18 +81,18 @@ class Fuzz:
             self.past.append(upload)
 
     def ask(self) -> None:
-        flying = sorted(self.c.server.flights)
+        flying = sorted(self.c.server.active_trips)
         if flying:
             device = int(self.rng.choice(flying))
-            flight = self.c.server.flights[device]
-            epoch = flight.slot or int(self.rng.integers(1, flight.epochs + 1))
-            self.took(self.c.request(Request(device, flight.trip, Slot(epoch, "meta"))))
+            active = self.c.server.active_trips[device]
+            epoch = active.slot or int(self.rng.integers(1, active.epochs + 1))
+            self.took(self.c.request(Request(device, active.trip, Slot(epoch, "meta"))))
 
     def lose(self) -> None:
-        flying = sorted(self.c.server.flights)
+        flying = sorted(self.c.server.active_trips)
         if flying:
             device = int(self.rng.choice(flying))
-            self.took(self.c.lost(self.now, device, self.c.server.flights[device].trip, "gone"))
+            self.took(self.c.lost(self.now, device, self.c.server.active_trips[device].trip, "gone"))
 
     def resume(self) -> None:
         """The server is restarted from a checkpoint."""
@@ -103,14 +103,14 @@ class Fuzz:
     # ---- hostile
 
     def attack(self) -> None:
-        flying = sorted(self.c.server.flights)
+        flying = sorted(self.c.server.active_trips)
         if not flying:
             self.elsewhere()
             return
         device = int(self.rng.choice(flying))
-        flight, upload = self.c.server.flights[device], self.spoilt(self.honest(device))
+        active, upload = self.c.server.active_trips[device], self.spoilt(self.honest(device))
         before = deepcopy(saving.dump(self.c.server.method.state))
-        effects = self.c.arrived(self.now, device, flight.trip, lambda: upload)
+        effects = self.c.arrived(self.now, device, active.trip, lambda: upload)
         refused = [event for event in effects.events if isinstance(event, Rejected)]
         assert refused and refused[0].device == device and len(refused[0].reason) > 5
         decided = any(isinstance(event, Aggregated) for event in effects.events)
@@ -162,16 +162,18 @@ class Fuzz:
                 good._replace(merged={"beta": float(rng.choice([-1.0, 1.0, 1e30])), "n1": 1}),
                 good._replace(merged={"beta": 0.3, "n1": int(rng.choice([-1, 3, 99]))}),
                 good._replace(report={"reward": float(rng.choice([1e300, 1.0])), "slot": 99, "first": 1}),
-                good._replace(report={"reward": 1e200, "slot": self.c.server.flights[good.device].slot, "first": 1}),
+                good._replace(
+                    report={"reward": 1e200, "slot": self.c.server.active_trips[good.device].slot, "first": 1}
+                ),
             ]
         return spoilt[int(rng.integers(len(spoilt)))]
 
     def elsewhere(self) -> None:
         """Somebody says that it uploads for a trip that there is not: never triggered, over, or to come."""
         server, rng = self.c.server, self.rng
-        idle = [device for device in range(DEVICES) if device not in server.flights]
+        idle = [device for device in range(DEVICES) if device not in server.active_trips]
         claims: list[tuple[Any, Any]] = [(device, server.trips.get(device, 0)) for device in idle]
-        claims += [(device, flight.trip + 1) for device, flight in server.flights.items()]
+        claims += [(device, active.trip + 1) for device, active in server.active_trips.items()]
         claims += [(99, 1), (-1, 1), (None, None), ("0", 1), ([], 1), (10**30, 1), (0.0, 1), (True, 1)]
         device, trip = claims[int(rng.integers(len(claims)))]
         sent = Upload(device, trip, 1, vector(3), 1)
@@ -182,15 +184,15 @@ class Fuzz:
         """An upload that was heard before comes once more."""
         if self.past:
             old = self.past[int(self.rng.integers(len(self.past)))]
-            flight = self.c.server.flight(old.device, old.trip)
-            if flight is None:
+            active = self.c.server.active_trip(old.device, old.trip)
+            if active is None:
                 self.refused(self.arrive(old, took=False))
 
     def ask_wrongly(self) -> None:
         rng, server = self.rng, self.c.server
-        flying = sorted(server.flights)
+        flying = sorted(server.active_trips)
         device = int(rng.choice(flying)) if flying else 3
-        trip = server.flights[device].trip if flying else 1
+        trip = server.active_trips[device].trip if flying else 1
         slot = Slot(1, "meta")
         asked: list[Any] = [
             Request(device, trip + 1, slot),
@@ -206,9 +208,9 @@ class Fuzz:
             *(Request(device, trip, wrong) for wrong in (None, 1, (1, "q"), "slot")),
             *(None, 3, (device, trip, slot), "request"),
         ]
-        before = [(flight.slot, flight.fresh) for flight in server.flights.values()]
+        before = [(active.slot, active.fresh) for active in server.active_trips.values()]
         self.refused(self.c.request(asked[int(rng.integers(len(asked)))]))
-        assert [(flight.slot, flight.fresh) for flight in server.flights.values()] == before
+        assert [(active.slot, active.fresh) for active in server.active_trips.values()] == before
 
     # ---- what must hold
 
@@ -240,12 +242,12 @@ class Fuzz:
         assert np.isfinite(given).all() and np.abs(given[:LEARNABLE]).max() < SANE
         assert server.version == 1 + self.aggregations == 1 + self.c.counts.aggregations
         holds: dict[int, int] = {server.version: 0}
-        for flight in server.flights.values():
-            for version in (flight.base, flight.fresh):
+        for active in server.active_trips.values():
+            for version in (active.base, active.fresh):
                 if version is not None:
                     holds[version] = holds.get(version, 0) + 1
         assert {version: holders for version, _, holders in server.store.items()} == holds, "held versions are freed"
-        assert not server.flights.keys() & server.away.keys()
+        assert not server.active_trips.keys() & server.away.keys()
         assert all(isinstance(event, tuple) for event in happened)
 
     def run(self) -> None:
@@ -267,10 +269,10 @@ class Fuzz:
         for _ in range(6):
             self.now += 1.0
             self.tick()
-            while server.flights:
+            while server.active_trips:
                 self.now += 0.5
                 self.upload()
-        assert server.version > version and not server.flights
+        assert server.version > version and not server.active_trips
 
 
 @pytest.mark.parametrize("name", [*sorted(registry()), "fedasmu-course", "fedssmu-course"])
@@ -287,7 +289,7 @@ def test_a_late_upload_is_told_so() -> None:
     fuzz = Fuzz("fedavg", 0)
     fuzz.c.deadline.seconds = 5.0
     fuzz.tick()
-    device, *_ = fuzz.c.server.flights
+    device, *_ = fuzz.c.server.active_trips
     late = fuzz.honest(device)
     fuzz.now = 5.0
     fuzz.tick()

@@ -12,7 +12,7 @@ from freshet.core import events
 from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
 from freshet.core.messages import Fresh, Request, Slot, Upload
-from freshet.core.method import Method, World
+from freshet.core.method import Method, MethodContext
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.training.network import FlatModel
@@ -74,9 +74,9 @@ def server_of(
 ) -> Server:
     """A server with learning rate ``lr`` = 0.1 and no decay; ``reach`` is that of the devices' optimiser."""
     method, _ = find(name)
-    world = World(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
-    rule: Method = method(options_for(name, options), world)
-    return Server(rule, world, w0.astype(np.float32), constant(0.1))
+    context = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
+    rule: Method = method(options_for(name, options), context)
+    return Server(rule, context, w0.astype(np.float32), constant(0.1))
 
 
 def trigger(server: Server, device: int) -> Triggered:
@@ -87,13 +87,13 @@ def trigger(server: Server, device: int) -> Triggered:
 
 def ask(server: Server, device: int, epoch: int = 1) -> Fresh | None:
     """The device in flight asks for the fresh model."""
-    return server.request(Request(device, server.flights[device].trip, Slot(epoch, "fixed")))
+    return server.request(Request(device, server.active_trips[device].trip, Slot(epoch, "fixed")))
 
 
 def upload(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Event]:
     """The device in flight uploads this model, with the numbers of its merge if there was one."""
-    flight, model = server.flights[device], weights.astype(np.float32)
-    return server.upload(Upload(device, flight.trip, flight.base, model, steps, merged=merged))
+    active, model = server.active_trips[device], weights.astype(np.float32)
+    return server.upload(Upload(device, active.trip, active.base, model, steps, merged=merged))
 
 
 def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Record]:

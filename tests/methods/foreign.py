@@ -53,18 +53,18 @@ class Trust(Method):
         if options.warm_up > 10 * facts.devices:
             raise ConfigError("method.warm_up", f"must be at most 10 fleet.devices = {10 * facts.devices}")
 
-    def __init__(self, options: TrustOptions, world: Any) -> None:
-        super().__init__(options, world)
+    def __init__(self, options: TrustOptions, context: Any) -> None:
+        super().__init__(options, context)
         self.state = Heard()
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        o, s, heard = self.options, server.staleness(flight), self.state
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        o, s, heard = self.options, server.staleness(trip), self.state
         heard.uploads += 1
         if heard.uploads <= o.warm_up:
             return Discard("warming up")
         p = heard.trust.get(upload.device, o.p0)
         heard.trust[upload.device] = p + o.rate * (1.0 - p)
-        return mixed(server, upload, flight, p * polynomial(s - 1, o.a), p=p)
+        return mixed(server, upload, trip, p * polynomial(s - 1, o.a), p=p)
 
     @classmethod
     def audit(cls, options: TrustOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from freshet.core import events
 from freshet.core.events import Event, Record
 from freshet.core.layout import Layout
 from freshet.core.messages import NO_VECTORS, NOTHING, Assignment, Number, Upload
-from freshet.core.method import LocalRule, Memory, World
+from freshet.core.method import LocalRule, Memory, MethodContext
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
@@ -71,9 +71,9 @@ def server_of(
     training, so there is no gate of proportion unless told."""
     method, _ = find(name)
     counts = np.array(samples or [10] * devices, np.int64)
-    world = World(len(counts), counts, epochs, per_round, layout, seed=3)
+    context = MethodContext(len(counts), counts, epochs, per_round, layout, seed=3)
     start = vector(1) if w0 is None else w0
-    return Server(method(options_for(name, options), world), world, start, constant(0.1), gate=proportion)
+    return Server(method(options_for(name, options), context), context, start, constant(0.1), gate=proportion)
 
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
@@ -91,9 +91,9 @@ def upload_of(
     vectors: Mapping[str, Vector] | None = None,
 ) -> Upload:
     """What a device in flight sends; vectors that go with it are zero unless given."""
-    flight, n = server.flights[device], server.world.layout.learnable
+    active, n = server.active_trips[device], server.context.layout.learnable
     sent = {name: np.zeros(n, np.float32) for name in server.rule.sends} if vectors is None else vectors
-    return Upload(device, flight.trip, flight.base, weights, steps, report, {}, sent)
+    return Upload(device, active.trip, active.base, weights, steps, report, {}, sent)
 
 
 def logged(happened: Iterable[Event]) -> list[Record]:

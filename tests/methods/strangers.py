@@ -15,62 +15,62 @@ class Half(Method):
 
     about = About("half", "async", "Half", "nobody, nowhere")
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return mixed(server, upload, flight, 0.5)
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return mixed(server, upload, trip, 0.5)
 
 
 class Picky(Half):
     """Wants nothing of odd devices."""
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return Reject("odd") if upload.device % 2 else mixed(server, upload, flight, 0.5)
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return Reject("odd") if upload.device % 2 else mixed(server, upload, trip, 0.5)
 
 
 class Talkative(Half):
     """Adds a line of its own to the log."""
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return mixed(server, upload, flight, 0.5)._replace(notes=(Noted("weather", {"degrees": 21.5}),))
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return mixed(server, upload, trip, 0.5)._replace(notes=(Noted("weather", {"degrees": 21.5}),))
 
 
 class GivesDict(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return {"weights": upload.weights, "alpha": 1.0}
 
 
 class GivesNone(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return None
 
 
 class NamesNobody(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return Aggregate(mix(server.weights, upload.weights, 0.5))
 
 
 class AsInVersion01(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return Aggregate(upload.weights, {"alpha": 1.0, "update_norm": 0.1})
 
 
 class NamesDevices(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return Aggregate(upload.weights, [upload.device])
 
 
 class TakesKeys(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return mixed(server, upload, flight, 0.5, version=7, kind="mine")
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return mixed(server, upload, trip, 0.5, version=7, kind="mine")
 
 
 class NoWeights(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return Aggregate(None, [Contribution(upload.device, flight.base, 1, 1.0)])
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return Aggregate(None, [Contribution(upload.device, trip.base, 1, 1.0)])
 
 
 class ShortWeights(Half):
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return Aggregate(upload.weights[:-1], [Contribution(upload.device, flight.base, 1, 1.0)])
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return Aggregate(upload.weights[:-1], [Contribution(upload.device, trip.base, 1, 1.0)])
 
 
 class RoundOfNobody(Half):
@@ -78,7 +78,7 @@ class RoundOfNobody(Half):
 
     about = About("nobody", "sync", "Nobody", "nobody, nowhere")
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         self.last = upload.weights
         return Wait()
 

@@ -109,17 +109,17 @@ def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> No
     rng = np.random.default_rng(5)
     kinds: list[str] = []
     for _ in range(300):
-        idle = [d for d in range(8) if d not in server.flights and d not in server.waiting]
-        if idle and (rng.random() < 0.5 or not server.flights):
+        idle = [d for d in range(8) if d not in server.active_trips and d not in server.waiting]
+        if idle and (rng.random() < 0.5 or not server.active_trips):
             device = int(rng.choice(idle))
             assert server.trigger([device])[0].version == twin.trigger(device)
             if "fedsa" in case:
-                assert server.flights[device].epochs == twin.epochs[device]
+                assert server.active_trips[device].epochs == twin.epochs[device]
             continue
         # device 7 is slow, so that others overtake it by far
-        device = int(rng.choice([d for d in server.flights if d != 7 or rng.random() < 0.1] or [7]))
+        device = int(rng.choice([d for d in server.active_trips if d != 7 or rng.random() < 0.1] or [7]))
         if case.startswith("port") and rng.random() < 0.1:
-            events, result = logged(server.lost(device, server.flights[device].trip, "gone")), twin.lose(device)
+            events, result = logged(server.lost(device, server.active_trips[device].trip, "gone")), twin.lose(device)
             events = [event for event in events if event["kind"] != "lost"]
         else:
             u = vector(int(rng.integers(1 << 30)))
@@ -153,7 +153,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(name: str) -> Non
         members = [int(d) for d in rng.choice(8, size=4, replace=False)]  # they upload in this order
         if number == 5:  # everybody is lost
             server.trigger(sorted(members))
-            events = [e for d in members for e in logged(server.lost(d, server.flights[d].trip, "gone"))]
+            events = [e for d in members for e in logged(server.lost(d, server.active_trips[d].trip, "gone"))]
             event, result = events[-1], twin.aggregate({}, {})
         else:
             uploads = {d: vector(int(rng.integers(1 << 30))) for d in members}
@@ -175,15 +175,15 @@ def test_synchronous_servers_give_the_twins_models_and_weights(name: str) -> Non
 def play(server: Server, seed: int) -> None:
     """A few trips: a round (or the rest of an open one), or arrivals of four of the devices in flight."""
     if server.synchronous:
-        if not server.flights:
+        if not server.active_trips:
             server.trigger([0, 1, 2, 3])
-        for device in list(server.flights):
+        for device in list(server.active_trips):
             send(server, device, vector(seed + device))
         return
     for device in range(6):
-        if device not in server.flights and device not in server.waiting:
+        if device not in server.active_trips and device not in server.waiting:
             server.trigger([device])
-    for step, device in enumerate(list(server.flights)[:4]):
+    for step, device in enumerate(list(server.active_trips)[:4]):
         send(server, device, vector(seed + step))
 
 

@@ -22,8 +22,8 @@ from tests.methods.lab import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, log
 
 
 def served(method: type[strangers.Half]) -> Server:
-    world = MethodContext(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
-    return Server(method(method.Options(), world), world, vector(1), constant(0.1))
+    context = MethodContext(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
+    return Server(method(method.Options(), context), context, vector(1), constant(0.1))
 
 
 # ---- methods of one's own

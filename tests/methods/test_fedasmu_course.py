@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from freshet import Federation
+from freshet.assembly import Overrides, assemble
 from freshet.config import resolve
 from freshet.core.events import Aggregated
 from freshet.core.messages import Upload
@@ -20,7 +21,6 @@ from freshet.errors import ConfigError
 from freshet.methods import options_for
 from freshet.methods.asmu.staleness import LARGEST, Control, Course, Past, control_gradients
 from freshet.paper.cells import CELLS, cell_settings
-from freshet.parts import Given, assemble
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from tests.methods.asmu import plain_layout, server_of
@@ -62,8 +62,8 @@ class Twin:
 
 def send(server: Server, device: int, d: np.ndarray) -> dict[str, Any]:
     """An upload of a device in flight that training moved by d; the numbers of its aggregation."""
-    flight = server.active_trips[device]
-    events = server.upload(Upload(device, flight.trip, flight.base, server.store.get(flight.base) + d, 4))
+    active = server.active_trips[device]
+    events = server.upload(Upload(device, active.trip, active.base, server.store.get(active.base) + d, 4))
     return dict(next(event.numbers for event in events if isinstance(event, Aggregated)))
 
 
@@ -198,11 +198,11 @@ def test_the_more_uploads_are_under_way_the_less_one_of_them_teaches(
 ) -> None:
     """A verdict comes as late as uploads are stale, and those that come meanwhile say the same."""
     config = resolve({"method": {"name": method}, "fleet": {"devices": 80}, "run": run})
-    settled = assemble(config, Given()).settled(config)
+    settled = assemble(config, Overrides()).settled(config)
     assert settled.method.span == span and settled.method.control_rates() == pytest.approx((rate,) * 3)
     assert resolve(settled.tables()).method == settled.method, "the run directory says so"
     given = resolve({"method": {"name": method, "span": 20}, "fleet": {"devices": 80}, "run": run})
-    assert assemble(given, Given()).settled(given).method.span == 20
+    assert assemble(given, Overrides()).settled(given).method.span == 20
 
 
 def test_a_cell_leaves_its_rates_alone_since_the_papers_are_for_a_loss() -> None:

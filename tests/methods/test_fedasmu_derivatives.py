@@ -61,7 +61,7 @@ def scripted_adaptation(
             w = (1 - beta) * w + beta * fresh.weights
         v = momentum * v + g
         w = w - 0.1 / steps * (g + momentum * v if nesterov else v)
-    server.flights[0].lr = 0.1 / steps
+    server.active_trips[0].lr = 0.1 / steps
     report = {"beta": beta, "n1": n1} if beta else {}
     adapted = send(server, 0, w, steps=steps, **report)[0]
     return {"before": before, "step": uploaded - before, "past": past, "adapted": adapted}

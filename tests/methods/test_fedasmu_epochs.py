@@ -31,9 +31,9 @@ def selector(epochs: int = 8, **options: float) -> MetaSelector:
 def server_of(own: list[int] | None, epochs: int = USUAL) -> Server:
     devices, layout = 4, plain_layout(6)
     given = None if own is None else np.array(own, np.int64)
-    world = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, own_epochs=given)
-    method = find("fedasmu")[0](options_for("fedasmu", {}), world)
-    return Server(method, world, np.zeros(6, np.float32), constant(0.1))
+    context = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, own_epochs=given)
+    method = find("fedasmu")[0](options_for("fedasmu", {}), context)
+    return Server(method, context, np.zeros(6, np.float32), constant(0.1))
 
 
 def first_report(server: Server, device: int, slot: int) -> list[Event]:

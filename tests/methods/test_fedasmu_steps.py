@@ -149,8 +149,8 @@ def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> N
         events.append(send(server, device, server.weights + 0.1 * rng.normal(size=size))[0])
     assert [event["adapted"] for event in events] == [False, False, False, False, True]
     assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
-    assert server.method.closing() == {"adaptations": 1, "adaptations_skipped": 1}
-    (sentence,) = server.method.opening()
+    assert server.method.summary() == {"adaptations": 1, "adaptations_skipped": 1}
+    (sentence,) = server.method.notices()
     assert "hold the steps of 2 devices of 8" in sentence and "skip an adaptation" in sentence
 
 
@@ -161,8 +161,8 @@ def test_nothing_is_forgotten_by_default() -> None:
     for device in (0, 1, 2, 3, 0, 1, 2, 3):
         server.trigger([device])
         send(server, device, server.weights + 0.1 * rng.normal(size=size))
-    assert server.method.closing() == {"adaptations": 4, "adaptations_skipped": 0}
-    assert "go to a temporary file" in server.method.opening()[0]
+    assert server.method.summary() == {"adaptations": 4, "adaptations_skipped": 0}
+    assert "go to a temporary file" in server.method.notices()[0]
 
 
 def test_a_step_too_large_for_float32_is_rejected_and_the_device_goes_on_as_if_it_had_not_been() -> None:

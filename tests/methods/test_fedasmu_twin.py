@@ -43,16 +43,16 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
     twin = FedASMUServerTwin(w0, **options)
     kinds = set()
     for _ in range(120):
-        idle = [d for d in range(9) if d not in server.flights]
+        idle = [d for d in range(9) if d not in server.active_trips]
         if idle and (rng.random() < 0.5 or len(idle) == 9):
             device = int(rng.choice(idle))
             assert server.trigger([device])[0].version == twin.trigger(device)
             continue
         # device 8 is slow: it uploads rarely and is discarded as too stale
-        busy = [d for d in server.flights if d != 8 or rng.random() < 0.1] or [next(iter(server.flights))]
+        busy = [d for d in server.active_trips if d != 8 or rng.random() < 0.1] or [next(iter(server.active_trips))]
         device = int(rng.choice(busy))
-        flight, beta = server.flights[device], 0.0
-        if flight.fresh is None and rng.random() < 0.6:
+        trip, beta = server.active_trips[device], 0.0
+        if trip.fresh is None and rng.random() < 0.6:
             fresh, expected = ask(server, device), twin.request(device)
             assert (fresh is None) == (expected is None)
             if fresh is not None:
@@ -67,7 +67,7 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
         assert server.version == twin.version
         np.testing.assert_allclose(server.weights, twin.w, rtol=1e-6, atol=1e-7)
     assert kinds == {"aggregate", "discard"}
-    assert len(server.store) <= 1 + 2 * len(server.flights)
+    assert len(server.store) <= 1 + 2 * len(server.active_trips)
 
 
 @pytest.mark.parametrize(("equations", "apply", "dynamic"), VARIANTS)
@@ -82,11 +82,11 @@ def test_fedssmu_server_gives_the_twins_versions_weights_and_models(equations: s
         server.trigger(members)
         twin.start_round(members)
         for device in rng.permutation(members):
-            beta, flight = 0.0, server.flights[int(device)]
+            beta, trip = 0.0, server.active_trips[int(device)]
             fresh, expected = ask(server, int(device)), twin.request(int(device))
             assert (fresh is None) == (expected is None)
             if fresh is not None:
-                assert (fresh.version - flight.base, fresh.age) == (server.version - flight.base, server.round)
+                assert (fresh.version - trip.base, fresh.age) == (server.version - trip.base, server.round)
                 beta = float(rng.uniform(0.05, 0.9))
             w_i = (server.weights + 0.2 * rng.normal(size=LEARNABLE)).astype(np.float32)
             merge = {"beta": beta, "n1": int(rng.integers(5))} if beta else {}

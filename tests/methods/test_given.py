@@ -17,7 +17,7 @@ from freshet.config import load_tables, resolve
 from freshet.core.about import About
 from freshet.core.method import Method
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Entry, GridWorld, run_key
+from freshet.experiments.grid import Entry, Scenario, run_key
 from freshet.experiments.tune import space_for
 from freshet.methods import find, known, named
 from freshet.methods._shared.buffers import mixed
@@ -49,16 +49,16 @@ class Half(Method):
 
     about = About("half", "async", "Half", "nobody, nowhere")
 
-    def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-        return mixed(server, upload, flight, 0.5)
+    def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+        return mixed(server, upload, trip, 0.5)
 
 
 def local_class(weight: float) -> type[Method]:
     class Inside(Method):
         about = About("inside", "async", "Inside", "-")
 
-        def receive(self, server: Any, upload: Any, flight: Any) -> Any:
-            return mixed(server, upload, flight, weight)
+        def receive(self, server: Any, upload: Any, trip: Any) -> Any:
+            return mixed(server, upload, trip, weight)
 
     return Inside
 
@@ -154,7 +154,7 @@ def test_a_class_goes_with_its_name_and_its_name_is_a_text() -> None:
     assert resolve(resolve(tables).tables()).method_class is find(name)[0]
     assert run_key(resolve(tables)).startswith("custom.Inside-seed0-")
     assert list(space_for(named(Trust))) == list(space_for(TRUST))
-    assert GridWorld().tables == {}
+    assert Scenario().tables == {}
 
 
 @pytest.mark.parametrize("wrong", [int, Half(None, None), 3, ["fedavg"]])  # type: ignore[arg-type]

@@ -72,6 +72,6 @@ def test_a_buffer_that_is_never_full_leaves_nothing_in_the_cache() -> None:
 
 def test_ca2fl_says_what_its_cache_needs() -> None:
     server = server_of("ca2fl")
-    assert server.method.opening() == []
-    object.__setattr__(server.method.world, "devices", 2**24)
-    assert server.method.opening() == ["CA2FL keeps an update of each device: up to 1.1 GiB of memory"]
+    assert server.method.notices() == []
+    object.__setattr__(server.method.context, "devices", 2**24)
+    assert server.method.notices() == ["CA2FL keeps an update of each device: up to 1.1 GiB of memory"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods import find, options_for
@@ -43,8 +43,8 @@ DELAYED = {"eta": 0.2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "tau_c": 1}
 def nova_server(momentum: float = 0.0, **options: Any) -> Server:
     """A server of FedNova whose devices train with momentum."""
     counts = np.array(UNEQUAL, np.int64)
-    world = World(len(counts), counts, 1, 4, LAYOUT, seed=3, reach=sgd(momentum).reach)
-    return Server(find("fednova")[0](options_for("fednova", options), world), world, vector(1), constant(LR))
+    context = MethodContext(len(counts), counts, 1, 4, LAYOUT, seed=3, reach=sgd(momentum).reach)
+    return Server(find("fednova")[0](options_for("fednova", options), context), context, vector(1), constant(LR))
 
 
 def nova(momentum: float = 0.0, **options: Any) -> tuple[Server, Any]:
@@ -90,7 +90,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(case: str) -> Non
         events: list[Any] = []
         for device in members:
             if device in gone:
-                events = logged(server.lost(device, server.flights[device].trip, "gone"))
+                events = logged(server.lost(device, server.active_trips[device].trip, "gone"))
                 continue
             steps, change = int(rng.integers(1, 9)), rng.standard_normal(LEARNABLE).astype(np.float32)
             u = uploads[device] = vector(int(rng.integers(1 << 30)))
@@ -133,14 +133,14 @@ def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> No
     (server, twin), rng = ARRIVALS[case](), np.random.default_rng(5)
     taus, count = set(), 0
     for _ in range(300):
-        idle = [d for d in range(8) if d not in server.flights]
-        if idle and (rng.random() < 0.5 or not server.flights):
+        idle = [d for d in range(8) if d not in server.active_trips]
+        if idle and (rng.random() < 0.5 or not server.active_trips):
             device = int(rng.choice(idle))
             assert server.trigger([device])[0].version == twin.trigger(device)
             continue
-        device = int(rng.choice([d for d in server.flights if d != 7 or rng.random() < 0.1] or [7]))
+        device = int(rng.choice([d for d in server.active_trips if d != 7 or rng.random() < 0.1] or [7]))
         if rng.random() < 0.1:
-            server.lost(device, server.flights[device].trip, "gone")
+            server.lost(device, server.active_trips[device].trip, "gone")
             twin.lose(device)
             continue
         u = vector(int(rng.integers(1 << 30)))
@@ -164,9 +164,9 @@ def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> No
 def play(server: Server, seed: int) -> None:
     """A few trips: the rest of a round, or arrivals of four of the devices in flight."""
     rng = np.random.default_rng(seed)
-    if not server.synchronous or not server.flights:
-        server.trigger([d for d in range(4) if d not in server.flights])
-    for device in list(server.flights)[:4]:
+    if not server.synchronous or not server.active_trips:
+        server.trigger([d for d in range(4) if d not in server.active_trips])
+    for device in list(server.active_trips)[:4]:
         vectors = {name: rng.standard_normal(LEARNABLE).astype(np.float32) for name in server.rule.sends}
         server.upload(upload_of(server, device, vector(seed + device), 1 + device, vectors=vectors))
 
@@ -187,7 +187,7 @@ def test_a_restored_method_goes_on_with_the_same_bits(case: str) -> None:
         same(first.weights, second.weights)
         same(first.trigger([7])[0].vectors.get("c", 0), second.trigger([7])[0].vectors.get("c", 0))
         for server in (first, second):
-            server.lost(7, server.flights[7].trip, "gone")
+            server.lost(7, server.active_trips[7].trip, "gone")
 
 
 # ---- limits

@@ -44,21 +44,21 @@ def refusing() -> Iterator[None]:
 
 def upload(server: Server, device: int, rng: np.random.Generator) -> Upload:
     """What an honest device sends: a small step, a report, control variates, and the numbers of a merge."""
-    flight, n = server.flights[device], server.world.layout.learnable
+    active, n = server.active_trips[device], server.context.layout.learnable
     report: dict[str, float] = dict(REPORTS.get(server.method.about.name, {}))
     merged: dict[str, float] = {}
     if server.rule.asks:
-        fresh = server.request(Request(device, flight.trip, Slot(1, "meta")))
+        fresh = server.request(Request(device, active.trip, Slot(1, "meta")))
         report |= {"reward": float(rng.normal()), "first": 1, "slot": 1}
         merged = {"beta": 0.3, "n1": 1} if fresh is not None else {}
-    weights = (server.store.get(flight.base) + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
+    weights = (server.store.get(active.base) + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
     vectors = {name: (0.1 * rng.standard_normal(n)).astype(np.float32) for name in server.rule.sends}
-    return Upload(device, flight.trip, flight.base, weights, 3, report, merged, vectors)
+    return Upload(device, active.trip, active.base, weights, 3, report, merged, vectors)
 
 
 def one_round(server: Server, rng: np.random.Generator) -> list[Event]:
     """Three devices train from one model and upload one after the other."""
-    idle = [d for d in range(server.world.devices) if d not in server.flights and d not in server.waiting]
+    idle = [d for d in range(server.context.devices) if d not in server.active_trips and d not in server.waiting]
     chosen = [int(d) for d in rng.choice(idle, min(3, len(idle)), replace=False)]
     server.trigger(chosen)
     return [event for device in chosen for event in server.upload(upload(server, device, rng))]
@@ -103,7 +103,12 @@ def test_a_refused_aggregation_leaves_the_state_bit_for_bit(setting: str, seed: 
         refused = [event for event in _until_refused(server, rng) if isinstance(event, Rejected)]
     assert {event.reason for event in refused} == {NOT_FINITE}
     assert same(remembered(server), before)
-    assert (server.weights.tobytes(), server.version, server.waiting, server.flights) == (weights, version, set(), {})
+    assert (server.weights.tobytes(), server.version, server.waiting, server.active_trips) == (
+        weights,
+        version,
+        set(),
+        {},
+    )
     other.round = server.round  # a round that was refused counts
     for each in (server, other):
         honest = np.random.default_rng(seed + 1)

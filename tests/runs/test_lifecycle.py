@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from freshet import Observer
 from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import find, options_for
 from freshet.runs import checkpoint, lifecycle
@@ -120,9 +120,9 @@ class Stage:
 
 def small_server() -> Server:
     layout = Layout.build([("w", (3,), "learnable")])
-    world = World(4, np.ones(4, np.int64), 1, 2, layout, 0)
-    method = find("fedavg")[0](options_for("fedavg", {}), world)
-    return Server(method, world, np.array([1.0, 2.0, 3.0], np.float32), constant(0.1))
+    context = MethodContext(4, np.ones(4, np.int64), 1, 2, layout, 0)
+    method = find("fedavg")[0](options_for("fedavg", {}), context)
+    return Server(method, context, np.array([1.0, 2.0, 3.0], np.float32), constant(0.1))
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_finished_run_leaves_its_files_and_no_checkpoint(stage: Stage) -> None
 
 
 def test_the_summary_says_what_the_run_is_then_its_tests_its_drivers_facts_and_what_the_method_adds(stage: Stage):
-    stage.server.method.closing = lambda: {"adaptations": 5}  # type: ignore[method-assign]
+    stage.server.method.summary = lambda: {"adaptations": 5}  # type: ignore[method-assign]
     summary = stage.live().summary
     assert stage.summary() == summary
     head = {"method": "mine:Method", "seed": 7, "status": "finished"}
@@ -195,8 +195,8 @@ def test_the_tests_of_the_model_are_in_the_summary(stage: Stage, wall: list[floa
 
 
 def test_what_the_method_says_first_and_what_the_figures_hide_is_said(stage: Stage) -> None:
-    stage.server.method.opening = lambda: ["mind the gap"]  # type: ignore[method-assign]
-    stage.server.method.closing = lambda: {"adaptations": 1, "adaptations_skipped": 3}  # type: ignore[method-assign]
+    stage.server.method.notices = lambda: ["mind the gap"]  # type: ignore[method-assign]
+    stage.server.method.summary = lambda: {"adaptations": 1, "adaptations_skipped": 3}  # type: ignore[method-assign]
     stage.live({1: lambda _: stage.said.append("first event")})
     assert stage.said[:2] == ["mind the gap", "first event"]
     assert stage.said[2:] == ["mine:Method: 3 of 4 adaptations were skipped, since steps were forgotten"]

@@ -10,7 +10,7 @@ import pytest
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.layout import Layout
 from freshet.core.messages import Assignment, Upload
-from freshet.core.method import World
+from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
 from freshet.methods import find, options_for
@@ -24,9 +24,9 @@ PARTS = ("/freshet/", "/numpy/", "test_long_runs")
 def long_coordinator(method: str) -> Callable[[int], None]:
     """Trips of eight devices, round after round; calling it makes so many more uploads."""
     layout = Layout.build([("w", (64,), "learnable"), ("mean", (4,), "buffer")])
-    world = World(DEVICES, np.full(DEVICES, 10, np.int64), 5, 4, layout, 0)
+    context = MethodContext(DEVICES, np.full(DEVICES, 10, np.int64), 5, 4, layout, 0)
     cls = find(method)[0]
-    server = Server(cls(options_for(method, {}), world), world, np.zeros(68, np.float32), constant(0.1))
+    server = Server(cls(options_for(method, {}), context), context, np.zeros(68, np.float32), constant(0.1))
     kind = "rounds" if server.synchronous else "concurrency"
     c = Coordinator(server, Trigger(kind, 4, 10.0, 6), deadline=5.0)
     wakes = {0.0}

@@ -33,10 +33,10 @@ class Counting(freshet.Method):
         super().__init__(options, world)
         self.state: Any = Heard()
 
-    def receive(self, server, upload, flight):
+    def receive(self, server, upload, trip):
         n = self.state.times[upload.device] = self.state.times.get(upload.device, 0) + 1
         a = 0.5 / n
-        part = Contribution(upload.device, flight.base, server.staleness(flight), a)
+        part = Contribution(upload.device, trip.base, server.staleness(trip), a)
         return Aggregate(mix(server.weights, upload.weights, a), [part], {"n": n})
 
 
@@ -92,7 +92,7 @@ def test_a_memory_that_cannot_be_saved_is_named(tmp_path):
 @pytest.mark.parametrize("value", [torch.ones(1), {1}, {"a": b"x"}])
 def test_a_state_that_cannot_be_saved_ends_the_run_with_its_first_upload(value, tmp_path):
     class Odd(Counting):
-        def receive(self, server, upload, flight):
+        def receive(self, server, upload, trip):
             self.state.times["odd"] = value
             return Wait()
 
@@ -103,7 +103,7 @@ def test_a_state_that_cannot_be_saved_ends_the_run_with_its_first_upload(value, 
 
 def test_a_state_that_is_no_dataclass_is_refused(tmp_path):
     class Plain(Counting):
-        def receive(self, server, upload, flight):
+        def receive(self, server, upload, trip):
             self.state = {"n": 1}
             return Wait()
 
@@ -114,8 +114,8 @@ def test_a_state_that_is_no_dataclass_is_refused(tmp_path):
 @pytest.mark.parametrize("value", [torch.ones(1), np.ones(1), {1}, [object()]])
 def test_numbers_that_cannot_be_logged_are_named(value, tmp_path):
     class Telling(Counting):
-        def receive(self, server, upload, flight):
-            return super().receive(server, upload, flight)._replace(numbers={"fine": [1, {"x": "y"}], "q": value})
+        def receive(self, server, upload, trip):
+            return super().receive(server, upload, trip)._replace(numbers={"fine": [1, {"x": "y"}], "q": value})
 
     with pytest.raises(RunError, match=r"^method Telling gave an Aggregate whose numbers\['q'\].* is a .*; take"):
         federation(Telling).run(until=60, out=tmp_path / "a")
@@ -123,8 +123,8 @@ def test_numbers_that_cannot_be_logged_are_named(value, tmp_path):
 
 def test_weights_of_another_type_are_named(tmp_path):
     class Double(Counting):
-        def receive(self, server, upload, flight):
-            given = super().receive(server, upload, flight)
+        def receive(self, server, upload, trip):
+            given = super().receive(server, upload, trip)
             return given._replace(weights=given.weights.astype(np.float64))
 
     with pytest.raises(RunError, match=r"expected \(\d+,\) of float32, not of float64"):
@@ -133,7 +133,7 @@ def test_weights_of_another_type_are_named(tmp_path):
 
 def test_a_method_that_writes_to_the_global_model_is_told_so(tmp_path):
     class Writing(Counting):
-        def receive(self, server, upload, flight):
+        def receive(self, server, upload, trip):
             weights = server.weights
             weights += 1
             return Wait()

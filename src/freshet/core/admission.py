@@ -44,7 +44,7 @@ from freshet.core.saving import unsavable
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
 
 if TYPE_CHECKING:
-    from freshet.core.server import Flight
+    from freshet.core.server import ActiveTrip
 
 
 FLOAT32 = np.dtype(np.float32)
@@ -303,13 +303,18 @@ class Entrance:
     none), ``sends`` names the vectors that come beside the model."""
 
     def __init__(self, method: Method, sends: tuple[str, ...], gate: float | None, defence: Defence | None) -> None:
-        self.method, self.samples, self.layout, self.sends = method, method.world.samples, method.world.layout, sends
-        self.gate = None if gate is None else Proportion(gate, method.world.layout, sends)
+        self.method, self.samples, self.layout, self.sends = (
+            method,
+            method.context.samples,
+            method.context.layout,
+            sends,
+        )
+        self.gate = None if gate is None else Proportion(gate, method.context.layout, sends)
         self.defence = defence
-        self._objects = overrides(type(method), Method, "objection")
+        self._objects = overrides(type(method), Method, "validate_report")
 
     def refusal(
-        self, upload: Upload, device: int, flight: "Flight", base: Vector, fresh: Vector | None
+        self, upload: Upload, device: int, flight: "ActiveTrip", base: Vector, fresh: Vector | None
     ) -> Rejected | None:
         """Why an upload for this flight, whose device was given ``base`` and, if it asked and there was one, ``fresh``,
         does not pass the gates, or None. A model that moved by a finite length is finite: only where that cannot be
@@ -322,7 +327,7 @@ class Entrance:
         finite = gate is not None and all(map(isfinite, moved))
         problem = upload_problem(upload, flight.fresh, layout, self.sends, finite)
         if problem is None and self._objects:
-            problem = self.method.objection(upload, flight)
+            problem = self.method.validate_report(upload, flight)
         if problem is not None:
             return Rejected(problem, device, trip)
         if gate is None:
@@ -333,13 +338,13 @@ class Entrance:
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
 
     def defended(
-        self, defence: Defence, upload: Upload, device: int, flight: "Flight", base: Vector, fresh: Vector | None
+        self, defence: Defence, upload: Upload, device: int, flight: "ActiveTrip", base: Vector, fresh: Vector | None
     ) -> Judgement:
         """What a defence says of an upload that passed the gates."""
         left, problem, notes = defence.judge(upload, flight, base, fresh)
         return Judgement(left, None if problem is None else Rejected(problem, device, flight.trip), notes)
 
-    def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:
+    def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:
         """The round is over: uploads that were held back until now, and what the log should say."""
         return ([], ()) if self.defence is None else self.defence.release()
 

@@ -34,7 +34,7 @@ from freshet.core.events import (
 from freshet.core.making import maker
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.scheduling import Trigger
-from freshet.core.server import Flight, Refused, Server
+from freshet.core.server import ActiveTrip, Refused, Server
 from freshet.core.stopping import Deadline, DivergenceMonitor, Rounds, StallDetector
 
 #: Counts that are in every row of metrics.jsonl.
@@ -119,7 +119,7 @@ class Coordinator:
         woken again at this time if it is given a later end."""
         server, woken = self.server, now in self._wakes
         self._wakes.discard(now)
-        late, events = self.deadline.overdue(now, server.flights), list[Event]()
+        late, events = self.deadline.overdue(now, server.active_trips), list[Event]()
         for device, trip in late:
             events += self._counted(server.give_up(device, trip))
         hurry = self._hurried(events)
@@ -169,7 +169,7 @@ class Coordinator:
             fresh = self.server.request(request)
         except Refused as refusal:
             return Effects(self._counted([Rejected(str(refusal))]))
-        base, version = self.server.flights[request.device].base, None if fresh is None else fresh.version
+        base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
         device, trip, slot = request
@@ -182,10 +182,10 @@ class Coordinator:
 
     def merged(self, device: int, trip: int) -> Merged | None:
         """A device has merged the fresh model just now; the numbers follow when they are known."""
-        flight = self.server.flight(device, trip)
+        flight = self.server.active_trip(device, trip)
         return None if flight is None or flight.fresh is None or flight.merged else self._merge(device, flight)
 
-    def _merge(self, device: int, flight: Flight) -> Merged:
+    def _merge(self, device: int, flight: ActiveTrip) -> Merged:
         assert flight.fresh is not None and flight.slot is not None
         flight.merged = True
         self.counts.merges += 1
@@ -198,7 +198,7 @@ class Coordinator:
     def arrived(self, now: float, device: int, trip: int, look: Callable[[], Upload]) -> Effects:
         """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
         server, counts = self.server, self.counts
-        flight, version = server.flight(device, trip), server.version
+        flight, version = server.active_trip(device, trip), server.version
         if flight is None:
             return Effects(self._counted([server.unknown(device, trip)]))
         decided, upload = server.arrival(device, flight, look)
@@ -233,7 +233,7 @@ class Coordinator:
         hurry = self.server.take_urgent()
         for device in hurry:
             self.counts.bytes_down += CONTROL_BYTES
-            events.append(Hurried(device, self.server.flights[device].trip))
+            events.append(Hurried(device, self.server.active_trips[device].trip))
         return hurry
 
     def _counted(self, events: list[Event]) -> list[Event]:
@@ -268,7 +268,7 @@ class Coordinator:
             "virtual_time": now,
             "rounds": self.server.rounds,
             "diverged": self.watch.diverged,
-            "stalled": self.pulse.stalled(now, len(self.server.flights)),
+            "stalled": self.pulse.stalled(now, len(self.server.active_trips)),
             "versions": self.server.version,
             "trips": counts.trips,
             "requests": counts.requests,

@@ -46,7 +46,7 @@ from freshet.core.method import Options
 from freshet.core.vectors import Vector, combine, distance, dot, is_finite, mix, norm
 
 if TYPE_CHECKING:
-    from freshet.core.server import Flight
+    from freshet.core.server import ActiveTrip
 
 #: Uploads that another is held against, and of how many the figures must be known.
 WINDOW = 32
@@ -107,9 +107,9 @@ class Defence:
         self.options, self.layout = options, layout
         self.factor = options.factor or DEFAULT_FACTORS.get(options.rule, 1.0)
         self.seen = Seen()
-        self._held: list[tuple[Upload, Flight, Vector]] = []
+        self._held: list[tuple[Upload, ActiveTrip, Vector]] = []
 
-    def judge(self, upload: Upload, flight: "Flight", base: Vector, fresh: Vector | None = None) -> Judged:
+    def judge(self, upload: Upload, flight: "ActiveTrip", base: Vector, fresh: Vector | None = None) -> Judged:
         """What becomes of an upload that passed the gates, whose device was given ``base`` and, if it asked and there
         was one, ``fresh``."""
         start = start_of(upload, base, fresh)
@@ -136,7 +136,7 @@ class Defence:
             return Judged(upload, f"goes against other uploads (median cosine {agreement:.4g} < {least:.4g})", notes)
         return Judged(upload if share == 1.0 else shortened(upload, start, share, self.layout), None, notes)
 
-    def release(self) -> tuple[list[tuple[Upload, "Flight"]], tuple[Noted, ...]]:
+    def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:
         """The round is over: its uploads that are kept, in the order of their arrival, and a note."""
         held, self._held = self._held, []
         if not held:
@@ -157,10 +157,10 @@ class Defence:
 
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``."""
-        from freshet.core.server import Flight
+        from freshet.core.server import ActiveTrip
 
         saving.restore(self.seen, tree["seen"])
-        self._held = [(_upload(up), Flight(**flight), np.array(step)) for up, flight, step in tree["held"]]
+        self._held = [(_upload(up), ActiveTrip(**flight), np.array(step)) for up, flight, step in tree["held"]]
 
 
 def _upload(saved: Sequence[Any]) -> Upload:

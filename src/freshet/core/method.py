@@ -5,14 +5,14 @@ A new method is one file in ``freshet/methods`` with a subclass of ``Method``; s
 Turning a validation error into one sentence that names the key and what is allowed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.config import JsonDict
 
 from freshet.core.about import About
@@ -26,11 +26,13 @@ from freshet.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from freshet.core.server import Flight, Server
+    from freshet.core.server import ActiveTrip, Server
 
 
 #: What a device remembers between its trips: numbers and arrays by name.
 Memory = dict[str, Any]
+#: ``{(option, value): {other option: its default}}``.
+ConditionalDefaults = Mapping[tuple[str, str], Mapping[str, Any]]
 #: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
 #: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
 ASIDE: JsonDict = {"decides": False}
@@ -41,9 +43,26 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
+    #: Defaults that depend on the value of another option.
+    conditional_defaults: ClassVar[ConditionalDefaults] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_conditional_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        applicable: dict[str, Any] = {}
+        for (key, value), defaults in cls.conditional_defaults.items():
+            applicable |= defaults if given.get(key) == value else {}
+        return applicable | given
+
+    def with_derived(self, context: "MethodContext") -> Self:
+        """Fill in the options that follow from the run. They are written to its config.toml."""
+        return self
+
 
 @dataclass(frozen=True)
-class World:
+class MethodContext:
     """What a method may know of the federation it runs in."""
 
     devices: int
@@ -239,9 +258,9 @@ class Method:
     #: All that changes while the method runs, as one dataclass: it is saved and resumed by its annotations.
     state: Any = None
 
-    def __init__(self, options: Any, world: World) -> None:
+    def __init__(self, options: Any, context: MethodContext) -> None:
         self.options = options
-        self.world = world
+        self.context = context
 
     @classmethod
     def marks(cls) -> dict[str, str]:
@@ -253,19 +272,14 @@ class Method:
         """Raise a ``ConfigError`` for options that are fine by themselves but do not go with the rest of the run."""
 
     @classmethod
-    def settled(cls, options: Any, world: World) -> Any:
-        """The options with those filled in that were left to follow from the run; they go to its config.toml."""
-        return options
-
-    @classmethod
     def rule(cls, options: Any) -> LocalRule:
         """The device's part."""
         return LocalRule()
 
     def epochs(self, server: "Server", device: int) -> int:
         """Local epochs for the trip that is about to start."""
-        own = self.world.own_epochs
-        return self.world.epochs if own is None else int(own[device])
+        own = self.context.own_epochs
+        return self.context.epochs if own is None else int(own[device])
 
     def instruct(self, server: "Server", device: int) -> dict[str, Number]:
         """Numbers that go down to the device with the model."""
@@ -275,15 +289,15 @@ class Method:
         """Vectors by name that go down to the device with the model."""
         return NO_VECTORS
 
-    def prejudge(self, server: "Server", flight: "Flight") -> Discard | None:
+    def discard_early(self, server: "Server", flight: "ActiveTrip") -> Discard | None:
         """A reason to discard the upload of this flight whatever it contains (it need not even be computed)."""
         return None
 
-    def objection(self, upload: Upload, flight: "Flight") -> str | None:
+    def validate_report(self, upload: Upload, flight: "ActiveTrip") -> str | None:
         """A reason to reject what the device reports, or None; the report comes from outside and is not trusted."""
         return None
 
-    def receive(self, server: "Server", upload: Upload, flight: "Flight") -> Verdict:
+    def receive(self, server: "Server", upload: Upload, flight: "ActiveTrip") -> Verdict:
         """An upload that passed the gates has arrived."""
         raise NotImplementedError(f"{type(self).__name__} has no receive()")
 
@@ -299,11 +313,11 @@ class Method:
         """The model that is tested and handed to the user (usually what is sent down)."""
         return server.weights
 
-    def opening(self) -> list[str]:
+    def notices(self) -> list[str]:
         """Sentences that a user should read before the run."""
         return []
 
-    def closing(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Numbers of the method's own for the summary."""
         return {}
 

@@ -43,7 +43,7 @@ class Trigger:
     def wanted(self, server: "Server") -> int:
         """How many devices should start now (if so many are idle)."""
         if self.kind == "rounds":
-            return 0 if server.flights else self.per_round
+            return 0 if server.active_trips else self.per_round
         free = self.in_flight - server.busy
         if free <= 0:
             return 0

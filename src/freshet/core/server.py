@@ -14,7 +14,7 @@ from freshet.core.compression import Links
 from freshet.core.defence import Defence
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected, make_aggregated
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload, make_assignment, make_fresh
-from freshet.core.method import Aggregate, Discard, Method, Reject, Verdict, Wait, World, overrides
+from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
 from freshet.core.scheduling import Selection, View, selector
 from freshet.core.stopping import GIVEN_UP
 from freshet.core.vectors import Vector, distance
@@ -30,7 +30,7 @@ Schedule = Callable[[int], float]
 
 
 @dataclass(slots=True)
-class Flight:
+class ActiveTrip:
     """What the server remembers of a device that is training."""
 
     trip: int
@@ -55,7 +55,7 @@ class Server:
     def __init__(
         self,
         method: Method,
-        world: World,
+        context: MethodContext,
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
@@ -65,29 +65,29 @@ class Server:
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
-        self.world = world
+        self.context = context
         self.store = VersionStore(weights)
         self.schedule = schedule
-        self.flights: dict[int, Flight] = {}
+        self.active_trips: dict[int, ActiveTrip] = {}
         self.waiting: set[int] = set()
         #: Devices whose trips were given up and that were not heard of since.
         self.away: dict[int, int] = {}
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
-        self.selector = selector(selection, world.seed, world.samples)
+        self.selector = selector(selection, context.seed, context.samples)
         self.rule = method.rule(method.options)
-        numbers = world.layout.size + len(self.rule.sends) * world.layout.learnable
+        numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
         self.entrance = Entrance(method, self.rule.sends, gate, defence)
         #: How models travel, where it is not as they are.
         self.links = links
         if links is not None:
-            self.upload_bytes += links.sizes()[1] - admission.FLOAT32.itemsize * world.layout.size
+            self.upload_bytes += links.sizes()[1] - admission.FLOAT32.itemsize * context.layout.size
         #: What the method has of its own; the rest need not be asked.
-        self._prejudges, self._instructs, self._adds = (
-            overrides(type(method), Method, name) for name in ("prejudge", "instruct", "vectors")
+        self._discards_early, self._instructs, self._adds = (
+            overrides(type(method), Method, name) for name in ("discard_early", "instruct", "vectors")
         )
         self._buffers = method.about.replaces == "aggregation"
         self._first = True
@@ -111,16 +111,16 @@ class Server:
     @property
     def busy(self) -> int:
         """Devices that cannot be triggered: training, or waiting for a buffered aggregation."""
-        return len(self.flights) + len(self.waiting)
+        return len(self.active_trips) + len(self.waiting)
 
-    def staleness(self, flight: Flight) -> int:
+    def staleness(self, flight: ActiveTrip) -> int:
         """``s = t - o + 1``: a fresh upload has staleness 1. The only place where it is counted."""
         return self.store.current - flight.base + 1
 
     @property
     def rounds(self) -> int:
         """Rounds that are over; of an asynchronous method, consumed uploads in units of one round's worth."""
-        return self.round - bool(self.flights) if self.synchronous else self.consumed // self.world.per_round
+        return self.round - bool(self.active_trips) if self.synchronous else self.consumed // self.context.per_round
 
     def learning_rate(self) -> float:
         """That of a trip which starts now: the schedule's after the rounds that are over."""
@@ -130,7 +130,7 @@ class Server:
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
         """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
-        flights, waiting, away = self.flights, self.waiting, self.away
+        flights, waiting, away = self.active_trips, self.waiting, self.away
 
         def free(device: int) -> bool:
             return device not in flights and device not in waiting and device not in away and available(device)
@@ -138,7 +138,7 @@ class Server:
         return self.selector.select(count, free, self._look)
 
     def _look(self, rng: np.random.Generator) -> View:
-        return View(self.version, self.rounds, self.world.samples, self.trips, rng)
+        return View(self.version, self.rounds, self.context.samples, self.trips, rng)
 
     @property
     def draws(self) -> int:
@@ -153,17 +153,17 @@ class Server:
         """Send the current model to these devices. For a synchronous method this opens a round."""
         lr = self.learning_rate()
         if self.synchronous:
-            if self.flights:
+            if self.active_trips:
                 raise ValueError("a round is still open")
             self.round += 1
-        method, links, trips, flights = self.method, self.links, self.trips, self.flights
+        method, links, trips, flights = self.method, self.links, self.trips, self.active_trips
         instructs, adds = self._instructs, self._adds
         version, age, assignments = self.store.current, self.age, list[Assignment]()
         weights = self.store.hold(version, len(devices))
         for device in devices:
             trip = trips[device] = trips.get(device, 0) + 1
             epochs = method.epochs(self, device)
-            flights[device] = Flight(trip, version, age, epochs, lr)
+            flights[device] = ActiveTrip(trip, version, age, epochs, lr)
             instruction = method.instruct(self, device) if instructs else {}
             vectors = method.vectors(self, device) if adds else NO_VECTORS
             assignment = make_assignment((device, trip, version, age, weights, epochs, lr, instruction, vectors, 0))
@@ -175,14 +175,14 @@ class Server:
         self.round += 1
         return self._after_landing()
 
-    def flight(self, device: int, trip: int) -> Flight | None:
+    def active_trip(self, device: int, trip: int) -> ActiveTrip | None:
         """The flight of this trip, None when there is no such trip in flight (the question may come from anybody)."""
-        flight = self.flights.get(device) if type(device) is int else None
+        flight = self.active_trips.get(device) if type(device) is int else None
         return flight if flight is not None and flight.trip == trip else None
 
     def request(self, request: Request) -> Fresh | None:
         """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""
-        flight = self.flight(request.device, request.trip)
+        flight = self.active_trip(request.device, request.trip)
         if flight is None:
             raise Refused(NO_TRIP)
         slot = request.slot
@@ -202,7 +202,7 @@ class Server:
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
-        flight = self.flight(upload.device, upload.trip)
+        flight = self.active_trip(upload.device, upload.trip)
         if flight is None:
             return [self.unknown(upload.device, upload.trip)]
         return self.arrival(upload.device, flight, lambda: upload)[0]
@@ -213,12 +213,12 @@ class Server:
         known = type(device) is int and type(trip) is int
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
-    def arrival(self, device: int, flight: Flight, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+    def arrival(self, device: int, flight: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
         """An upload is there: what needs no look inside, then the gates, then the method's rule.
 
         Gives what became of it, and the upload if it was looked at.
         """
-        unseen = self.method.prejudge(self, flight) if self._prejudges else None
+        unseen = self.method.discard_early(self, flight) if self._discards_early else None
         if unseen is not None:
             events = self._apply(unseen, device, flight)
             self._land(device)
@@ -238,11 +238,11 @@ class Server:
             self._land(device)
             events += self._forget(device)
         events += notes
-        if self.synchronous and not self.flights:
+        if self.synchronous and not self.active_trips:
             events += self._after_landing()
         return events, upload
 
-    def _receive(self, upload: Upload, flight: Flight) -> list[Event]:
+    def _receive(self, upload: Upload, flight: ActiveTrip) -> list[Event]:
         """The method's rule on an upload that is let in."""
         verdict = self._first_verdict(upload, flight) if self._first else self.method.receive(self, upload, flight)
         if isinstance(verdict, Wait):
@@ -256,7 +256,7 @@ class Server:
         self.consumed += isinstance(events[0], Aggregated)
         return events
 
-    def _first_verdict(self, upload: Upload, flight: Flight) -> Verdict:
+    def _first_verdict(self, upload: Upload, flight: ActiveTrip) -> Verdict:
         """As every other; what a method from elsewhere gets wrong is better said now than at the run's end."""
         self._first, weights = False, self.store.weights
         before = weights.tobytes()
@@ -269,11 +269,11 @@ class Server:
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon; each is named once."""
         urgent, self.urgent = self.urgent, []
-        return [device for device in urgent if device in self.flights]
+        return [device for device in urgent if device in self.active_trips]
 
     def lost(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
-        if self.flight(device, trip) is None:
+        if self.active_trip(device, trip) is None:
             self.heard(device, trip)
             return []
         self._land(device)
@@ -299,7 +299,7 @@ class Server:
         return {
             "store": [list(item) for item in self.store.items()],
             "current": self.store.current,
-            "flights": {str(device): saving.dump(flight) for device, flight in self.flights.items()},
+            "flights": {str(device): saving.dump(flight) for device, flight in self.active_trips.items()},
             "waiting": sorted(self.waiting),
             "away": {str(device): trip for device, trip in self.away.items()},
             "trips": {str(device): count for device, count in self.trips.items()},
@@ -314,10 +314,10 @@ class Server:
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``; raises ``ValueError`` for models of another size."""
         held = [(version, np.array(weights), holders) for version, weights, holders in tree["store"]]
-        if not all(w.shape == (self.world.layout.size,) and w.dtype == admission.FLOAT32 for _, w, _ in held):
-            raise ValueError(f"its models are not of {self.world.layout.size} numbers")
+        if not all(w.shape == (self.context.layout.size,) and w.dtype == admission.FLOAT32 for _, w, _ in held):
+            raise ValueError(f"its models are not of {self.context.layout.size} numbers")
         self.store = VersionStore.restore(held, tree["current"])
-        self.flights = {int(device): Flight(**flight) for device, flight in tree["flights"].items()}
+        self.active_trips = {int(device): ActiveTrip(**flight) for device, flight in tree["flights"].items()}
         self.waiting = set(tree["waiting"])
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
@@ -329,7 +329,7 @@ class Server:
 
     # ---- inside
 
-    def _apply(self, verdict: Verdict, device: int | None, flight: Flight | None) -> list[Event]:
+    def _apply(self, verdict: Verdict, device: int | None, flight: ActiveTrip | None) -> list[Event]:
         """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
         trip = None if flight is None else flight.trip
         if not isinstance(verdict, Aggregate):
@@ -344,10 +344,10 @@ class Server:
                 return [Rejected(verdict.reason, device, trip)]
             answer = " ".join(repr(verdict).split())[:80]
             raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
-        problem = admission.aggregate_problem(verdict, self.world.layout.size)
+        problem = admission.aggregate_problem(verdict, self.context.layout.size)
         if problem is not None:  # a method from elsewhere that does not keep to its side is told so in one sentence
             raise RunError(f"{self._name} gave an Aggregate whose {problem}")
-        n, length = self.world.layout.learnable, verdict.length
+        n, length = self.context.layout.learnable, verdict.length
         if length is None:
             new, old = verdict.weights, self.store.weights
             length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
@@ -380,13 +380,13 @@ class Server:
         return [] if verdict is None else self._apply(verdict, None, None)
 
     def _land(self, device: int) -> None:
-        flight = self.flights.pop(device)
+        flight = self.active_trips.pop(device)
         self.store.release(flight.base)
         if flight.fresh is not None:
             self.store.release(flight.fresh)
 
     def _after_landing(self) -> list[Event]:
-        if not self.synchronous or self.flights:
+        if not self.synchronous or self.active_trips:
             return []
         events: list[Event] = []
         kept, notes = self.entrance.release()

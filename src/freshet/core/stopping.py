@@ -13,7 +13,7 @@ from freshet.core.saving import Tree
 from freshet.errors import RunError
 
 if TYPE_CHECKING:
-    from freshet.core.server import Flight, Server
+    from freshet.core.server import ActiveTrip, Server
 
 
 #: A test loss so many times the first one has diverged.
@@ -138,7 +138,7 @@ class Deadline:
         if self.seconds:
             self.trips.append((now + self.seconds, device, trip))
 
-    def overdue(self, now: float, flights: "Mapping[int, Flight]") -> list[tuple[int, int]]:
+    def overdue(self, now: float, flights: "Mapping[int, ActiveTrip]") -> list[tuple[int, int]]:
         """Trips to give up: their time is over and they are still in flight."""
         if self.look is not None and self.look <= now:
             self.look = None
@@ -163,7 +163,7 @@ class Deadline:
         self.look, self.trips = tree["look"], deque((due, device, trip) for due, device, trip in tree["trips"])
 
 
-def _flies(entry: tuple[float, int, int], flights: "Mapping[int, Flight]") -> bool:
+def _flies(entry: tuple[float, int, int], flights: "Mapping[int, ActiveTrip]") -> bool:
     flight = flights.get(entry[1])
     return flight is not None and flight.trip == entry[2]
 

@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class GridWorld:
+class Scenario:
     """What all methods of one comparison share: a cell of the paper, or settings, or both."""
 
     name: str = ""
@@ -48,7 +48,7 @@ class GridWorld:
 
 
 @dataclass(frozen=True)
-class Request:
+class UserSettings:
     """What a user asks for besides the grid: a config file, results of tuning, single settings (later ones win)."""
 
     tables: Tables = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Made:
+class Recipe:
     """What a federation from Python is made of, and how to build it again, under a configuration."""
 
     build: Callable[[Config], Any]
@@ -69,20 +69,20 @@ class Made:
 class Job:
     """One run of the grid; ``made`` if its federation comes from Python and is more than its configuration says."""
 
-    world: GridWorld
+    scenario: Scenario
     entry: Entry
     seed: int
     config: Config
-    made: Made | None = field(default=None, compare=False)
+    recipe: Recipe | None = field(default=None, compare=False)
 
     @cached_property
     def key(self) -> str:
-        return run_key(self.config, {} if self.made is None else self.made.hashes)
+        return run_key(self.config, {} if self.recipe is None else self.recipe.hashes)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of its model on the wire."""
-        return model_bytes(self.config) if self.made is None else self.made.model_bytes
+        return model_bytes(self.config) if self.recipe is None else self.recipe.model_bytes
 
 
 def run_key(config: Config, hashes: Mapping[str, str] | None = None) -> str:
@@ -102,14 +102,14 @@ def run_key(config: Config, hashes: Mapping[str, str] | None = None) -> str:
 
 def parse_entries(text: str) -> list[Entry]:
     """``fedasmu,fedasync@alpha=0.4``: methods separated by commas, each perhaps with options of its own."""
-    return checked_entries([_entry(part.strip()) for part in text.split(",") if part.strip()])
+    return check_entries([_entry(part.strip()) for part in text.split(",") if part.strip()])
 
 
 def as_entries(methods: Methods) -> list[Entry]:
     """Methods as Python has them: words as above, classes, or tables of a name or class and options."""
     if isinstance(methods, str):
         return parse_entries(methods)
-    return checked_entries([_given(each) for each in methods])
+    return check_entries([_given(each) for each in methods])
 
 
 def _given(method: str | type | Mapping[str, Any]) -> Entry:
@@ -118,7 +118,7 @@ def _given(method: str | type | Mapping[str, Any]) -> Entry:
     return _tabled(method if isinstance(method, Mapping) else {"name": method})
 
 
-def checked_entries(entries: list[Entry]) -> list[Entry]:
+def check_entries(entries: list[Entry]) -> list[Entry]:
     """The same entries; raises if there are none, or two of one label."""
     if not entries:
         raise ConfigError("--methods", "give at least one method (see `freshet methods`)")
@@ -162,11 +162,11 @@ def parse_seeds(text: str) -> list[int]:
 def expand(
     entries: Sequence[Entry],
     seeds: Sequence[int],
-    request: Request | None = None,
-    worlds: Sequence[GridWorld] = (GridWorld(),),
+    request: UserSettings | None = None,
+    worlds: Sequence[Scenario] = (Scenario(),),
 ) -> list[Job]:
     """Every run of the grid, world by world and in each seed by seed, so that early results cover all methods."""
-    request = request or Request()
+    request = request or UserSettings()
     check_settings(request.settings, entries)
     jobs = [
         Job(world, entry, seed, resolve(_seeded(tables, seed)))
@@ -179,7 +179,7 @@ def expand(
     return jobs
 
 
-def tables_for(entry: Entry, world: GridWorld, request: Request) -> dict[str, dict[str, Any]]:
+def tables_for(entry: Entry, world: Scenario, request: UserSettings) -> dict[str, dict[str, Any]]:
     """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options.
 
     Only then, with the fleet known, follows the length of a cell's run.
@@ -238,10 +238,9 @@ def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
     found, preset = find(method)
     switches = {key for variant in found.about.variants.values() for key in variant}
     theirs = {**find(name)[1], **table}
-    following = getattr(found.Options, "following", {})
     differing = [
         defaults
-        for (switch, value), defaults in following.items()
+        for (switch, value), defaults in found.Options.conditional_defaults.items()
         if switch in switches and (theirs.get(switch) == value) != (preset.get(switch) == value)
     ]
     return switches.union(*differing)
@@ -302,7 +301,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
     first: dict[tuple[str, int], Job] = {}
     triggers: dict[tuple[str, str], Job] = {}
     for job in jobs:
-        other = first.setdefault((job.world.name, job.seed), job)
+        other = first.setdefault((job.scenario.name, job.seed), job)
         mine, theirs = shared(job.config), shared(other.config)
         for section, values in mine.items():
             for key, value in values.items():
@@ -313,17 +312,17 @@ def check_fair(jobs: Iterable[Job]) -> None:
                     raise ConfigError(f"{section}.{key}", problem)
         _check_same_world(job, other)
         kind = find(job.entry.method)[0].about.kind
-        peer = triggers.setdefault((job.world.name, kind), job)
+        peer = triggers.setdefault((job.scenario.name, kind), job)
         if job.config.run.trigger != peer.config.run.trigger:
             raise ConfigError("run.trigger", f"differs between {peer.entry.label} and {job.entry.label}")
 
 
 def _check_same_world(job: Job, other: Job) -> None:
     """Federations from Python must have the same data, shards and fleet; their models may differ (MOON has a head)."""
-    if job.made is None or other.made is None:
+    if job.recipe is None or other.recipe is None:
         return
     for part in ("data", "shards", "fleet"):
-        if job.made.hashes[part] != other.made.hashes[part]:
+        if job.recipe.hashes[part] != other.recipe.hashes[part]:
             problem = f"gives other {part} to {job.entry.label} than to {other.entry.label} for seed {job.seed}"
             raise ConfigError("make", f"{problem}; all methods of a comparison need the same")
 

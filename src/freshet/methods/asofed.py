@@ -12,24 +12,24 @@ between trips (zero at first)::
 
 Server, N the samples of *all* devices: ``w <- w + n_k / N (u_k - w^b)``.
 
-Decisions of ours [D], where the paper leaves several readings: ``variant = "S"`` runs the recursion at every
-mini-batch, "R" trains on s_k first and applies it once to ``g = w^b - u`` with eta = 1; z uses the old H_k (its
-Algorithm 2); weight decay is a part of f_k and so of g (only then do S and R agree on one full batch), momentum acts
-on ``r_k z``; n_k does not grow. Buffers mix with n_k / N. ``feature_step`` is the paper's Eqs. 5-6 on the first layer,
-rows scaled by their softmax of |A|: off by default, which is the paper's own ablation ASO-Fed(-F); taken literally it
-destroys a convolution within three arrivals (a check, not a setting to use).
+The paper allows several readings. Decisions [D]: ``variant = "S"`` runs the recursion at every mini-batch. "R" trains
+on s_k first and applies the recursion once to ``g = w^b - u`` with eta = 1. z uses the old H_k (Algorithm 2). Weight
+decay is part of f_k and so of g; only then do S and R agree on one full batch. Momentum acts on ``r_k z``. n_k does not
+grow. Buffers mix with n_k / N. ``feature_step`` is the paper's Eqs. 5-6 on the first layer: rows are scaled by their
+softmax of |A|. It is off by default, which is the paper's own ablation ASO-Fed(-F). Taken literally it destroys a
+convolution within three arrivals, so use it for checks only.
 
-**The unit D of the delay [D].** The paper writes ``log d_k`` and no unit, with delays of 10-100 s and a rate of 0.001.
-A logarithm of plain seconds multiplies *every* rate by 2.3-4.6 and changes when the clock's unit does; at the common
-rate of 0.1 the model then diverges. r_k is there so that a device that is heard less often than others counts as much:
-what matters is how slow it is beside them. So D is the trip of the fleet's fastest device (trigger to upload, written
-to config.toml), r_k = 1 for devices up to e times slower, and rescaling all times changes nothing. ``delay_unit = 1``
-are plain seconds.
+**The unit D of the delay [D].** The paper writes ``log d_k`` without a unit, with delays of 10-100 s and a rate of
+0.001. A logarithm of plain seconds multiplies *every* rate by 2.3-4.6 and changes with the clock's unit; at the common
+rate of 0.1 the model then diverges. The purpose of r_k is that a device that reports less often counts as much as the
+others. What matters is how slow it is relative to them. So D is the trip of the fleet's fastest device (trigger to
+upload, written to config.toml). r_k = 1 for devices up to e times slower, and rescaling all times changes nothing.
+``delay_unit = 1`` gives plain seconds.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,8 @@ from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Contribution, Event, Triggered, Uploaded
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Local, LocalRule, Method, Options, Verdict, World
-from freshet.core.server import Flight, Server
+from freshet.core.method import Aggregate, Local, LocalRule, Method, MethodContext, Options, Verdict
+from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, mix
 from freshet.methods._shared.proximal import Proximal, drift
 
@@ -56,6 +56,12 @@ class ASOFedOptions(Options):
     )
     variant: Literal["S", "R"] = Field("S", description="recursion at every step (S) or once per trip (R)")
     feature_step: bool = Field(False, description="rescale the first layer at every arrival (destroys a CNN)")
+
+    def with_derived(self, context: MethodContext) -> Self:
+        """Set D from the fleet's fastest device."""
+        if self.delay_unit is not None or not context.fastest:
+            return self
+        return self.model_copy(update={"delay_unit": context.fastest})
 
 
 class ASOFed(Method):
@@ -77,29 +83,23 @@ class ASOFed(Method):
     options: ASOFedOptions
 
     @classmethod
-    def settled(cls, options: ASOFedOptions, world: World) -> ASOFedOptions:
-        if options.delay_unit is not None or not world.fastest:
-            return options
-        return options.model_copy(update={"delay_unit": world.fastest})
-
-    @classmethod
     def rule(cls, options: ASOFedOptions) -> LocalRule:
         o, unit = options, unit_of(options)
         return StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
 
-    def objection(self, upload: Upload, flight: Flight) -> str | None:
+    def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
         return None if {"r", "seconds"} <= upload.report.keys() else "does not report its r and its seconds"
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        samples, total = int(self.world.samples[upload.device]), int(self.world.samples.sum())
-        layout, w, u, base = self.world.layout, server.weights, upload.weights, server.store.get(flight.base)
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        samples, total = int(self.context.samples[upload.device]), int(self.context.samples.sum())
+        layout, w, u, base = self.context.layout, server.weights, upload.weights, server.store.get(trip.base)
         n, share = layout.learnable, samples / total
         new = mix(w, u, share)
         combine([(1.0, w[:n]), (share, u[:n]), (-share, base[:n])], out=new[:n])
         layout.max_counters(new, w, u)
         if self.options.feature_step:
             scale_first_layer(layout, new)
-        part = Contribution(upload.device, flight.base, server.staleness(flight), share)
+        part = Contribution(upload.device, trip.base, server.staleness(trip), share)
         numbers = {"alpha": share, "samples": samples, "total": total}
         return Aggregate(new, (part,), numbers | {name: upload.report[name] for name in ("r", "seconds")})
 

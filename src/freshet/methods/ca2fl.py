@@ -1,21 +1,21 @@
-"""CA2FL: a buffer of M uploads, calibrated with the last update of every device, those that are absent included.
+"""CA2FL: a buffer of M uploads, calibrated with the last update of every device, including absent ones.
 
 Y. Wang, Y. Cao, J. Wu, R. Chen, J. Chen, "Tackling the Data Heterogeneity in Asynchronous Federated Learning with
 Cached Update Calibration", ICLR 2024.
 
 An arrival from base ``x_{t-tau}`` brings ``Delta^i = u - x_{t-tau}``. The server keeps each device's last one, h^i
-(zero until it has one), and their mean over all n devices, ``h_t = 1/n sum_i h_t^i``. At the M-th arrival, S_t the
+(zero before the first), and their mean over all n devices, ``h_t = 1/n sum_i h_t^i``. At the M-th arrival, S_t the
 buffer::
 
     v_t = h_t + 1/M sum_{S_t} (Delta^i - h_t^i)      x_{t+1} = x_t + eta v_t      h_{t+1}^i = Delta^i for i in S_t
 
-With nothing in the cache this is FedBuff without its discount: staleness has no weight of its own here.
+With an empty cache this is FedBuff without its discount: staleness alone does not change a weight.
 
-Decisions of ours [D]: a device that is twice in a buffer is calibrated by the h_t^i of before that buffer both times,
-and its newest update is kept (a public implementation calibrates the second by the first). Updates enter the cache
-with the step that they are part of: one that is refused, lost, in a buffer that was never full, or in a step that would
-not have been finite leaves nothing there. Buffers of the network become the plain mean over the M devices. Defaults M
-= 10, eta = 1. The cache is one model per device in the server's memory; a run that needs more than 1 GiB says so.
+Decisions [D]: a device that is twice in a buffer is calibrated both times by the h_t^i from before that buffer, and its
+newest update is kept (a public implementation calibrates the second by the first). Updates enter the cache with the
+step that they are part of. Updates that are refused, lost, in a buffer that never filled, or in a step that is not
+finite leave no trace. Buffers of the network become the plain mean over the M devices. Defaults M = 10, eta = 1. The
+cache is one model per device in the server's memory; a run that needs more than 1 GiB says so.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, Options, Reject, Verdict, Wait, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, distance
 from freshet.methods._shared.buffers import Sums, Wide, empty
 
@@ -66,25 +66,25 @@ class CA2FL(Method):
     options: CA2FLOptions
     state: Cache
 
-    def __init__(self, options: CA2FLOptions, world: World) -> None:
-        super().__init__(options, world)
-        self.state = Cache(Sums(*empty(world.layout)), np.zeros(world.layout.learnable))
+    def __init__(self, options: CA2FLOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        self.state = Cache(Sums(*empty(context.layout)), np.zeros(context.layout.learnable))
 
-    def opening(self) -> list[str]:
-        size = 4 * self.world.layout.learnable * self.world.devices / 2**30
+    def notices(self) -> list[str]:
+        size = 4 * self.context.layout.learnable * self.context.devices / 2**30
         return [f"CA2FL keeps an update of each device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        layout, u, state, device = self.world.layout, upload.weights, self.state, upload.device
-        delta = u[: layout.learnable].astype(np.float64) - server.store.get(flight.base)[: layout.learnable]
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        layout, u, state, device = self.context.layout, upload.weights, self.state, upload.device
+        delta = u[: layout.learnable].astype(np.float64) - server.store.get(trip.base)[: layout.learnable]
         calibrated = delta - state.h_i[device] if device in state.h_i else delta
-        state.buffer.add(layout, calibrated, u, device, flight.base, server.staleness(flight))
+        state.buffer.add(layout, calibrated, u, device, trip.base, server.staleness(trip))
         with np.errstate(over="ignore"):  # then the step is not finite, and is refused
             state.pending[device] = delta.astype(np.float32)
         return self._step(server) if len(state.buffer.arrived) == self.options.M else Wait()
 
     def _step(self, server: Server) -> Verdict:
-        o, state, x, layout = self.options, self.state, server.weights, self.world.layout
+        o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer, pending = layout.learnable, state.buffer, state.pending
         state.buffer, state.pending = Sums(*empty(layout)), {}
         v = state.h + buffer.B / o.M
@@ -104,7 +104,7 @@ class CA2FL(Method):
         for device in sorted(pending):
             before = state.h_i.get(device)
             change = pending[device].astype(np.float64)
-            state.h += (change if before is None else change - before) / self.world.devices
+            state.h += (change if before is None else change - before) / self.context.devices
             state.h_i[device] = pending[device]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""FADAS: a buffer of M uploads is a gradient for AMSGrad on the server, whose rate falls where uploads are late.
+"""FADAS: a buffer of M uploads is a gradient for AMSGrad on the server; the rate falls when uploads are late.
 
 Y. Wang, S. Wang, S. Lu, J. Chen, "FADAS: Towards Federated Adaptive Asynchronous Optimization", ICML 2024.
 
@@ -8,17 +8,16 @@ An arrival from base ``x_{t-tau}`` brings ``Delta^i = u - x_{t-tau}``; tau = s -
     v <- beta2 v + (1 - beta2) Delta_t^2            vhat <- max(vhat, v)
     x <- x + eta_t m / (sqrt(vhat) + eps)           m = v = vhat = 0 at first, no bias correction
 
-With tau_max the largest tau in the buffer, eta_t = eta up to ``tau_max = tau_c`` and beyond it::
+With tau_max the largest tau in the buffer, eta_t = eta up to ``tau_max = tau_c``. Beyond that::
 
     delay = "scale"   eta / tau_max           (the authors' code)
-    delay = "cap"     min(eta, 1 / tau_max)   (as printed: a rate of 0.01 is touched only by a tau beyond 100)
+    delay = "cap"     min(eta, 1 / tau_max)   (as printed: only a tau beyond 100 changes a rate of 0.01)
     delay = "none"    eta                     (FADAS without delay adaptation)
 
-Decisions of ours [D]: "scale" is the default, since a cap that never holds adapts nothing; no bias correction, as
-printed (the authors' code has it). beta1 = 0.9, beta2 = 0.99 and eps = 1e-8 are the authors'; eta = 0.01 and tau_c = 3
-are ours (of 0.03 and 0.01 the better one in a few runs on the digits), M = 10 as in FedBuff here. Samples do not
-count. Buffers of the network become the plain mean over the M devices. A step that would not be finite changes neither
-m nor v nor vhat.
+Decisions [D]: "scale" is the default, since a cap that never applies adapts nothing. There is no bias correction, as
+printed (the authors' code has it). beta1 = 0.9, beta2 = 0.99 and eps = 1e-8 are the authors'. eta = 0.01 (better than
+0.03 in a few runs on the digits) and tau_c = 3 are ours. M = 10 as in FedBuff here. Samples do not count. Buffers of
+the network become the plain mean over the M devices. A step that is not finite changes neither m nor v nor vhat.
 """
 
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, Options, Reject, Verdict, Wait, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
 from freshet.methods._shared.buffers import Sums, Wide, empty
 
@@ -86,19 +85,19 @@ class FADAS(Method):
     options: FADASOptions
     state: Moments
 
-    def __init__(self, options: FADASOptions, world: World) -> None:
-        super().__init__(options, world)
-        n = world.layout.learnable
-        self.state = Moments(Sums(*empty(world.layout)), np.zeros(n), np.zeros(n), np.zeros(n))
+    def __init__(self, options: FADASOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        n = context.layout.learnable
+        self.state = Moments(Sums(*empty(context.layout)), np.zeros(n), np.zeros(n), np.zeros(n))
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        layout, u, buffer = self.world.layout, upload.weights, self.state.buffer
-        delta = u[: layout.learnable].astype(np.float64) - server.store.get(flight.base)[: layout.learnable]
-        buffer.add(layout, delta, u, upload.device, flight.base, server.staleness(flight))
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        layout, u, buffer = self.context.layout, upload.weights, self.state.buffer
+        delta = u[: layout.learnable].astype(np.float64) - server.store.get(trip.base)[: layout.learnable]
+        buffer.add(layout, delta, u, upload.device, trip.base, server.staleness(trip))
         return self._step(server) if len(buffer.arrived) == self.options.M else Wait()
 
     def _step(self, server: Server) -> Verdict:
-        o, state, x, layout = self.options, self.state, server.weights, self.world.layout
+        o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer = layout.learnable, state.buffer
         state.buffer = Sums(*empty(layout))
         delta = buffer.B / o.M

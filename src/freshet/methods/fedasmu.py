@@ -8,10 +8,10 @@ Server, for an upload ``w_i`` that device i trained from version o while the mod
     w    <- (1 - alpha) w + alpha w_i                        (apply = "mix", the paper's)
     w    <- w + alpha d,  d = w_i - w_o - beta (w_g - w_o)   (apply = "progress", ours: no pull back to an old base)
 
-lambda, sigma, iota descend the loss of the model that the device's previous upload produced, with its gradient
-estimated from this upload: ``g = -d / (eta ((1 - beta) n1 + n2))``, n1 and n2 the steps before and after the merge.
-It is an estimate: the gradient is one device's, summed along its path, and taken at w_o, ``gap`` versions later (E10).
-With p, s_p, xi_p, lambda_p, sigma_p those of that previous upload, ``step`` what it moved the model along::
+lambda, sigma, iota descend the loss of the model that the device's previous upload produced. This upload gives an
+estimate of its gradient: ``g = -d / (eta ((1 - beta) n1 + n2))``, n1 and n2 the steps before and after the merge.
+The gradient is one device's, summed along its path, and taken at w_o, ``gap`` versions later (E10).
+The index p marks the values of that previous upload, made at version p; ``step`` is what it moved the model along::
 
     q = <g, step>      c = mu_alpha / (1 + mu_alpha xi_p)^2      r = 1 / (sqrt(p) s_p^sigma_p)
     lambda -= eta_lambda q c r      sigma += eta_sigma q c r lambda_p ln(s_p)      iota -= eta_iota q c
@@ -21,19 +21,20 @@ Device, at the start of epoch l* with fresh version g > o and ``w_b`` the local 
     phi = gamma / sqrt(g) (1 - upsilon / sqrt(g - o + 1))    beta = mu_beta phi / (1 + mu_beta phi)
     w_a = (1 - beta) w_b + beta w_g
 
-gamma and upsilon descend the mini-batch loss at ``w_a``, whose gradient is h::
+gamma and upsilon descend the mini-batch loss at ``w_a``, with gradient h::
 
     q = <h, w_g - w_b>      c = mu_beta / (1 + mu_beta phi)^2
     gamma -= eta_gamma q c (1 - upsilon / sqrt(g - o + 1)) / sqrt(g)
     upsilon += eta_upsilon q c gamma / (sqrt(g) sqrt(g - o + 1))
 
-The reward ``R = loss(w_b) - loss(w_a)`` teaches the selector of l*: an LSTM for a device's first trip, by REINFORCE,
-and a table H of the device for later ones, which go from slot l by a in {-1, 0, +1} to l'::
+The reward ``R = loss(w_b) - loss(w_a)`` trains the selector of l*. An LSTM selects the slot of a device's first trip
+and learns by REINFORCE. A table H of the device selects later slots, by an action a in {-1, 0, +1} from l to l'::
 
     theta += eta_rl (P / mu) grad log P(l*) (R - b) / std      H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))
 
-b and std are running ones, P / mu the probability of the slot over that with which it was chosen (both 1 when raw).
-``equations = "published"`` keeps the printed forms where they are not the derivatives (errata E1, E2, E4, E6, E13).
+b and std are running values. P / mu is the probability of the slot over that with which it was chosen (std and P / mu
+are 1 when raw). ``equations = "published"`` keeps the printed forms where they are not derivatives (errata E1, E2, E4,
+E6, E13).
 """
 
 import math
@@ -47,8 +48,8 @@ from freshet.core.about import About, Curve, Range
 from freshet.core.admission import overflows
 from freshet.core.events import Contribution, Event, Noted
 from freshet.core.messages import Number, Upload
-from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, Options, Reject, Verdict, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, MethodContext, Options, Reject, Verdict
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import mix
 from freshet.errors import ConfigError
 from freshet.methods.asmu import replay
@@ -142,20 +143,14 @@ class FedASMU(Method):
         if isinstance(slot, int) and not 1 <= slot <= epochs:
             raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
-    @classmethod
-    def settled(cls, options: ASMUOptions, world: World) -> ASMUOptions:
-        if options.controls != "course" or options.span is not None or not world.under_way:
-            return options
-        return options.model_copy(update={"span": world.under_way})
-
-    def __init__(self, options: ASMUOptions, world: World) -> None:
+    def __init__(self, options: ASMUOptions, context: MethodContext) -> None:
         from freshet.methods.asmu.meta import MetaSelector
 
-        super().__init__(options, world)
+        super().__init__(options, context)
         budget = options.control_budget_mb * 2**20
-        steps = StepMemory(options.control_memory, world.layout.learnable, budget, world.seed)
-        learning = (options.eta_rl, options.rho, world.seed, options.advantage, options.epsilon)
-        self.state = ServerState(steps, MetaSelector(world.most_epochs, *learning))
+        steps = StepMemory(options.control_memory, context.layout.learnable, budget, context.seed)
+        learning = (options.eta_rl, options.rho, context.seed, options.advantage, options.epsilon)
+        self.state = ServerState(steps, MetaSelector(context.most_epochs, *learning))
         if options.dynamic_server and options.controls == "course":
             self.state.course = Course(self._first_control())
         if options.meta_from:
@@ -172,36 +167,36 @@ class FedASMU(Method):
         learned = self.options.adaptive_device and self.options.slot == "rl"
         return {"meta_slot": self.state.meta.best(self.epochs(server, device))} if learned else {}
 
-    def prejudge(self, server: Server, flight: Flight) -> Discard | None:
-        return Discard("too stale") if server.staleness(flight) > self.options.tau_max else None
+    def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
+        return Discard("too stale") if server.staleness(trip) > self.options.tau_max else None
 
-    def objection(self, upload: Upload, flight: Flight) -> str | None:
+    def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
         beta, report = upload.merged.get("beta", 0.0), upload.report
         if not 0.0 <= beta < 1.0:
             return f"reports a merge with weight {beta}, which is impossible"
         before = upload.merged.get("n1", -1 if beta else 0)
         if not (isinstance(before, int) and 0 <= before < upload.steps):
             return f"reports a merge after {upload.merged.get('n1')} of {upload.steps} steps, which is impossible"
-        if "reward" in report and (flight.slot is None or report.get("slot") != flight.slot):
-            return f"reports slot {report.get('slot')}, but asked in {flight.slot}"
+        if "reward" in report and (trip.slot is None or report.get("slot") != trip.slot):
+            return f"reports slot {report.get('slot')}, but asked in {trip.slot}"
         if "reward" in report and report["slot"] > self.state.meta.epochs:
             return f"reports slot {report['slot']}, but the meta model has {self.state.meta.epochs}"
         if abs(report.get("reward", 0.0)) > LARGEST_REWARD:
             return f"reports a reward of {report['reward']:g}, which is impossible"
         return None
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         s, w, o, n, state = (
-            server.staleness(flight),
+            server.staleness(trip),
             server.weights,
             self.options,
-            self.world.layout.learnable,
+            self.context.layout.learnable,
             self.state,
         )
         known = state.devices.get(upload.device) or DeviceControl(self._first_control())
         # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
-        base, beta = server.store.get(flight.base), float(upload.merged.get("beta", 0.0))
-        fresh = base if flight.fresh is None or beta == 0.0 else server.store.get(flight.fresh)
+        base, beta = server.store.get(trip.base), float(upload.merged.get("beta", 0.0))
+        fresh = base if trip.fresh is None or beta == 0.0 else server.store.get(trip.fresh)
         start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
         new, product = np.empty_like(w), None
         if o.dynamic_server and state.course is None:
@@ -212,13 +207,13 @@ class FedASMU(Method):
             step = new[:n] if state.course is None else np.empty(n, np.float32)
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
         if state.course is not None:
-            product, before = state.course.judged(flight.base, step)
+            product, before = state.course.judged(trip.base, step)
             known = DeviceControl(state.course.control, before)
-        numbers: dict[str, Any] = {"adapted": False, "lr": flight.lr, "steps": upload.steps, "beta": beta}
+        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps, "beta": beta}
         numbers["n1"] = int(upload.merged.get("n1", 0))
         c = known.control
         if product is not None and known.past is not None:
-            c, adaptation = self._adapt(c, known.past, product, length, upload, flight)
+            c, adaptation = self._adapt(c, known.past, product, length, upload, trip)
             numbers |= adaptation
         elif known.past is not None:
             numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
@@ -226,7 +221,7 @@ class FedASMU(Method):
         alpha = saturate(o.mu_alpha, xi)
         move_along(w[:n], step, alpha, new[:n])
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
-        self.world.layout.max_counters(new, w, upload.weights)
+        self.context.layout.max_counters(new, w, upload.weights)
         if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
             return Reject(NOT_FINITE)
         # Only what is accepted leaves a trace.
@@ -240,25 +235,25 @@ class FedASMU(Method):
             state.devices[upload.device] = DeviceControl(c, past)
         else:
             state.devices[upload.device] = DeviceControl(c)
-        news = self._learn_slot(upload, flight)
+        news = self._learn_slot(upload, trip)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
-        part = Contribution(upload.device, flight.base, s, alpha)
+        part = Contribution(upload.device, trip.base, s, alpha)
         return Aggregate(new, (part,), numbers, alpha * length, news)
 
     def _adapt(
-        self, control: Control, past: Past, product: float, length: float, upload: Upload, flight: Flight
+        self, control: Control, past: Past, product: float, length: float, upload: Upload, trip: ActiveTrip
     ) -> tuple[Control, dict[str, Any]]:
         """The device's controls (or those of all), moved down the loss of the model that its last upload produced (or
         along the course that led to its base), and the numbers. ``length`` is that of the new step. A trip at a
         learning rate of 0 has taught nothing: there is no gradient to be had from it, and they stay."""
         o = self.options
-        scale, numbers = flight.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
+        scale, numbers = trip.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
         if o.equations == "corrected":
             # E1: training moves against the gradient. E6: of the steps before the merge it left a part.
             # A step is what the optimiser makes of a unit gradient: 1 for plain SGD, more with momentum.
             n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
-            reach = [self.world.reach(n1), self.world.reach(upload.steps)]
-            scale = -training_scale(flight.lr, reach[1], reach[0], beta)
+            reach = [self.context.reach(n1), self.context.reach(upload.steps)]
+            scale = -training_scale(trip.lr, reach[1], reach[0], beta)
             numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
         if scale == 0.0:
             return control, {"untaught": True, **numbers}
@@ -270,7 +265,7 @@ class FedASMU(Method):
         names = ("grad_lambda", "grad_sigma", "grad_iota")
         return moved, {
             "adapted": True,
-            "gap": flight.base - past.version - 1,  # E10
+            "gap": trip.base - past.version - 1,  # E10
             "product": product,
             "q": q,
             "p": past.p,
@@ -283,24 +278,24 @@ class FedASMU(Method):
             **dict(zip(names, gradients, strict=True)),
         }
 
-    def opening(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [*self.options.slow_rates(), *self._memory()]
 
     def _memory(self) -> list[str]:
         """What becomes of the steps that memory does not hold."""
-        limit, devices = self.state.steps.limit, self.world.devices
+        limit, devices = self.state.steps.limit, self.context.devices
         if not self.options.dynamic_server or self.state.course is not None or limit is None or limit >= devices:
             return []
         kept = f"{self.options.control_budget_mb} MiB (method.control_budget_mb) hold the steps of {limit} devices"
         if self.options.control_memory == "exact":
-            size = 4e-9 * self.world.layout.learnable * (devices - limit)
+            size = 4e-9 * self.context.layout.learnable * (devices - limit)
             return [f"{kept} of {devices}; those of the others go to a temporary file of up to {size:.1f} GB"]
         return [f"{kept} of {devices}; devices whose step is forgotten skip an adaptation of their controls"]
 
-    def closing(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"adaptations": self.state.adaptations, "adaptations_skipped": self.state.skipped}
 
-    def _learn_slot(self, upload: Upload, flight: Flight) -> tuple[Noted, ...]:
+    def _learn_slot(self, upload: Upload, trip: ActiveTrip) -> tuple[Noted, ...]:
         """A reward came with the upload: the running mean always, the meta model after a device's first trip."""
         if "reward" not in upload.report:
             return ()
@@ -308,7 +303,7 @@ class FedASMU(Method):
         meta.note(reward)
         if not upload.report.get("first"):
             return ()
-        meta.reinforce(int(upload.report["slot"]), reward, epochs=flight.epochs)
+        meta.reinforce(int(upload.report["slot"]), reward, epochs=trip.epochs)
         news = meta.news()
         return () if news is None else (Noted("slots", news),)
 

@@ -1,4 +1,4 @@
-"""FedAsync: every arrival is mixed into the global model at once, the staler the less.
+"""FedAsync: every arrival is mixed into the global model at once; stale uploads count less.
 
 C. Xie, S. Koyejo, I. Gupta, "Asynchronous Federated Optimization", arXiv 1903.03934, 2019; OPT workshop 2020.
 
@@ -14,9 +14,9 @@ Server, for an upload of staleness tau = s - 1 (0 when fresh)::
     hinge       s(tau) = 1 if tau <= b else 1 / (a (tau - b) + 1)
 
 alpha_tau is a function of tau alone (a public re-implementation multiplies its alpha down at every arrival).
-Decisions of ours [D]: weight decay is taken at u and not at the pulled-back u (the authors' script does the
-latter); the defaults alpha = 0.6, polynomial with a = 0.5, rho = 0.005. ``halve_after`` is the script's schedule,
-alpha / 2 from some update on (there: update 800 of 2000); off by default.
+Decisions [D]: weight decay is taken at u, not at the pulled-back u as in the authors' script. Defaults alpha = 0.6,
+polynomial with a = 0.5, rho = 0.005. ``halve_after`` is the script's schedule: alpha / 2 after a given number of
+updates (there: update 800 of 2000). It is off by default.
 """
 
 from typing import Any, ClassVar, Literal
@@ -28,7 +28,7 @@ from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
-from freshet.core.server import Flight, Server
+from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.buffers import hinge, mixed, polynomial
 from freshet.methods._shared.proximal import proximal
 
@@ -77,10 +77,10 @@ class FedAsync(Method):
     def rule(cls, options: FedAsyncOptions) -> LocalRule:
         return proximal(options.rho)
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        discount = self.options.discount(server.staleness(flight) - 1)
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        discount = self.options.discount(server.staleness(trip) - 1)
         alpha = self.options.weight(discount, server.version - 1)
-        return mixed(server, upload, flight, alpha, discount=discount)
+        return mixed(server, upload, trip, alpha, discount=discount)
 
     @classmethod
     def audit(cls, options: FedAsyncOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

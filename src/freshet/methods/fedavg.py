@@ -4,7 +4,7 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communicatio
 from Decentralized Data", AISTATS 2017.
 
 ``w^{t+1} = sum_{k in S_t} (n_k / m_t) u_k`` with ``m_t = sum_{k in S_t} n_k``: normalised over the selected
-devices only, evaluated in ascending order of device. An empty round leaves the model and still counts.
+devices only, evaluated in ascending order of device. An empty round counts and leaves the model unchanged.
 """
 
 from typing import Any

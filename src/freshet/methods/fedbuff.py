@@ -11,11 +11,11 @@ At the K-th arrival::
 
     gbar = B / K      m <- beta m + gbar (gbar at the first)      w <- w - eta_g m      B <- 0
 
-B is divided by K, not by the sum of the discounts, so stale buffers take smaller steps; samples do not count.
-(FLSim, by the same group, sums instead and weighs a fresh upload sqrt(2): its rate is ``eta_g / (K sqrt(2))``.)
-Decisions of ours [D]: a buffer that is not full at the end of a run is dropped; buffers of the network (BatchNorm)
-become the plain mean over the K devices, untouched by eta_g and momentum; the defaults K = 10, eta_g = 1, beta = 0,
-exponent 1/2, no bound on tau.
+B is divided by K, not by the sum of the discounts, so stale buffers take smaller steps. Samples do not count.
+(FLSim, by the same group, sums instead and gives a fresh upload the weight sqrt(2): its rate is
+``eta_g / (K sqrt(2))``.) Decisions [D]: a buffer that is not full at the end of a run is dropped. Buffers of the
+network (BatchNorm) become the plain mean over the K devices; eta_g and momentum do not apply to them. Defaults K = 10,
+eta_g = 1, beta = 0, exponent 1/2, no bound on tau.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Discard, Method, Options, Reject, Verdict, Wait, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Discard, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
 from freshet.methods._shared.buffers import Sums, Wide, empty, polynomial
 
@@ -73,28 +73,28 @@ class FedBuff(Method):
     options: FedBuffOptions
     state: Buffer
 
-    def __init__(self, options: FedBuffOptions, world: World) -> None:
-        super().__init__(options, world)
-        self.state = Buffer(*empty(world.layout))
+    def __init__(self, options: FedBuffOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        self.state = Buffer(*empty(context.layout))
 
-    def prejudge(self, server: Server, flight: Flight) -> Discard | None:
-        s = server.staleness(flight)
+    def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
+        s = server.staleness(trip)
         return Discard("too stale") if self.options.too_stale(s - 1) else None
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         o, n, u, s, buffer = (
             self.options,
-            self.world.layout.learnable,
+            self.context.layout.learnable,
             upload.weights,
-            server.staleness(flight),
+            server.staleness(trip),
             self.state,
         )
-        delta = server.store.get(flight.base)[:n].astype(np.float64) - u[:n]
-        buffer.add(self.world.layout, polynomial(s - 1, o.exponent) * delta, u, upload.device, flight.base, s)
+        delta = server.store.get(trip.base)[:n].astype(np.float64) - u[:n]
+        buffer.add(self.context.layout, polynomial(s - 1, o.exponent) * delta, u, upload.device, trip.base, s)
         return self._flush(server) if len(buffer.arrived) == o.K else Wait()
 
     def _flush(self, server: Server) -> Verdict:
-        o, layout, w, buffer = self.options, self.world.layout, server.weights, self.state
+        o, layout, w, buffer = self.options, self.context.layout, server.weights, self.state
         self.state = Buffer(*empty(layout), m=buffer.m)
         step = buffer.B / o.K
         if o.beta and buffer.m is not None:

@@ -13,13 +13,12 @@ Server, S the devices that uploaded and M all devices::
 
     abar = 1/|S| sum_S u_k       G <- G + 1/M sum_S (u_k - theta^t)       theta^{t+1} = abar + G
 
-``G = -h / alpha`` in the paper's symbols; it equals the mean of lambda over all devices as long as no upload is
-lost on its way. Where a defence let in a share of ``u_k - theta^t``, the device is told and lambda_k keeps that share
-of it [D]. theta is what is sent down; **abar is what is tested** and handed to the user [D] (the authors
-report it too). An empty round changes neither. ``alpha = 0`` drops the regulariser and G: the plain mean of the
-models [D]. Buffers take the plain mean and never G. Default alpha = 0.01 as in the authors' CIFAR-10 example. The
-authors' code also clips every local gradient to a norm of 10 (and so it does for all its methods), which we leave out:
-no method here clips [D].
+``G = -h / alpha`` in the paper's symbols. It equals the mean of lambda over all devices as long as no upload is lost.
+If a defence accepts only a share of ``u_k - theta^t``, the server tells the device, and lambda_k keeps that share [D].
+theta is sent down; **abar is tested** and given to the user [D] (the authors report it too). An empty round changes
+neither. ``alpha = 0`` drops the regulariser and G and leaves the plain mean of the models [D]. Buffers take the plain
+mean and never G. Default alpha = 0.01 as in the authors' CIFAR-10 example. The authors' code also clips every local
+gradient to a norm of 10, for all its methods. We leave that out: no method here clips [D].
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number
-from freshet.core.method import Local, LocalRule, Options, World
+from freshet.core.method import Local, LocalRule, MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite
 from freshet.methods._shared.proximal import drift
@@ -69,9 +68,9 @@ class FedDyn(RoundMethod):
     options: FedDynOptions
     state: DynState
 
-    def __init__(self, options: FedDynOptions, world: World) -> None:
-        super().__init__(options, world)
-        self.state = DynState(G=np.zeros(world.layout.learnable))
+    def __init__(self, options: FedDynOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        self.state = DynState(G=np.zeros(context.layout.learnable))
 
     @classmethod
     def rule(cls, options: FedDynOptions) -> LocalRule:
@@ -80,8 +79,8 @@ class FedDyn(RoundMethod):
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         if not self.options.alpha:
             return {}
-        samples = self.world.samples
-        share = self.world.devices * float(samples[device]) / float(samples.sum())
+        samples = self.context.samples
+        share = self.context.devices * float(samples[device]) / float(samples.sum())
         return {"alpha_k": self.options.alpha / share, **told(self.state.shortened, device)}
 
     def shares(self, members: list[Member]) -> list[float]:
@@ -89,17 +88,17 @@ class FedDyn(RoundMethod):
 
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
         a_bar, _ = super().aggregate(server, members, shares)
-        self.world.layout.max_counters(a_bar, *(m.weights for m in members))
+        self.context.layout.max_counters(a_bar, *(m.weights for m in members))
         self.state.a_bar = a_bar
         if not self.options.alpha:
             return a_bar.copy(), {}
-        n, theta, theta_next = self.world.layout.learnable, server.weights, a_bar.copy()
+        n, theta, theta_next = self.context.layout.learnable, server.weights, a_bar.copy()
         mean, moved = np.zeros(n), np.zeros(n)
         for member, share in zip(members, shares, strict=True):
             u = member.weights[:n].astype(np.float64)
             mean += share * u
             moved += u - theta[:n]
-        self.state.G = self.state.G + moved / self.world.devices
+        self.state.G = self.state.G + moved / self.context.devices
         self.state.shortened = noted(self.state.shortened, members)
         theta_next[:n] = mean + self.state.G
         return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}

@@ -9,9 +9,9 @@ Server, with a = FedAvg's mean, and per layer group l, ``g_{k,l} = u_{k,l} - w_l
     tau_l   = clip(beta q_l, tau_min, tau_max)                  (the clamp is in the authors' code only)
     gamma_l = |w_l| / (|w_l| + tau_l |a_l - w_l|)               w_l^{t+1} = gamma_l a_l
 
-Decisions of ours [D]: a group is one weight with its bias and the affine parameters of the norm layer directly
-after it (``layout.groups``); the authors' code lets running statistics into the next group's norms and shrinks
-them, here buffers are averaged and never shrunk. |w_l| = 0 gives gamma_l = 1. One device: q = 0, so tau = tau_min.
+Decisions [D]: a group is one weight with its bias and the affine parameters of the norm layer directly after it
+(``layout.groups``). The authors' code includes running statistics in the next group's norms and shrinks them; here
+buffers are averaged and never shrunk. |w_l| = 0 gives gamma_l = 1. One device: q = 0, so tau = tau_min.
 """
 
 import math
@@ -89,7 +89,7 @@ class FedLWS(FedAvg):
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
         new, _ = super().aggregate(server, members, shares)
         record: dict[str, list[float]] = {name: [] for name in ("q", "w_norm", "move_norm", "tau", "gamma")}
-        for group in self.world.layout.groups:
+        for group in self.context.layout.groups:
             q, w_norm, move_norm = group_numbers(group, server.weights, members, shares)
             tau = self.options.tau(q)
             gamma = shrink(w_norm, tau, move_norm)

@@ -1,23 +1,23 @@
-"""FedNova: every device's progress is divided by the length of its path, so that who trains longer does not count more.
+"""FedNova: every device's progress is divided by the length of its path, so longer training does not count more.
 
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization", NeurIPS 2020.
 
-Local training that adds its gradients up with weights a_i moves by ``y_i - x = -eta |a_i|_1 d_i``, where d_i is a mean
+Local training that sums its gradients with weights a_i moves by ``y_i - x = -eta |a_i|_1 d_i``, where d_i is a mean
 of gradients. With ``p_i = n_i / sum_S n``::
 
     x <- x - tau_eff eta sum_S p_i d_i = x + sum_S p_i tau_eff / |a_i|_1 (y_i - x)        tau_eff = sum_S p_i |a_i|_1
 
 |a_i|_1 is how far tau_i steps along a constant unit gradient lead, in units of eta: tau_i for plain SGD, ``sum_k (1 -
-rho^k) / (1 - rho)`` with momentum rho (``World.reach``), ``(1 - (1 - eta mu)^tau_i) / (eta mu)`` with the proximal term
-mu. Equal steps give FedAvg, bit for bit (FedProx where mu > 0).
+rho^k) / (1 - rho)`` with momentum rho (``MethodContext.reach``), ``(1 - (1 - eta mu)^tau_i) / (eta mu)`` with the
+proximal term mu. Equal steps give FedAvg, bit for bit (FedProx where mu > 0).
 
-Decisions of ours [D]: p_i is normalised over the devices that uploaded, as everywhere here. Momentum and the proximal
-term together: the term joins the gradient before momentum, so |a_i|_1 is how far the optimiser is led by ``1 - eta mu
-x_k`` instead of 1, x_k being how far it is (the authors' code puts the term after momentum and has another recursion).
-``tau_eff = "steps"`` is ``sum_S p_i tau_i``, which the authors' code takes where mu > 0. Under Adam |a_i|_1 is the
-number of steps. Weight decay is a part of the gradient. Buffers of the network take FedAvg's mean. Server momentum is
-``fedavgm``'s, not FedNova's.
+Decisions [D]: p_i is normalised over the devices that uploaded, as in every method here. With momentum and the proximal
+term together, the term joins the gradient before momentum. |a_i|_1 is then how far the optimiser moves along ``1 - eta
+mu x_k`` instead of 1, where x_k is its position (the authors' code puts the term after momentum and has another
+recursion). ``tau_eff = "steps"`` is ``sum_S p_i tau_i``, which the authors' code uses where mu > 0. Under Adam |a_i|_1
+is the number of steps. Weight decay is part of the gradient. Buffers of the network take FedAvg's mean. Server momentum
+belongs to ``fedavgm``, not to FedNova.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Options
-from freshet.core.server import Flight, Server
+from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine
 from freshet.methods._shared.proximal import proximal
 from freshet.methods._shared.rounds import Member, RoundMethod
@@ -92,12 +92,12 @@ class FedNova(RoundMethod):
     def rule(cls, options: FedNovaOptions) -> LocalRule:
         return proximal(options.mu)
 
-    def objection(self, upload: Upload, flight: Flight) -> str | None:
-        too_strong = flight.lr * self.options.mu >= 1.0
+    def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
+        too_strong = trip.lr * self.options.mu >= 1.0
         return "cannot be normalised: method.mu times the learning rate must be below 1" if too_strong else None
 
     def _paths(self, members: list[Member]) -> list[float]:
-        return [path(self.world.reach, m.steps, m.lr * self.options.mu) for m in members]
+        return [path(self.context.reach, m.steps, m.lr * self.options.mu) for m in members]
 
     def _tau_eff(self, members: list[Member], a: list[float]) -> float:
         lengths = a if self.options.tau_eff == "paths" else [float(m.steps) for m in members]
@@ -108,13 +108,13 @@ class FedNova(RoundMethod):
         return weights_of([m.samples for m in members], a, self._tau_eff(members, a))
 
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
-        n, total, a = self.world.layout.learnable, sum(m.samples for m in members), self._paths(members)
+        n, total, a = self.context.layout.learnable, sum(m.samples for m in members), self._paths(members)
         p = [m.samples / total for m in members]
         new = combine([(p_i, m.weights) for p_i, m in zip(p, members, strict=True)])
         kept = sum(p_i - share for p_i, share in zip(p, shares, strict=True))  # 0 where all paths are equal
         step = [(share, m.weights[:n]) for share, m in zip(shares, members, strict=True)]
         combine([*step, (kept, server.weights[:n])], out=new[:n])
-        steps, reach = [m.steps for m in members], [self.world.reach(m.steps) for m in members]
+        steps, reach = [m.steps for m in members], [self.context.reach(m.steps) for m in members]
         numbers: dict[str, Any] = {"alpha": sum(shares), "steps": steps, "a": a, "lr": [m.lr for m in members]}
         if reach != steps:
             numbers["reach"] = reach

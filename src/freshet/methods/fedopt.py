@@ -14,11 +14,11 @@ With ``Delta = sum_S p_i (x_i - x)``, ``p_i = n_i / sum_S n``, every operation p
 
 m = 0 and v = tau^2 at first, no bias correction. The plain server (``server = "sgd"``, beta1 = 0, eta = 1) is FedAvg.
 
-Decisions of ours [D]: v starts at tau^2, the least that the paper's analysis allows (public implementations often start
-at 0); devices are weighed by their samples, as in the paper's experiments (its algorithm prints 1/|S|). tau = 0.001 and
-beta2 = 0.99 are the paper's; beta1 = 0.9, but 0 for Adagrad, as in its experiments. eta has no common default: 1 for
-SGD, and 0.03 for the others (about ``10^-1.5``, the paper's best for several tasks). Buffers of the network take
-FedAvg's mean. A round without uploads changes neither m nor v.
+Decisions [D]: v starts at tau^2, the least that the paper's analysis allows (public implementations often start at 0).
+Devices are weighted by their samples, as in the paper's experiments (its algorithm prints 1/|S|). tau = 0.001 and
+beta2 = 0.99 are the paper's. beta1 = 0.9, but 0 for Adagrad, as in its experiments. eta has no common default: 1 for
+SGD, 0.03 for the others (about ``10^-1.5``, the paper's best for several tasks). Buffers of the network take FedAvg's
+mean. A round without uploads changes neither m nor v.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.method import Options, World
+from freshet.core.method import MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods._shared.rounds import Member, Round, RoundMethod
@@ -100,13 +100,13 @@ class FedOpt(RoundMethod):
     options: FedOptOptions
     state: Moments
 
-    def __init__(self, options: FedOptOptions, world: World) -> None:
-        super().__init__(options, world)
-        n = world.layout.learnable
+    def __init__(self, options: FedOptOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        n = context.layout.learnable
         self.state = Moments(m=np.zeros(n), v=np.full(n, options.tau**2))
 
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
-        o, n, state, x = self.options, self.world.layout.learnable, self.state, server.weights
+        o, n, state, x = self.options, self.context.layout.learnable, self.state, server.weights
         new, _ = super().aggregate(server, members, shares)
         delta = np.zeros(n)
         for share, member in zip(shares, members, strict=True):

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose devices are held back to the global model by a proximal term.
+"""FedProx: FedAvg with a proximal term that holds devices close to the global model.
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous
 Networks", MLSys 2020.
@@ -6,9 +6,9 @@ Networks", MLSys 2020.
 Device: minimise ``f_k(u) + mu / 2 |u - w^t|^2``, per mini-batch ``u <- u - eta (grad f_k(u; B) + mu (u - w^t))``,
 with the term on the raw gradient, before weight decay and momentum. Server: FedAvg.
 
-Partial work (``drop``, from the original evaluation): that share of each round's devices is slow, trains only ``E'
-~ U{1, ..., E - 1}`` epochs and is aggregated all the same, with its full n_k. Decisions of ours [D]: E' = 1 when E
-= 1; mu = 0.01 (the authors tune it in 0.001 ... 1 and offer no universal value).
+Partial work (``drop``, from the original evaluation): that share of each round's devices is slow. A slow device trains
+only ``E' ~ U{1, ..., E - 1}`` epochs and is aggregated with its full n_k. Decisions [D]: E' = 1 when E = 1; mu = 0.01
+(the authors tune it in 0.001 ... 1 and offer no universal value).
 """
 
 from typing import ClassVar
@@ -50,9 +50,9 @@ class FedProx(FedAvg):
     def epochs(self, server: Server, device: int) -> int:
         """All epochs, or fewer for the slow places of the round (drawn per round; devices take places in turn)."""
         seed, places, place, E = (
-            self.world.seed,
-            self.world.per_round,
-            len(server.flights),
+            self.context.seed,
+            self.context.per_round,
+            len(server.active_trips),
             super().epochs(server, device),
         )
         slow = round(self.options.drop * places)

@@ -2,7 +2,7 @@
 
 M. Chen, B. Mao, T. Ma, "FedSA: A staleness-aware asynchronous Federated Learning algorithm with non-IID data",
 Future Generation Computer Systems 120, 2021. **Reconstructed [R]**: the paper's formulas are not accessible to us.
-Known from secondary texts: asynchronous; a first stage with many local epochs, then fewer, set per device from its
+Secondary texts say: asynchronous; a first stage with many local epochs, then fewer, set per device from its
 staleness; control of the discrepancy between global and delayed models. All formulas below are ours ("FedSA-R"),
 and a result must carry the mark [R] in every table. (Not Ma et al.'s *semi-asynchronous* FedSA of 2021, nor
 FedSA-LoRA.)
@@ -17,15 +17,15 @@ proximal problem. Arrival, tau = s - 1::
 
     tauhat_k <- tauhat_k / 2 + tau / 2      alpha_tau = alpha (1 + tau)^-a      w <- (1 - alpha_tau) w + alpha_tau u_k
 
-E_2 is the common number of epochs (``training.epochs``). V_1 is 10 % of the update budget: of the uploads that the run
-may expect at the common number of epochs, from its rounds, or its time, fleet and trigger (``World.uploads``; the
-number goes to config.toml). Stage one stretches the time axis by E_1 / E_2: report a run with ``stage1_updates = 0``
-as well.
+E_2 is the common number of epochs (``training.epochs``). V_1 is 10 % of the update budget: the uploads that the run
+expects at the common number of epochs, from its rounds, or from its time, fleet and trigger
+(``MethodContext.uploads``; config.toml records the number). Stage one stretches the time axis by E_1 / E_2, so report a
+run with ``stage1_updates = 0`` as well.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -33,8 +33,8 @@ from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, LocalRule, Method, Options, Verdict, World
-from freshet.core.server import Flight, Server
+from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict
+from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.buffers import mixed, polynomial
 from freshet.methods._shared.proximal import proximal
 
@@ -49,6 +49,12 @@ class FedSAOptions(Options):
     stage1_updates: int | None = Field(
         None, ge=0, description="V_1: updates in the first stage (0: no first stage; default: 10 % of those expected)"
     )
+
+    def with_derived(self, context: MethodContext) -> Self:
+        """Set V_1 from the uploads that the run expects."""
+        if self.stage1_updates is not None:
+            return self
+        return self.model_copy(update={"stage1_updates": round(0.1 * context.uploads)})
 
 
 def staged_epochs(options: FedSAOptions, updates: int, common: int, estimates: dict[int, float], device: int) -> int:
@@ -86,14 +92,8 @@ class FedSA(Method):
     options: FedSAOptions
     state: Estimates
 
-    @classmethod
-    def settled(cls, options: FedSAOptions, world: World) -> FedSAOptions:
-        if options.stage1_updates is not None:
-            return options
-        return options.model_copy(update={"stage1_updates": round(0.1 * world.uploads)})
-
-    def __init__(self, options: FedSAOptions, world: World) -> None:
-        super().__init__(options, world)
+    def __init__(self, options: FedSAOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
         self.state = Estimates()
 
     @classmethod
@@ -101,14 +101,14 @@ class FedSA(Method):
         return proximal(options.rho)
 
     def epochs(self, server: Server, device: int) -> int:
-        return staged_epochs(self.options, server.version - 1, self.world.epochs, self.state.tau, device)
+        return staged_epochs(self.options, server.version - 1, self.context.epochs, self.state.tau, device)
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        tau = server.staleness(flight) - 1
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        tau = server.staleness(trip) - 1
         estimate = 0.5 * self.state.tau.get(upload.device, 0.0) + 0.5 * tau
         alpha = self.options.alpha * polynomial(tau, self.options.a)
-        numbers = {"epochs": flight.epochs, "common_epochs": self.world.epochs, "estimate": estimate}
-        verdict = mixed(server, upload, flight, alpha, **numbers)
+        numbers = {"epochs": trip.epochs, "common_epochs": self.context.epochs, "estimate": estimate}
+        verdict = mixed(server, upload, trip, alpha, **numbers)
         if isinstance(verdict, Aggregate):
             self.state.tau[upload.device] = estimate
         return verdict

@@ -2,23 +2,24 @@
 
 J. Jia, J. Liu et al., "Efficient Federated Learning with Timely Update Dissemination".
 
-In round g every upload is merged at once into ``w_{g,k}``, k = uploads merged before it in this round; its staleness is
-``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are FedASMU's with the round g
-under the root for the version t and, on the device, for the fresh version; ``g - o + 1`` there is k + 1. The round ends
-when all selected devices have uploaded or are lost; ``w_{g+1,0} = w_{g,k}``.
+In round g the server merges every upload at once into ``w_{g,k}``, where k counts the uploads merged before it in this
+round. Its staleness is ``s = k + 1``, which is ``t - o + 1`` since each merge adds one version. The formulas are
+FedASMU's with the round g under the root, in place of the version t and, on the device, of the fresh version;
+``g - o + 1`` there is k + 1. The round ends when all selected devices have uploaded or are lost;
+``w_{g+1,0} = w_{g,k}``.
 
-With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``, and c = 1 makes the
-round's result the plain mean of the old model and all uploads.
+With sigma = 1, iota = 0 and ``mu_alpha lambda / sqrt(g) = c``: ``alpha_k = c / (c + k + 1)``. With c = 1 the round's
+result is the plain mean of the old model and all uploads.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from freshet.core.about import About, Range
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Options, Verdict
-from freshet.core.server import Flight, Server
+from freshet.core.method import Aggregate, ConditionalDefaults, Options, Verdict
+from freshet.core.server import ActiveTrip, Server
 from freshet.methods.asmu.rule import ASMUOptions
 from freshet.methods.fedasmu import FedASMU
 
@@ -26,8 +27,9 @@ from freshet.methods.fedasmu import FedASMU
 class SSMUOptions(ASMUOptions):
     """FedASMU's hyper-parameters with the defaults that suit rounds."""
 
-    following: ClassVar[dict[tuple[str, str], dict[str, Any]]] = ASMUOptions.following | {
-        ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1}
+    conditional_defaults: ClassVar[ConditionalDefaults] = {
+        **ASMUOptions.conditional_defaults,
+        ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1},
     }
 
     usual_span: ClassVar[int] = 10
@@ -63,8 +65,8 @@ class FedSSMU(FedASMU):
     )
     Options: ClassVar[type[Options]] = SSMUOptions
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        verdict = super().receive(server, upload, flight)
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        verdict = super().receive(server, upload, trip)
         if isinstance(verdict, Aggregate):
-            return verdict._replace(numbers={**verdict.numbers, "k": server.version - flight.base})
+            return verdict._replace(numbers={**verdict.numbers, "k": server.version - trip.base})
         return verdict

@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose devices learn representations close to the global model's and far from their own last ones.
+"""MOON: FedAvg with a loss that draws representations towards the global model's and away from the device's previous ones.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
 
@@ -6,12 +6,12 @@ Device, with z(.; x) the network's ``features`` (the projection with a head, the
 
     l_con = -log( e^(cos(z, z_g) / T) / (e^(cos(z, z_g) / T) + e^(cos(z, z_p) / T)) )      loss = CE + mu l_con
 
-z of the model in training, z_g of the global model w^t, z_p of the model that this device last trained (one previous
-model, the authors' default); the latter two in evaluation mode and without gradient. Server: FedAvg.
+z comes from the model in training, z_g from the global model w^t, z_p from the model that this device last trained (one
+previous model, the authors' default). z_g and z_p are computed in evaluation mode and without gradient. Server: FedAvg.
 
-The authors' first round has no previous model and so l_con = 0. Decisions of ours [D]: l_con = 0 until *this
-device* has a previous model (their code compares with its untrained initialisation); mu = 1. Head or no head is a
-property of the model (``model.head``), the same for every method of a comparison.
+The authors' first round has no previous model, so l_con = 0. Decisions [D]: l_con = 0 until *this device* has a
+previous model (their code compares with its untrained initialisation); mu = 1. The head is a property of the model
+(``model.head``), the same for every method of a comparison.
 """
 
 from dataclasses import dataclass

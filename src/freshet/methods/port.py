@@ -1,4 +1,4 @@
-"""PORT: average K reported models by freshness and by agreement with the last global step; hurry whoever is overdue.
+"""PORT: average K reported models by freshness and by agreement with the last global step; hurry overdue devices.
 
 N. Su, B. Li, "How Asynchronous can Federated Learning Be?", IEEE/ACM IWQoS 2022.
 
@@ -7,14 +7,14 @@ R the models reported since the last aggregation, tau_k = s_k - 1 their stalenes
     s_k  = alpha Omega / (tau_k + Omega)          c_k = beta (cos(u_k - w^v, w^v - w^{v-1}) + 1) / 2
     p~_k = n_k / sum_R n (s_k + c_k)              w^{v+1} = sum_R p_k u_k,   p_k = p~_k / sum_R p~
 
-Aggregates when K models are there and no device in flight has tau > Omega (``wait = "ge"``: tau >= Omega, the
-paper's Definition 1; "gt", the authors' code, is our default [D]). With ``urgent``, a device in flight with tau >
-Omega is asked, at the next arrival, to upload at the end of its current epoch; its model counts with its full n_k.
-Nothing is dropped. Devices are replaced only at an aggregation.
+The server aggregates when K models have arrived and no device in flight has tau > Omega (``wait = "ge"``: tau >= Omega,
+the paper's Definition 1; "gt", the authors' code, is our default [D]). With ``urgent``, the server asks a device in
+flight with tau > Omega, at the next arrival, to upload at the end of its current epoch. That model counts with its full
+n_k. Nothing is dropped. Devices are replaced only at an aggregation.
 
-Decisions of ours [D]: the update compared is u_k minus the *current* model, as in the authors' code (the paper just
-says "update"); cos = 1 at the first aggregation, where there is no last step, and 0 if either vector is zero; Omega
-= 0 gives s_k = alpha; all p~ = 0 gives n_k weights; ``gate`` (cos = 1 unless tau > 1, authors' code only) is off.
+Decisions [D]: the compared update is u_k minus the *current* model, as in the authors' code (the paper just says
+"update"). cos = 1 at the first aggregation, which has no previous step, and 0 if either vector is zero. Omega = 0 gives
+s_k = alpha. All p~ = 0 gives n_k weights. ``gate`` (cos = 1 unless tau > 1, authors' code only) is off.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Facts, Method, Options, Reject, Verdict, Wait, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Facts, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance, dot_differences
 from freshet.errors import ConfigError
 
@@ -116,15 +116,17 @@ class PORT(Method):
             problem = f"must be at most run.in_flight = {facts.in_flight}, but {options.K} was given"
             raise ConfigError("method.K", problem)
 
-    def __init__(self, options: PORTOptions, world: World) -> None:
-        super().__init__(options, world)
-        if world.devices < options.K:
-            raise ConfigError("method.K", f"must be at most fleet.devices = {world.devices}, but {options.K} was given")
+    def __init__(self, options: PORTOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        if context.devices < options.K:
+            raise ConfigError(
+                "method.K", f"must be at most fleet.devices = {context.devices}, but {options.K} was given"
+            )
         self.state = Waiting()
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        samples = int(self.world.samples[upload.device])
-        self.state.reported.append(Reported(upload.device, flight.base, samples, upload.weights))
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        samples = int(self.context.samples[upload.device])
+        self.state.reported.append(Reported(upload.device, trip.base, samples, upload.weights))
         return self._decide(server, landed=upload.device)
 
     def forget(self, server: Server, device: int) -> Verdict | None:
@@ -132,8 +134,8 @@ class PORT(Method):
 
     def _decide(self, server: Server, landed: int) -> Verdict:
         o = self.options
-        flying = {device: flight for device, flight in server.flights.items() if device != landed}
-        overdue = [d for d, flight in flying.items() if o.overdue(server.staleness(flight) - 1)]
+        flying = {device: trip for device, trip in server.active_trips.items() if device != landed}
+        overdue = [d for d, trip in flying.items() if o.overdue(server.staleness(trip) - 1)]
         if len(self.state.reported) >= o.K and not overdue:
             return self._aggregate(server)
         hurry = [d for d in overdue if self.state.asked.get(d) != flying[d].trip] if o.urgent else []
@@ -143,7 +145,7 @@ class PORT(Method):
     def _aggregate(self, server: Server) -> Aggregate | Reject:
         """The reported models become the next one; where that would not be finite, they are dropped, and that is
         all."""
-        o, n, w, R = self.options, self.world.layout.learnable, server.weights, self.state.reported
+        o, n, w, R = self.options, self.context.layout.learnable, server.weights, self.state.reported
         stalenesses = [server.version - r.base + 1 for r in R]
         cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
         s_k = [o.freshness(s - 1) for s in stalenesses]
@@ -151,7 +153,7 @@ class PORT(Method):
         samples = [r.samples for r in R]
         p = normalised(samples, s_k, c_k)
         new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
-        self.world.layout.max_counters(new, *(r.weights for r in R))
+        self.context.layout.max_counters(new, *(r.weights for r in R))
         parts = [Contribution(r.device, r.base, s, p_k) for r, s, p_k in zip(R, stalenesses, p, strict=True)]
         self.state.reported, length = [], distance(new[:n], w[:n])
         if overflows(new, length):

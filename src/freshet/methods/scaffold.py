@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates on server and devices take the drift out of local training.
+"""SCAFFOLD: control variates on server and devices remove the drift of local training.
 
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging
 for Federated Learning", ICML 2020.
@@ -11,15 +11,15 @@ Server, S the devices that uploaded and N all devices::
 
     x <- x + eta_g / |S| sum_S (y_i - x)       c <- c + 1/N sum_S (c_i^+ - c_i)
 
-c goes down with the model and ``c_i^+ - c_i`` comes up with it, so that messages weigh twice FedAvg's.
+c goes down with the model and ``c_i^+ - c_i`` comes up with it, so messages are twice as large as FedAvg's.
 
-Decisions of ours [D]: Option II is the mean of the g_i along the path, since ``(x - y_i) / (K eta_l)`` is the mean of
-``g_i - c_i + c``; we sum the g_i up, which is the same for plain SGD and is still a gradient under momentum, Adam or a
-changing rate. g_i holds the weight decay (as f_i does in Option II). The correction joins the gradient before momentum.
-Devices count alike, as in the paper, whatever their samples. Buffers of the network take the plain mean, untouched by
-eta_g. **What is lost leaves no trace:** a device takes its c_i^+ over only when the server tells it, at its next trip,
-that the upload of that trip was aggregated; so c is the mean of all c_i also where uploads are lost or refused. Where a
-defence let in a share of it, the device takes over that share of the change.
+Decisions [D]: Option II is the mean of the g_i along the path, since ``(x - y_i) / (K eta_l)`` is the mean of
+``g_i - c_i + c``. We sum the g_i. That is the same for plain SGD and remains a gradient under momentum, Adam or a
+changing rate. g_i includes weight decay (as f_i does in Option II). The correction joins the gradient before momentum.
+All devices have equal weight, as in the paper, whatever their samples. Buffers of the network take the plain mean;
+eta_g does not apply to them. **A lost upload leaves no trace:** a device adopts its c_i^+ only when the server tells
+it, at its next trip, that the upload of that trip was aggregated. So c is the mean of all c_i even when uploads are
+lost or refused. If a defence accepts only a share of the change, the device adopts that share.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from freshet.core.about import About, Range
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number, Vectors
-from freshet.core.method import Local, LocalRule, Options, World
+from freshet.core.method import Local, LocalRule, MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite, mix, norm
 from freshet.methods._shared.rounds import Member, Round, RoundMethod, Shortened, noted, share_taken, told
@@ -67,9 +67,9 @@ class SCAFFOLD(RoundMethod):
     options: SCAFFOLDOptions
     state: Controls
 
-    def __init__(self, options: SCAFFOLDOptions, world: World) -> None:
-        super().__init__(options, world)
-        self.state = Controls(c=np.zeros(world.layout.learnable, np.float32))
+    def __init__(self, options: SCAFFOLDOptions, context: MethodContext) -> None:
+        super().__init__(options, context)
+        self.state = Controls(c=np.zeros(context.layout.learnable, np.float32))
 
     @classmethod
     def rule(cls, options: SCAFFOLDOptions) -> LocalRule:
@@ -85,7 +85,7 @@ class SCAFFOLD(RoundMethod):
         return [self.options.eta_g / len(members)] * len(members)
 
     def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
-        n, N, state, x = self.world.layout.learnable, self.world.devices, self.state, server.weights
+        n, N, state, x = self.context.layout.learnable, self.context.devices, self.state, server.weights
         new = combine([(1.0 / len(members), member.weights) for member in members])
         step = [(share, member.weights[:n]) for share, member in zip(shares, members, strict=True)]
         combine([*step, (1.0 - self.options.eta_g, x[:n])], out=new[:n])

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet._version import __version__
-from freshet.compute.forking import ONE_THREAD
+from freshet.compute.forking import ONE_THREAD_ENV
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
@@ -125,17 +125,17 @@ class WatchedFedASMU(FedASMU):
     def rule(cls, options: ASMUOptions) -> LocalRule:
         return WatchedRule(options)
 
-    def receive(self, server: Server, upload: Upload, flight: ActiveTrip) -> Verdict:
-        verdict = super().receive(server, upload, flight)
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        verdict = super().receive(server, upload, trip)
         if not isinstance(verdict, Aggregate):
             return verdict
         assert isinstance(self.options, Watching)
-        w, base = server.weights.astype(np.float64), server.store.get(flight.base)
+        w, base = server.weights.astype(np.float64), server.store.get(trip.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
-        beta, before = float(upload.merged.get("beta", 0.0)), (flight.slot or 1) - 1
-        seen |= {"beta": beta, "fresh": flight.fresh if beta else flight.base, "own_steps": upload.steps}
-        seen |= {"kept": 1.0 - beta * before / flight.epochs}  # what the merge left of the steps before it
+        beta, before = float(upload.merged.get("beta", 0.0)), (trip.slot or 1) - 1
+        seen |= {"beta": beta, "fresh": trip.fresh if beta else trip.base, "own_steps": upload.steps}
+        seen |= {"kept": 1.0 - beta * before / trip.epochs}  # what the merge left of the steps before it
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
         return verdict._replace(numbers={**verdict.numbers, **seen})
 
@@ -391,7 +391,7 @@ def _mapper(workers: int) -> Iterator[Mapper]:
         return
     import multiprocessing
 
-    os.environ.update(ONE_THREAD)  # for the children: the libraries of this process are loaded already
+    os.environ.update(ONE_THREAD_ENV)  # for the children: the libraries of this process are loaded already
     with multiprocessing.get_context("spawn").Pool(workers, _quiet) as pool:
         yield pool.imap_unordered
 

@@ -192,7 +192,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
         writer.elapsed = clock.seconds
         writer.judge_by(plan.metric)
         part = plan.data.get("part")
-        for sentence in [*([part] if part else []), *server.method.opening()]:
+        for sentence in [*([part] if part else []), *server.method.notices()]:
             writer.say(sentence)
         writer.rotate_bytes = plan.rotate_bytes
         keeper = Checkpoints(driver, writer, clock, plan.checkpoint_every, plan.checkpoint_minutes)
@@ -211,7 +211,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
             summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
-            summary |= server.method.closing() | ({"data": dict(plan.data)} if plan.data else {})
+            summary |= server.method.summary() | ({"data": dict(plan.data)} if plan.data else {})
             summary |= {"stopped": writer.stopped} if status == "stopped" else {}
             summary |= {"privacy": plan.accountant.closing(server.trips)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
@@ -224,7 +224,7 @@ def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None =
             if status in ENDED:
                 sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
                 tidy = partial(keeper.clear, keep=1 if keep else 0)
-            writer.close(summary, server.world.layout, weights, plan.frozen, sure, tidy)
+            writer.close(summary, server.context.layout, weights, plan.frozen, sure, tidy)
     return Ended(writer.directory, summary, writer.metrics, weights)
 
 

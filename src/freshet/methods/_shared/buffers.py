@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.admission import overflows
-from freshet.core.events import make_contribution
+from freshet.core.events import Contribution
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Reject, make_aggregate
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Reject
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, mix_measured
 
 
@@ -30,15 +30,15 @@ def hinge(tau: int, a: float, b: float) -> float:
     return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
 
 
-def mixed(server: Server, upload: Upload, flight: Flight, alpha: float, **numbers: Any) -> Aggregate | Reject:
+def mixed(server: Server, upload: Upload, trip: ActiveTrip, alpha: float, **numbers: Any) -> Aggregate | Reject:
     """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
-    w, layout = server.weights, server.world.layout
+    w, layout = server.weights, server.context.layout
     new, length = mix_measured(w, upload.weights, alpha, layout.learnable)
     layout.max_counters(new, w, upload.weights)
     if overflows(new, length):
         return Reject(NOT_FINITE)
-    part = make_contribution((upload.device, flight.base, server.staleness(flight), alpha))
-    return make_aggregate((new, (part,), {"alpha": alpha, **numbers}, length, ()))
+    part = Contribution(upload.device, trip.base, server.staleness(trip), alpha)
+    return Aggregate(new, [part], {"alpha": alpha, **numbers}, length)
 
 
 Wide = NDArray[np.float64]

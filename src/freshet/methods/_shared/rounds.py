@@ -15,11 +15,10 @@ import numpy as np
 
 from freshet.core.admission import overflows
 from freshet.core.defence import share_of
-from freshet.core.events import make_contribution
-from freshet.core.making import maker
+from freshet.core.events import Contribution
 from freshet.core.messages import NOTHING, Number, Upload
-from freshet.core.method import Aggregate, Memory, Method, Reject, Verdict, Wait, World
-from freshet.core.server import NOT_FINITE, Flight, Server
+from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait
+from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance
 
 WAIT = Wait()
@@ -37,9 +36,6 @@ class Member(NamedTuple):
     steps: int
     vectors: dict[str, Vector]
     share: float
-
-
-make_member = maker(Member)
 
 
 def sample_shares(members: list[Member]) -> list[float]:
@@ -64,16 +60,21 @@ class RoundMethod(Method):
 
     state: Round
 
-    def __init__(self, options: Any, world: World) -> None:
-        super().__init__(options, world)
+    def __init__(self, options: Any, context: MethodContext) -> None:
+        super().__init__(options, context)
         self.state = Round()
 
-    def receive(self, server: Server, upload: Upload, flight: Flight) -> Verdict:
-        device, trip, _, weights, steps, report, _, vectors, _ = upload
-        samples = self.world.samples.item(device)
-        kept = dict(vectors) if vectors else {}
-        share = share_of(upload) if report else 1.0
-        self.state.members[device] = make_member((device, weights, samples, trip, flight.lr, steps, kept, share))
+    def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
+        self.state.members[upload.device] = Member(
+            device=upload.device,
+            weights=upload.weights,
+            samples=self.context.samples.item(upload.device),
+            trip=upload.trip,
+            lr=trip.lr,
+            steps=upload.steps,
+            vectors=dict(upload.vectors),
+            share=share_of(upload),
+        )
         return WAIT
 
     def finish_round(self, server: Server) -> Verdict | None:
@@ -84,14 +85,13 @@ class RoundMethod(Method):
         before, shares = replace(self.state), self.shares(members)
         with np.errstate(over="ignore"):  # a model that is not finite is refused
             new, more = self.aggregate(server, members, shares)
-        self.world.layout.max_counters(new, *(m.weights for m in members))
-        n = self.world.layout.learnable
+        self.context.layout.max_counters(new, *(m.weights for m in members))
+        n = self.context.layout.learnable
         length = distance(new[:n], server.weights[:n])
         if overflows(new, length) or not self.is_sane():
             self.state = before
             return Reject(NOT_FINITE)
-        version = server.version
-        parts = [make_contribution((m.device, version, 1, share)) for m, share in zip(members, shares, strict=True)]
+        parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
         return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
 
     def is_sane(self) -> bool:

@@ -7,13 +7,13 @@ At the start of epoch l* the device asks for the fresh model ``w_g`` and merges 
 with a learned weight beta, at a moment that the reward ``loss(w_b) - loss(w_a)`` teaches it to choose."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from freshet.core.messages import Assignment, Fresh, Number, Slot
-from freshet.core.method import Local, LocalRule, Memory, Options
+from freshet.core.method import ConditionalDefaults, Local, LocalRule, Memory, MethodContext, Options
 from freshet.core.vectors import distance, dot_difference, mix, norm
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.staleness import (
@@ -40,8 +40,7 @@ class ASMUOptions(Options):
     alpha depends on ``apply``: ``apply = "progress"`` has its own initial controls where none are given.
     """
 
-    #: Defaults that follow from another option's value.
-    following: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
+    conditional_defaults: ClassVar[ConditionalDefaults] = {
         ("equations", "published"): {"advantage": "raw"},
         ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05},
         ("controls", "direction"): dict.fromkeys(RATES, 0.02),
@@ -116,21 +115,17 @@ class ASMUOptions(Options):
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_that_follow(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        follow: dict[str, Any] = {}
-        for (key, value), defaults in cls.following.items():
-            follow |= defaults if given.get(key) == value else {}
-        return follow | given
-
     @model_validator(mode="after")
     def _direction_of_progress(self) -> Self:
         if self.controls != "loss" and self.apply != "progress":
             raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
         return self
+
+    def with_derived(self, context: MethodContext) -> Self:
+        """Set ``span`` of ``course`` from the run."""
+        if self.controls != "course" or self.span is not None or not context.under_way:
+            return self
+        return self.model_copy(update={"span": context.under_way})
 
     def control_rates(self) -> tuple[float, float, float]:
         """Rates of lambda, sigma and iota.
@@ -143,7 +138,7 @@ class ASMUOptions(Options):
 
     def slow_rates(self) -> list[str]:
         """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""
-        own = self.following.get(("controls", self.controls), {})
+        own = self.conditional_defaults.get(("controls", self.controls), {})
         slow = [key for key in own if 0.0 < getattr(self, key) < SLOW]
         if not slow:
             return []
