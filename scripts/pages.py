@@ -144,20 +144,21 @@ def typed(hint: Any) -> str:
 
 EQUATIONS_HEAD = """# Methods, one by one
 
-What each method computes, where our reading decides ([D]), and which independent implementation it agrees with. The
-text is the head of the method's file (`src/freshet/methods/`); this page is made from it by `scripts/pages.py`.
+What each method computes, which decisions are ours ([D]), and which independent implementations it agrees with.
+`scripts/pages.py` makes this page from the docstrings of the methods' files (`src/freshet/methods/`).
 Options with their defaults: [Configuration](configuration.md#method).
 
 **How the agreement was measured** (version 0.1.0): digits, a tanh MLP 64-32-16-10, six label-skewed shards of 39 to
 401 samples. The other implementation starts from Freshet's initial weights and follows its event log and its order of
-batches. The figure is the largest difference over all global versions, `max |dw| / max |w - w0|`; synchronous methods
-9 to 16 rounds, asynchronous ones 34 to 103 versions with a staleness of up to 14. Numbers around 1e-6 are rounding.
-SCAFFOLD, FedNova, FedOpt, CA2FL and FADAS came later: `benchmarks/peers/agreement.py` repeats what flgo says of the
-first three.
-Beside that, every method is held against an independent twin in the test suite (`tests/twins/`). Of 31 deliberate
-faults in the source the twins caught 27, other tests three, and one (the order of weight decay in ASO-Fed) none.
+batches. The figure is the largest difference over all global versions, `max |dw| / max |w - w0|`. Synchronous methods
+ran 9 to 16 rounds, asynchronous ones 34 to 103 versions with a staleness of up to 14. Numbers around 1e-6 are rounding.
+SCAFFOLD, FedNova, FedOpt, CA2FL and FADAS came later: `benchmarks/peers/agreement.py` repeats the comparison with flgo
+for the first three.
+The test suite also compares every method with an independent twin (`tests/twins/`). Of 31 deliberate
+faults in the source, the twins caught 27 and other tests three. Nothing caught one, the order of weight decay in
+ASO-Fed.
 """
-#: What other people's code says, by method: implementation, difference, remark.
+#: Comparison with other people's code, by method: implementation, difference, remark.
 AGREES = {
     "fedavg": (
         "the official repositories of FedDyn, MOON and FedProx (TensorFlow); flgo 0.4.4, fluke 0.8.1: at most 1.4e-6. "
@@ -169,24 +170,24 @@ AGREES = {
     ),
     "moon": (
         "the official code; flgo, fluke: 7e-7 to 1.3e-6 (FedAvg in its place: 0.56). The official code contrasts "
-        "newcomers with an untrained network; ours, flgo and fluke do not."
+        "new devices with an untrained network; Freshet, flgo and fluke do not."
     ),
     "feddyn": (
         "the official code; flgo (equal shards): 3e-7 to 1e-6 (FedAvg in its place: 0.84). The authors clip gradients "
-        "at norm 10, we do not (3 of 2,280 steps, 3.4e-3). fluke's has the dual's sign and scale wrong (0.86 to 1.7). "
+        "at norm 10, we do not (3 of 2,280 steps, 3.4e-3). fluke has the dual's sign and scale wrong (0.86 to 1.7). "
         "With its own shuffling, 3 seeds and 20 rounds, the official code's accuracy differs by 0.008 to 0.012 on "
         "average, where seeds differ by 0.03 to 0.045 (standard deviation)."
     ),
     "fedasync": (
-        "FLSim 0.1.0, APPFL 1.12, flgo, plato (its alpha set back): 4e-7 to 1.7e-6, for constant, polynomial, hinge, "
+        "FLSim 0.1.0, APPFL 1.12, flgo, plato (its alpha reset): 4e-7 to 1.7e-6, for constant, polynomial, hinge, "
         "and with the proximal term. flgo's hinge lacks the +1; plato multiplies its stored alpha at every arrival."
     ),
     "fedbuff": (
-        "FLSim, flgo, APPFL (deltas): 4e-7 to 7e-7. plato and APPFL's default subtract the current model where the "
-        "device's base belongs."
+        "FLSim, flgo, APPFL (deltas): 4e-7 to 7e-7. plato and APPFL's default subtract the current model instead of "
+        "the device's base."
     ),
-    "port": "plato (the authors'): 4e-7 to 5e-7. Their code has a gate tau > 1 that the paper has not: option `gate`.",
-    "asofed": "AFL-Lib, variant R, lambda 0, r 1: 1.3e-6. The default S has no peer.",
+    "port": "plato (the authors'): 4e-7 to 5e-7. Their code has a gate tau > 1 that the paper lacks: option `gate`.",
+    "asofed": "AFL-Lib, variant R, lambda 0, r 1: 1.3e-6. No other implementation has the default S.",
     "fedlws": (
         "the official code: 1.0e-6 to 1.3e-6 (FedAvg in its place: 0.014 and 0.11). With BatchNorm the authors' code "
         "pulls running statistics into the groups (0.031)."
@@ -196,23 +197,23 @@ AGREES = {
         "of the two has one slip where it differs from the paper. Derivatives against finite differences in float64: "
         "at most 2.2e-7."
     ),
-    "fedssmu": "shares FedASMU's code, and was held against nothing else.",
-    "fedsa": "none was found.",
+    "fedssmu": "none; it shares FedASMU's code.",
+    "fedsa": "none found.",
     "scaffold": "flgo 0.4.4: 6.7e-7 (FedAvg in its place: 0.54).",
     "fednova": "flgo 0.4.4, plain SGD: 2.2e-7 (FedAvg in its place: 0.52).",
     "fedopt": (
-        "flwr 1.41.0, made-up updates, 12 rounds, a test of the suite: 1.5e-7 to 2.9e-7 with our two decisions taken "
-        "over. As it is, Flower begins with v = 0, and its FedAdam corrects its rate for the bias of the moments, "
+        "flwr 1.41.0, synthetic updates, 12 rounds, a test of the suite: 1.5e-7 to 2.9e-7 with our two decisions "
+        "applied. Unchanged, Flower starts with v = 0, and its FedAdam corrects its rate for the bias of the moments, "
         "counting rounds from 2 (0.11 to 0.33). FedAvgM also flgo 0.4.4: 4.0e-7."
     ),
     "ca2fl": (
-        "that in FLGo's repository, made-up updates, 20 versions: 1.6e-7 (FedBuff in its place: 0.51) while no device "
-        "is twice in a buffer; it calibrates the second by the first, which shows (0.60). AFL-Lib's notes nobody in "
-        "its buffer, so that it calibrates by nothing."
+        "the one in FLGo's repository, synthetic updates, 20 versions: 1.6e-7 (FedBuff in its place: 0.51) while no "
+        "device is twice in a buffer. It calibrates the second by the first, which shows (0.60). AFL-Lib's records no "
+        "device of its buffer, so it calibrates by nothing."
     ),
     "fadas": (
-        "AFL-Lib's update, transcribed, made-up updates, 40 versions, delays up to 25: 2.8e-7 while v only grows; it "
-        "divides by the root of v where the paper has vhat (2.3e-3), and with vhat there: 2.0e-7."
+        "AFL-Lib's update, transcribed, synthetic updates, 40 versions, delays up to 25: 2.8e-7 while v only grows. "
+        "It divides by the root of v where the paper has vhat (2.3e-3); with vhat there: 2.0e-7."
     ),
 }
 ORDER = ("fedasmu", "fedssmu")
@@ -243,7 +244,7 @@ def card(method: Any) -> str:
 
 
 def rest(text: str) -> str:
-    """A docstring as markdown; what follows `::` is indented there already."""
+    """Convert a docstring to Markdown. Text after `::` is already indented."""
     return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
 
 
