@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from freshet.config import SECTIONS
+from freshet.core.method import Options
 from freshet.methods import registry
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -22,7 +23,7 @@ def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         rows.append(f"| `{name}` | {shown(field.default)} | {meaning(field)} |")
-    return "\n".join([*rows, *(f"\n{line}" for line in following(model))])
+    return "\n".join([*rows, *(f"\n{line}" for line in conditional_defaults(model))])
 
 
 def meaning(field: FieldInfo) -> str:
@@ -40,9 +41,9 @@ def choices(annotation: Any) -> list[str]:
     return [word for part in get_args(annotation) for word in choices(part)]
 
 
-def following(model: type[BaseModel]) -> list[str]:
+def conditional_defaults(model: type[BaseModel]) -> list[str]:
     """Defaults that follow from another option."""
-    found: dict[tuple[str, str], dict[str, Any]] = getattr(model, "following", {})
+    found = model.conditional_defaults if issubclass(model, Options) else {}
     return [
         f'With `{key} = "{value}"` the defaults are: {", ".join(f"`{k} = {v}`" for k, v in defaults.items())}.'
         for (key, value), defaults in found.items()

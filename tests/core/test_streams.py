@@ -1,15 +1,13 @@
 """Random streams are keyed by purpose and numbers, never by the order of calls."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.streams import Streams, stream, torch_seed
+from freshet.core.streams import stream, torch_seed
 
 keys = st.tuples(st.sampled_from(["batches", "slot", "select"]), st.lists(st.integers(0, 2**32 - 1), max_size=3))
 
@@ -49,33 +47,3 @@ def test_torch_seeds_follow_the_same_keys(seed):
     assert torch_seed(seed, "torch", 1, 2) == torch_seed(seed, "torch", 1, 2)
     assert torch_seed(seed, "torch", 1, 2) != torch_seed(seed, "torch", 2, 1)
     assert 0 <= torch_seed(seed, "torch") < 2**63
-
-
-words = st.integers(0, 2**32 - 1)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.integers(0, 2**130),
-    st.sampled_from(["slot", "loss"]),
-    st.lists(st.tuples(words, words), max_size=4),
-    st.sampled_from([0, 2]),
-)
-def test_many_streams_of_one_purpose_are_the_same_as_one_by_one(seed, purpose, trips, one_by_one):
-    streams = Streams(seed, purpose, one_by_one)
-    for device, trip in trips:
-        one, of_many = stream(seed, purpose, device, trip), streams(device, trip)
-        assert one.integers(7) == of_many.integers(7)  # half a word: the rest of it must not reach the next stream
-        assert one.random() == of_many.random()
-        np.testing.assert_array_equal(one.integers(2**62, size=9), of_many.integers(2**62, size=9))
-        assert one.integers(7) == of_many.integers(7)
-
-
-def test_the_first_streams_wait_for_no_compiled_code():
-    """At the start of a run workers wait for the slots of their first trips."""
-    program = (
-        "import sys; from freshet.core.streams import Streams; streams = Streams(3, 'slot')\n"
-        "[streams(device, 1).random() for device in range(1000)]; assert 'numba' not in sys.modules\n"
-        "streams(1000, 1).random(); assert 'numba' in sys.modules"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

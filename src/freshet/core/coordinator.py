@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from freshet.core import saving
 from freshet.core.admission import NOT_FINITE
 from freshet.core.events import (
-    NO_NUMBERS,
     Aggregated,
     Discarded,
     Evaluated,
@@ -26,12 +25,10 @@ from freshet.core.events import (
     Lost,
     Merged,
     Rejected,
-    make_merged,
-    make_requested,
-    make_triggered,
-    make_uploaded,
+    Requested,
+    Triggered,
+    Uploaded,
 )
-from freshet.core.making import maker
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.scheduling import Trigger
 from freshet.core.server import ActiveTrip, Refused, Server
@@ -72,9 +69,6 @@ class Effects(NamedTuple):
     wake_at: float | None = None
     look_at: float | None = None
     given_up: Iterable[int] = ()
-
-
-make_effects = maker(Effects)
 
 
 class Coordinator:
@@ -146,8 +140,8 @@ class Coordinator:
         counts.trips += len(assignments)
         for assignment in assignments:
             counts.bytes_down += assignment.nbytes
-            device, trip, version, _, _, epochs, lr, _, _, _ = assignment
-            events.append(make_triggered((device, trip, version, epochs, lr, round_)))
+            device, trip = assignment.device, assignment.trip
+            events.append(Triggered(device, trip, assignment.version, assignment.epochs, assignment.lr, round_))
             if deadline.seconds:
                 deadline.began(now, device, trip)
         if wanted and not chosen and server.synchronous:
@@ -156,7 +150,7 @@ class Coordinator:
         nobody_there = len(chosen) < wanted and not self._wakes
         again = not self.trigger.on_arrival or nobody_there
         wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
-        return make_effects((events, assignments, None, (), wake_at, None, ()))
+        return Effects(events, assignments, wake_at=wake_at)
 
     # ---- a trip under way
 
@@ -172,9 +166,9 @@ class Coordinator:
         base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
-        device, trip, slot = request
-        event = make_requested((device, trip, base, self.server.version, slot.epoch, slot.by, version))
-        return make_effects(([event], (), fresh, (), None, None, ()))
+        slot = request.slot
+        event = Requested(request.device, request.trip, base, self.server.version, slot.epoch, slot.by, version)
+        return Effects([event], fresh=fresh)
 
     def refused(self, reason: str) -> Effects:
         """A driver has turned somebody away before the server was asked."""
@@ -191,7 +185,7 @@ class Coordinator:
         self.counts.merges += 1
         base, fresh = flight.base, flight.fresh
         round_, k = (flight.fresh_age, fresh - base) if self.server.synchronous else (None, None)
-        return make_merged((device, flight.trip, base, fresh, flight.slot, round_, k, NO_NUMBERS))
+        return Merged(device, flight.trip, base, fresh, flight.slot, round_, k)
 
     # ---- ends of trips
 
@@ -205,7 +199,7 @@ class Coordinator:
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size
-        events: list[Event] = [make_uploaded((device, trip, flight.base, version, size))]
+        events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
         if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
             events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
         if decided:
@@ -226,7 +220,7 @@ class Coordinator:
             wake_at = self.wake(now)
         if self.rounds.limit:
             self.over |= self.rounds.ended(server, self.endless)
-        return make_effects((events, (), None, hurry, wake_at, None, ()))
+        return Effects(events, hurry=hurry, wake_at=wake_at)
 
     def _hurried(self, events: list[Event]) -> list[int]:
         """Who should hurry; the log says so."""

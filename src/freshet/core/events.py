@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from freshet.core.making import maker
-
 Record = dict[str, Any]
 Numbers = Mapping[str, Any]
 NO_NUMBERS: Numbers = MappingProxyType({})
@@ -172,9 +170,6 @@ KINDS: dict[str, type[Event]] = {
     "devices": Examined,
     "note": Noted,
 }
-#: Those that most trips have.
-make_contribution, make_triggered, make_uploaded = maker(Contribution), maker(Triggered), maker(Uploaded)
-make_requested, make_merged, make_aggregated = maker(Requested), maker(Merged), maker(Aggregated)
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from freshet.core.making import maker
 from freshet.core.vectors import Vector
 
 Number = float | int
@@ -103,7 +102,3 @@ class Upload(NamedTuple):
         if self.packed or self.vectors:
             return weight_of(self.weights, self.vectors, self.packed)
         return self.weights.nbytes
-
-
-#: Those that most trips have.
-make_assignment, make_fresh, make_upload = maker(Assignment), maker(Fresh), maker(Upload)

@@ -18,7 +18,6 @@ from pydantic.config import JsonDict
 from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
 from freshet.core.layout import Layout
-from freshet.core.making import maker
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
@@ -109,9 +108,6 @@ class Aggregate(NamedTuple):
     numbers: Numbers = NO_NUMBERS
     length: float | None = None
     notes: tuple[Noted, ...] = ()
-
-
-make_aggregate = maker(Aggregate)
 
 
 class Discard(NamedTuple):

@@ -12,8 +12,8 @@ from freshet.core import admission, saving
 from freshet.core.admission import FACTOR, Entrance
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected, make_aggregated
-from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload, make_assignment, make_fresh
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
 from freshet.core.scheduling import Selection, View, selector
 from freshet.core.stopping import GIVEN_UP
@@ -166,7 +166,7 @@ class Server:
             flights[device] = ActiveTrip(trip, version, age, epochs, lr)
             instruction = method.instruct(self, device) if instructs else {}
             vectors = method.vectors(self, device) if adds else NO_VECTORS
-            assignment = make_assignment((device, trip, version, age, weights, epochs, lr, instruction, vectors, 0))
+            assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
             assignments.append(assignment if links is None else links.assigned(assignment))
         return assignments
 
@@ -197,7 +197,7 @@ class Server:
         if flight.fresh is None:
             return None
         vectors = self.method.vectors(self, request.device) if self._adds else NO_VECTORS
-        fresh = make_fresh((flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors, 0))
+        fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
         return fresh if self.links is None else self.links.freshened(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
@@ -358,7 +358,7 @@ class Server:
             return [Rejected(NOT_FINITE, device, trip)]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)
-        event = make_aggregated((self.store.current, length, parts, device, trip, round_, verdict.numbers))
+        event = Aggregated(self.store.current, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
         if self.waiting:
             self.waiting.clear()

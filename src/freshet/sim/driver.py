@@ -18,31 +18,31 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from freshet.compute.executor import Executor, Future, OnDemand
+from freshet.compute.executor import Executor, Future, DeferredFuture
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import Examined
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
 from freshet.core.saving import Tree
 from freshet.core.server import Server
-from freshet.core.streams import Streams
+from freshet.core.streams import stream
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
-from freshet.sim.device_memory import DEFAULT_LIMIT, DeviceStore
-from freshet.sim.exams import Exams, Tested
+from freshet.sim.device_memory import DEFAULT_LIMIT_BYTES, DeviceStore
+from freshet.sim.device_evaluations import EvaluationSchedule, DeviceTest
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import NO_TRIP, Entry, EventHeap, Rank
 from freshet.training.task import Score
-from freshet.training.trainer import Work, make_work
+from freshet.training.trainer import Work
 from freshet.training.trip import Outcome
 
 
 @contextmanager
-def patient_collector() -> Iterator[None]:
+def relaxed_gc() -> Iterator[None]:
     """Let Python look for garbage less often: with many devices in flight each look is long, and there is little."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 20, 100)
@@ -53,7 +53,7 @@ def patient_collector() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Journey:
+class SimTrip:
     """A trip in virtual time: what the device was given, and the training that belongs to it."""
 
     assignment: Assignment
@@ -68,14 +68,14 @@ class Journey:
     due: float | None = None
 
 
-def state_of(journey: Journey) -> Tree:
+def trip_state(journey: SimTrip) -> Tree:
     """What it takes to go on with it, beside what the server remembers."""
     return {
         "epochs": journey.assignment.epochs,
         "instruction": dict(journey.assignment.instruction),
         "vectors": dict(journey.assignment.vectors),
         "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
-        "packed": [_packed(journey.assignment), _packed(journey.fresh)],
+        "packed": [_compressed_copy(journey.assignment), _compressed_copy(journey.fresh)],
         "slot": None if journey.slot is None else list(journey.slot),
         "merged": journey.merged,
         "triggered": journey.triggered,
@@ -84,26 +84,26 @@ def state_of(journey: Journey) -> Tree:
     }
 
 
-def _packed(message: Assignment | Fresh | None) -> list[Any]:
+def _compressed_copy(message: Assignment | Fresh | None) -> list[Any]:
     """Bytes and content of a model that came in fewer bytes; nothing of one that the server has, too."""
     return [message.packed, message.weights] if message is not None and message.packed else []
 
 
-def restored(server: Server, device: int, saved: Tree) -> Journey:
+def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
     """A journey as it was: versions come from the server, which holds those that are needed."""
-    flight, store = server.flights[device], server.store
+    active, store = server.active_trips[device], server.store
     given, got = saved["packed"]  # a model that came in fewer bytes is not quite a version of the server's
-    weights = np.array(given[1]) if given else store.get(flight.base)
-    where = (device, flight.trip, flight.base, flight.age, weights, saved["epochs"], flight.lr)
+    weights = np.array(given[1]) if given else store.get(active.base)
+    where = (device, active.trip, active.base, active.age, weights, saved["epochs"], active.lr)
     assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]), given[0] if given else 0)
     fresh = None
-    if flight.fresh is not None:
-        weights = np.array(got[1]) if got else store.get(flight.fresh)
+    if active.fresh is not None:
+        weights = np.array(got[1]) if got else store.get(active.fresh)
         vectors = owned(saved["fresh_vectors"])
-        fresh = Fresh(flight.fresh, flight.fresh_age, weights, vectors, got[0] if got else 0)
+        fresh = Fresh(active.fresh, active.fresh_age, weights, vectors, got[0] if got else 0)
     slot = None if saved["slot"] is None else Slot(*saved["slot"])
     triggered = saved["triggered" if "triggered" in saved else "started"]  # earlier versions did not save it
-    return Journey(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])
+    return SimTrip(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])
 
 
 class Simulation:
@@ -118,28 +118,23 @@ class Simulation:
         *,
         eval_every: float,
         stop_diverged: bool = True,
-        device_memory: int = DEFAULT_LIMIT,
-        exams: Exams | None = None,
+        device_memory: int = DEFAULT_LIMIT_BYTES,
+        exams: EvaluationSchedule | None = None,
     ) -> None:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
-        self.eval_every, self._stop_diverged, self._exams = eval_every, stop_diverged, exams
+        self.eval_every, self._stop_diverged, self._device_tests = eval_every, stop_diverged, exams
         self.rule, self.links = self.server.rule, self.server.links
-        self._epochs, self._upload_bytes = self.server.world.epochs, self.server.upload_bytes
-        self._always_there = fleet.always_there
+        self._epochs, self._upload_bytes = self.server.context.epochs, self.server.upload_bytes
+        self._always_available = fleet.always_available
         self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
         self.heap = EventHeap()
-        self.journeys: dict[int, Journey] = {}
+        self.trips: dict[int, SimTrip] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
-        self.last_test = self.last_exam = -1.0
+        self.last_test = self.last_device_test = -1.0
         self.until = 0.0
         self.started = self.over = False
-        self._tested: tuple[int, Future[Score]] | None = None
-
-    @cached_property
-    def _slots(self) -> Streams:
-        """What devices draw from when they choose their slots."""
-        return Streams(self.server.world.seed, "slot")
+        self._latest_score: tuple[int, Future[Score]] | None = None
 
     @property
     def now(self) -> float:
@@ -162,16 +157,16 @@ class Simulation:
             self.heap.push((0.0, Rank.EVALUATE, *NO_TRIP))
         heap, end, handlers, progress = self.heap, (until, Rank.EVALUATE), self._handlers(), self.writer.progress
         watched = bool(self.writer.observers)
-        with patient_collector():
-            while not self.over and heap.is_before(end):
+        with relaxed_gc():
+            while not self.over and heap.has_event_before(end):
                 if between():
                     return False
                 entry = heap.pop()
                 handlers[entry[1]](entry)
                 if watched:
                     progress(entry[0])
-        for journey in self.journeys.values():  # trips that go on beyond the end, but whose merges are in the log
-            if journey.merged and isinstance(journey.merge, OnDemand):
+        for journey in self.trips.values():  # trips that go on beyond the end, but whose merges are in the log
+            if journey.merged and isinstance(journey.merge, DeferredFuture):
                 journey.merge.start()
         if not self.over:
             heap.now = until
@@ -192,7 +187,7 @@ class Simulation:
     def conclude(self) -> None:
         """Test the model that is left, unless that was done at this very time (on the devices, too, if they are to be
         tested), and look at the result."""
-        if self.last_test < self.now or (self._exams is not None and self.last_exam < self.now):
+        if self.last_test < self.now or (self._device_tests is not None and self.last_device_test < self.now):
             self._test(self.now, last=True)
         self.writer.drain(wait=True)
         self.coordinator.watch.check_latest()
@@ -200,7 +195,7 @@ class Simulation:
     def close(self) -> None:
         """The run is over, or has failed: nothing of it stays behind but its files."""
         self.devices.close()
-        self.journeys.clear()  # what would be trained on demand refers to this object
+        self.trips.clear()  # what would be trained on demand refers to this object
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log what happened, and do what the core asks for."""
@@ -209,7 +204,7 @@ class Simulation:
         for assignment in assignments:
             self._start(now, assignment)
         for device in given_up:
-            self._set_aside(self.journeys.pop(device), finished=False)
+            self._drop_trip(self.trips.pop(device), finished=False)
         for device in hurry:
             self._hurry(now, device)
         if wake_at is not None:
@@ -226,44 +221,46 @@ class Simulation:
 
     def _on_trigger(self, entry: Entry) -> None:
         now = entry[0]
-        self._carry_out(now, self.coordinator.tick(now, _everybody if self._always_there else self._there(now)))
+        self._carry_out(now, self.coordinator.tick(now, _everybody if self._always_available else self._is_available_at(now)))
 
-    def _there(self, now: float) -> Callable[[int], bool]:
+    def _is_available_at(self, now: float) -> Callable[[int], bool]:
         """Which devices are reachable at this time."""
         return lambda device: self.fleet.available(device, now)
 
     def _start(self, now: float, assignment: Assignment) -> None:
         device, number, fleet = assignment.device, assignment.trip, self.fleet
-        start = now + self._before(device, assignment, now)
-        journey = self.journeys[device] = Journey(assignment, now, start)
+        start = now + self._seconds_before_training(device, assignment, now)
+        journey = self.trips[device] = SimTrip(assignment, now, start)
         if self.rule.asks:
-            journey.slot = self.rule.plan(self.devices.get(device), assignment, self._slots(device, number))
+            journey.slot = self.rule.plan(
+                self.devices.get(device), assignment, stream(self.server.context.seed, "slot", device, number)
+            )
         if journey.slot is None:
             self._finish(start, journey, assignment.epochs)
         else:
-            asked = start + (journey.slot.epoch - 1) * fleet.epoch(device, self._epochs, start)
-            heard = asked + fleet.up(device, CONTROL_BYTES, asked)
+            asked = start + (journey.slot.epoch - 1) * fleet.epoch_seconds(device, self._epochs, start)
+            heard = asked + fleet.upload_seconds(device, CONTROL_BYTES, asked)
             self.heap.push((heard, Rank.REQUEST, device, number))
-        if not self._always_there:
-            leaves = fleet.leaves(device, now)
+        if not self._always_available:
+            leaves = fleet.leave_time(device, now)
             if leaves < math.inf:
                 self.heap.push((leaves, Rank.LOST, device, number))
 
-    def _before(self, device: int, assignment: Assignment, time: float) -> float:
+    def _seconds_before_training(self, device: int, assignment: Assignment, time: float) -> float:
         """Seconds between a trigger and the first step of training."""
-        return self.fleet.down(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
+        return self.fleet.download_seconds(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
 
-    def _finish(self, resume: float, journey: Journey, epochs: int) -> None:
+    def _finish(self, resume: float, journey: SimTrip, epochs: int) -> None:
         """Training goes on at ``resume`` for so many epochs, then the model goes up."""
         assignment, fleet = journey.assignment, self.fleet
         device, number = assignment.device, assignment.trip
-        done = resume + epochs * fleet.epoch(device, self._epochs, resume)
-        arrival = done + fleet.up(device, self._upload_bytes, done)
-        self._hand_out(journey, arrival)
+        done = resume + epochs * fleet.epoch_seconds(device, self._epochs, resume)
+        arrival = done + fleet.upload_seconds(device, self._upload_bytes, done)
+        self._submit(journey, arrival)
         rank = Rank.LOST if fleet.loss and fleet.is_lost(device, number) else Rank.UPLOAD
         self.heap.push((arrival, rank, device, number))
 
-    def _hand_out(self, journey: Journey, due: float) -> None:
+    def _submit(self, journey: SimTrip, due: float) -> None:
         """Give a trip's training to the executor; what arrives after the end of the run is only computed on demand."""
         work = self._work(journey)
         journey.due = due
@@ -273,21 +270,21 @@ class Simulation:
             journey.future = self._on_demand(work, due)
             journey.merge = self._on_demand(work._replace(merge_only=True), due)
 
-    def _work(self, journey: Journey) -> Work:
+    def _work(self, journey: SimTrip) -> Work:
         """The whole training of a trip."""
         assignment, rule, devices = journey.assignment, self.rule, self.devices
         device = assignment.device
         seconds = devices.mean_seconds(device) if rule.timed else None
-        return make_work((assignment, journey.slot, journey.fresh, rule, devices.get(device), seconds, False))
+        return Work(assignment, journey.slot, journey.fresh, rule, devices.get(device), seconds)
 
-    def _on_demand(self, work: Work, due: float) -> OnDemand[Outcome]:
-        return OnDemand(lambda: self.executor.train(work, due))
+    def _on_demand(self, work: Work, due: float) -> DeferredFuture[Outcome]:
+        return DeferredFuture(lambda: self.executor.train(work, due))
 
     # ---- a trip under way
 
-    def _journey(self, device: int, trip: int) -> Journey | None:
+    def _current_trip(self, device: int, trip: int) -> SimTrip | None:
         """The trip an event belongs to, unless it has ended in the meantime: then its device is told so."""
-        journey = self.journeys.get(device)
+        journey = self.trips.get(device)
         if journey is not None and journey.assignment.trip == trip:
             return journey
         self.server.heard(device, trip)
@@ -295,7 +292,7 @@ class Simulation:
 
     def _on_request(self, entry: Entry) -> None:
         now, _, device, trip = entry
-        journey = self._journey(device, trip)
+        journey = self._current_trip(device, trip)
         if journey is None:
             return
         assert journey.slot is not None
@@ -303,14 +300,14 @@ class Simulation:
         self._carry_out(now, effects)
         journey.fresh = fresh = effects.fresh
         size = CONTROL_BYTES if fresh is None else fresh.nbytes
-        resume = now + self.fleet.down(device, size, now)
+        resume = now + self.fleet.download_seconds(device, size, now)
         if fresh is not None:
             self.heap.push((resume, Rank.MERGE, device, trip))
         self._finish(resume, journey, journey.assignment.epochs - (journey.slot.epoch - 1))
 
     def _on_merge(self, entry: Entry) -> None:
         now, _, device, trip = entry
-        journey = self._journey(device, trip)
+        journey = self._current_trip(device, trip)
         if journey is None:
             return
         journey.merged = True
@@ -320,9 +317,9 @@ class Simulation:
 
     def _hurry(self, now: float, device: int) -> None:
         """The server wants this device's model soon: it uploads at the end of the epoch in which it hears so."""
-        journey = self.journeys[device]
-        heard = now + self.fleet.down(device, CONTROL_BYTES, now)
-        epochs = 1 + int(max(0.0, heard - journey.started) / self.fleet.epoch(device, self._epochs, journey.started))
+        journey = self.trips[device]
+        heard = now + self.fleet.download_seconds(device, CONTROL_BYTES, now)
+        epochs = 1 + int(max(0.0, heard - journey.started) / self.fleet.epoch_seconds(device, self._epochs, journey.started))
         if journey.slot is None and epochs < journey.assignment.epochs and journey.future is not None:
             journey.future.cancel()
             journey.assignment = journey.assignment._replace(epochs=epochs)
@@ -330,19 +327,19 @@ class Simulation:
 
     def _on_upload(self, entry: Entry) -> None:
         now, _, device, trip = entry
-        journey = self._journey(device, trip)
+        journey = self._current_trip(device, trip)
         if journey is None:
             return
-        del self.journeys[device]
+        del self.trips[device]
         if self.rule.timed:
-            before = self._before(device, journey.assignment, journey.triggered)
-            self.devices.completed(device, before + (now - journey.started))
-        effects = self.coordinator.arrived(now, device, trip, partial(self._opened, journey))
+            before = self._seconds_before_training(device, journey.assignment, journey.triggered)
+            self.devices.record_trip(device, before + (now - journey.started))
+        effects = self.coordinator.arrived(now, device, trip, partial(self._receive, journey))
         if journey.future is not None:  # nobody has looked at it
-            self._set_aside(journey, finished=True)
+            self._drop_trip(journey, finished=True)
         self._carry_out(now, effects)
 
-    def _opened(self, journey: Journey) -> Upload:
+    def _receive(self, journey: SimTrip) -> Upload:
         """The upload of a journey, once; its device remembers what it has learned."""
         assert journey.future is not None
         outcome, journey.future = journey.future.result(), None
@@ -353,16 +350,16 @@ class Simulation:
 
     def _on_lost(self, entry: Entry) -> None:
         now, _, device, trip = entry
-        journey = self._journey(device, trip)
+        journey = self._current_trip(device, trip)
         if journey is None:
             return
-        del self.journeys[device]
+        del self.trips[device]
         finished = self.fleet.available(device, now)
-        self._set_aside(journey, finished)
+        self._drop_trip(journey, finished)
         reason, sent = ("upload lost", self._upload_bytes) if finished else ("device left", 0)
         self._carry_out(now, self.coordinator.lost(now, device, trip, reason, sent))
 
-    def _set_aside(self, journey: Journey, finished: bool) -> None:
+    def _drop_trip(self, journey: SimTrip, finished: bool) -> None:
         """Nobody needs this model; but the device may have learned something on the way: from the whole trip, or, if it
         did not finish, from its merge."""
         future, device = journey.future, journey.assignment.device
@@ -390,18 +387,18 @@ class Simulation:
         """Test the newest model; a version that was tested before is not computed again."""
         self.last_test = time
         version = self.server.version
-        if self._tested is None or self._tested[0] != version:
-            self._tested = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))
-        score = self._tested[1]
+        if self._latest_score is None or self._latest_score[0] != version:
+            self._latest_score = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))
+        score = self._latest_score[1]
         self.coordinator.watch.test(time, score)
         event, row = self.coordinator.test()
-        if self._exams is None or not self._exams.due(time, self.eval_every, last or self._has_diverged()):
+        if self._device_tests is None or not self._device_tests.due(time, self.eval_every, last or self._has_diverged()):
             self.writer.event(time, event, score, _scores, row)
             return
-        self.last_exam = time
-        found = self._exams.hold(self.executor, self.server, score, time)
-        self.writer.event(time, event, found, Tested.numbers, row)
-        self.writer.event(time, Examined(version), found, Tested.by_device)
+        self.last_device_test = time
+        found = self._device_tests.start(self.executor, self.server, score, time)
+        self.writer.event(time, event, found, DeviceTest.numbers, row)
+        self.writer.event(time, Examined(version), found, DeviceTest.by_device)
 
     # ---- checkpoint: training that is under way is not saved, it follows from its inputs and is handed out again
 
@@ -414,8 +411,8 @@ class Simulation:
             "heap": [list(entry) for entry in self.heap.entries()],
             "now": self.heap.now,
             "last_test": self.last_test,
-            "last_exam": self.last_exam,
-            "journeys": {str(device): state_of(journey) for device, journey in self.journeys.items()},
+            "last_exam": self.last_device_test,
+            "journeys": {str(device): trip_state(journey) for device, journey in self.trips.items()},
             "log": self.writer.position(),
         }
 
@@ -424,16 +421,16 @@ class Simulation:
         self.coordinator.restore(tree["coordinator"])
         self.devices.restore(tree["devices"])
         self.heap = EventHeap(tree["heap"], tree["now"])
-        self.last_test, self.last_exam = tree["last_test"], tree.get("last_exam", -1.0)
+        self.last_test, self.last_device_test = tree["last_test"], tree.get("last_exam", -1.0)
         self.until, self.started = until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
-            journey = self.journeys[int(device)] = restored(self.server, int(device), saved)
+            journey = self.trips[int(device)] = restore_trip(self.server, int(device), saved)
             if saved["due"] is not None:
-                self._hand_out(journey, saved["due"])
+                self._submit(journey, saved["due"])
 
 
-def check(tree: Tree, size: int) -> None:
+def check_state(tree: Tree, size: int) -> None:
     """Raise ``ValueError`` unless a saved state has all its parts, with models of this size."""
     parts = {"coordinator", "devices", "heap", "now", "last_test", "journeys", "log", "wall_seconds"}
     missing = parts - tree.keys()

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from freshet.core.making import maker
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import torch_seed
@@ -33,9 +32,6 @@ class Work(NamedTuple):
     seconds: float | None = None
     #: Stop after the merge: only its numbers are wanted.
     merge_only: bool = False
-
-
-make_work = maker(Work)
 
 
 class Trainer:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
-from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload, make_upload
+from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload
 from freshet.core.method import Judge, LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
@@ -54,8 +54,17 @@ class Outcome(NamedTuple):
 
     def upload(self, assignment: Assignment) -> Upload:
         """What goes up; the memory stays with the device."""
-        weights, steps, report, merged, vectors, _, _, packed, _ = self
-        return make_upload((*assignment[:3], weights, steps, report, merged, vectors, packed))
+        return Upload(
+            device=assignment.device,
+            trip=assignment.trip,
+            base=assignment.version,
+            weights=self.weights,
+            steps=self.steps,
+            report=self.report,
+            merged=self.merged,
+            vectors=self.vectors,
+            packed=self.packed,
+        )
 
 
 #: How torch's complaint begins.
