@@ -19,7 +19,7 @@ def wish(executor: str, workers: int = 0, address: str = "") -> SimpleNamespace:
     [("serial", 4, True), ("auto", 1, True), ("auto", 2, False), ("processes", 1, False), ("ray", 1, False)],
 )
 def test_only_serial_and_auto_with_one_worker_train_in_this_process(executor: str, workers: int, alone: bool) -> None:
-    assert choice.in_this_process(wish(executor, workers)) == alone
+    assert choice.trains_in_process(wish(executor, workers)) == alone
 
 
 def test_asking_for_ray_gives_ray_also_in_a_grid_of_runs(monkeypatch) -> None:

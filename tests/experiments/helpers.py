@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from freshet.experiments.compare import Watch
-from freshet.experiments.grid import GridWorld, Job, Request, expand, parse_entries
+from freshet.experiments.compare import GridObserver
+from freshet.experiments.grid import Scenario, Job, UserSettings, expand, parse_entries
 from freshet.experiments.store import State
 
 TINY = (
@@ -22,10 +22,10 @@ TINY = (
 
 
 def jobs(methods: str = "fedasmu,fedavg", seeds: Sequence[int] = (0, 1), settings: Sequence[str] = ()) -> list[Job]:
-    return expand(parse_entries(methods), seeds, Request(settings=[*TINY, *settings]), [GridWorld()])
+    return expand(parse_entries(methods), seeds, UserSettings(settings=[*TINY, *settings]), [Scenario()])
 
 
-class Diary(Watch):
+class Diary(GridObserver):
     """Remembers what a grid did."""
 
     def __init__(self) -> None:

@@ -31,13 +31,13 @@ def test_by_hand():
     # 2 * 7 / (0.5 * 0.1 * 10 * 2) = 14
     assert convex.transient(BY_HAND, 10) == pytest.approx(14.0)
     # (1 + 4*4)/2 * 2 * 0.1 * 3 = 5.1; (6 + 3.2 + 0.2 + 0.2) * 3 = 28.8; (5.1 + 28.8 + 5) * 4 / (10 * 2) = 7.78
-    assert convex.printed(BY_HAND, 10) == pytest.approx(14.0 + 7.78)
+    assert convex.printed_bound(BY_HAND, 10) == pytest.approx(14.0 + 7.78)
     # with eta^2: 0.51; (0.51 + 28.8 + 5) * 4 / 2 = 68.62
-    assert convex.corrected(BY_HAND, 10) == pytest.approx(14.0 + 68.62)
+    assert convex.corrected_bound(BY_HAND, 10) == pytest.approx(14.0 + 68.62)
     # (5 + (2 + 0.4 + 8 + 6.4) * 3) * 2 = 110.8
-    assert convex.repaired(BY_HAND, 10) == pytest.approx(14.0 + 110.8)
+    assert convex.repaired_bound(BY_HAND, 10) == pytest.approx(14.0 + 110.8)
     # (28 + 204 + 432) / 8 + (72 + 20) / 128
-    assert convex.stated(BY_HAND) == pytest.approx(83.0 + 0.71875)
+    assert convex.stated_bound(BY_HAND) == pytest.approx(83.0 + 0.71875)
 
 
 def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
@@ -54,10 +54,10 @@ def test_the_repaired_floor_is_the_sum_of_the_proofs_terms():
 @given(constants)
 def test_the_printed_bound_vanishes_with_time_and_the_corrected_ones_do_not(c):
     last = 10**18
-    assert convex.printed(c, last) < 1e-3 * convex.printed(c, 100)
-    assert convex.corrected(c, last) >= convex.corrected_floor(c) > 0
-    assert convex.repaired(c, last) >= convex.repaired_floor(c) > 0
-    assert convex.corrected(c, last) == pytest.approx(convex.corrected_floor(c), rel=1e-3)
+    assert convex.printed_bound(c, last) < 1e-3 * convex.printed_bound(c, 100)
+    assert convex.corrected_bound(c, last) >= convex.corrected_floor(c) > 0
+    assert convex.repaired_bound(c, last) >= convex.repaired_floor(c) > 0
+    assert convex.corrected_bound(c, last) == pytest.approx(convex.corrected_floor(c), rel=1e-3)
 
 
 @given(constants)
@@ -88,6 +88,6 @@ def test_two_parabolas_break_the_printed_bound():
         lr=eta,
     )
     assert min(squares) == pytest.approx(0.64, abs=0.02)
-    assert min(squares) > 10 * convex.printed(c, T)
-    assert sum(squares) / T < convex.corrected(c, T)
-    assert sum(squares) / T < convex.repaired(c, T)
+    assert min(squares) > 10 * convex.printed_bound(c, T)
+    assert sum(squares) / T < convex.corrected_bound(c, T)
+    assert sum(squares) / T < convex.repaired_bound(c, T)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import freshet.parts
+import freshet.assembly
 from freshet import Federation
 from freshet.config import resolve
 from freshet.data.dataset import DataSet
@@ -41,7 +41,7 @@ def real_or_stand_in(name: str, data_dir: Any = None, **options: Any) -> DataSet
 
 @pytest.mark.parametrize("name", list(CELLS))
 def test_a_cell_runs_two_virtual_rounds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freshet.parts, "load", real_or_stand_in)
+    monkeypatch.setattr(freshet.assembly, "load", real_or_stand_in)
     tables = cell_tables(CELLS[name], "fedssmu")
     tables["fleet"] |= {"devices": 6}
     tables["run"] |= {"per_round": 2, "until": 200.0, "executor": "serial", "eval_every": 200.0}

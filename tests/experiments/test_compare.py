@@ -189,7 +189,7 @@ def test_one_pool_serves_the_whole_grid_and_gives_the_same_bits(tmp_path, monkey
 
 def test_two_commands_do_not_work_in_one_folder(tmp_path):
     store = Store(tmp_path)
-    with store.locked(), pytest.raises(RunError, match="another freshet command"):
+    with store.lock(), pytest.raises(RunError, match="another freshet command"):
         run_grid(jobs("fedavg", (0,)), Store(tmp_path))
 
 

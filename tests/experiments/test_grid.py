@@ -7,8 +7,8 @@ import pytest
 from freshet.config import resolve
 from freshet.errors import ConfigError
 from freshet.experiments.grid import (
-    GridWorld,
-    Request,
+    Scenario,
+    UserSettings,
     check_fair,
     expand,
     parse_entries,
@@ -30,7 +30,7 @@ def labels(found):
 
 
 def only(methods, **given):
-    return {job.entry.label: job.config for job in expand(parse_entries(methods), [0], Request(**given))}
+    return {job.entry.label: job.config for job in expand(parse_entries(methods), [0], UserSettings(**given))}
 
 
 # ---- keys
@@ -239,7 +239,7 @@ def test_a_config_file_is_handed_to_variants_in_the_same_way():
 
 
 def test_a_cell_gives_its_rates_to_those_whom_they_concern():
-    world = GridWorld("lenet-cifar10", CELLS["lenet-cifar10"])
+    world = Scenario("lenet-cifar10", CELLS["lenet-cifar10"])
     found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [world])}
     assert (found["fedasmu"].method.eta_gamma, found["fedssmu"].method.eta_gamma) == (0.1, 0.1)
     assert found["fedbuff"].method.tau_max == -1

@@ -8,7 +8,7 @@ import pytest
 from freshet.config import resolve
 from freshet.data import load
 from freshet.errors import ConfigError
-from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
+from freshet.experiments.grid import Scenario, UserSettings, expand, parse_entries
 from freshet.federation import Federation
 from freshet.paper.cells import (
     CELLS,
@@ -105,7 +105,7 @@ def test_a_networks_own_options_count():
 def test_the_bytes_of_a_network_are_those_that_travel():
     for name in ("digits", "mlp"):
         config = resolve({"model": {"name": name}})
-        assert model_bytes(config) == 4 * Federation.from_config(config).parts.server(config).context.layout.size
+        assert model_bytes(config) == 4 * Federation.from_config(config).assembly.begin().server.context.layout.size
     assert load("digits").sample_shape == SHAPES["digits"]
 
 
@@ -122,10 +122,10 @@ def test_a_cell_lasts_500_synchronous_rounds_of_its_fleet_for_every_method(name)
 
 
 def test_the_length_follows_the_fleet_that_is_set():
-    world = GridWorld("lenet-fmnist", CELLS["lenet-fmnist"])
+    world = Scenario("lenet-fmnist", CELLS["lenet-fmnist"])
 
     def until(*settings):
-        return expand(parse_entries("fedasmu"), [0], Request(settings=settings), [world])[0].config.run.until
+        return expand(parse_entries("fedasmu"), [0], UserSettings(settings=settings), [world])[0].config.run.until
 
     assert until("fleet.ratio=10.0") > 1.8 * until()
     assert until("fleet.fastest=20.0") > 1.9 * until()

@@ -5,7 +5,7 @@ import pytest
 from freshet.paper.cells import CELLS
 from freshet.paper.other_cells import OTHERS, PLANNED, read_others, section
 from freshet.paper.results_page import text_of
-from freshet.paper.studies import STUDIES, Found
+from freshet.paper.studies import STUDIES, StudyRuns
 
 from .kept_runs import write_run
 
@@ -112,6 +112,6 @@ def test_all_of_them_run_with_all_methods_leave_nothing_to_name(tmp_path):
 def test_they_stand_between_the_main_runs_and_the_suites(results):
     for seed in range(3):
         write_run(results / "lenet-fmnist", "fedasmu", seed, [0.5] * 61)
-    page = text_of([Found.read(study, results) for study in STUDIES], read_others(results))
+    page = text_of([StudyRuns.read(study, results) for study in STUDIES], read_others(results))
     titles = [line for line in page.splitlines() if line.startswith("## ")]
     assert titles[0].startswith("## LeNet5 on 10,000") and titles[1:3] == ["## The other ten cells", "## Suites"]

@@ -28,10 +28,10 @@ def test_every_suite_of_the_paper_is_there():
 def test_the_table_is_twelve_cells_times_twelve_methods_times_seeds():
     found = plan(find_suite("table"), [0, 1, 2])
     assert len(found.jobs) == 12 * 12 * 3
-    assert {(j.world.name, j.entry.label) for j in found.jobs} == {(c, m) for c in CELLS for m in METHODS}
+    assert {(j.scenario.name, j.entry.label) for j in found.jobs} == {(c, m) for c in CELLS for m in METHODS}
     assert len({job.key for job in found.jobs}) == len(found.jobs)
     for job in found.jobs:
-        cell = CELLS[job.world.name]
+        cell = CELLS[job.scenario.name]
         c = job.config
         assert (c.data.name, c.model.name, c.training.lr) == (cell.dataset, cell.model, cell.lr)
         assert (c.run.target, c.fleet.devices, c.run.per_round) == (cell.target, 100, 10)
@@ -59,7 +59,7 @@ def test_all_methods_of_a_setting_run_equally_long_and_the_notes_say_how_long(su
     found = grid(suite)
     by_world = {}
     for job in found.jobs:
-        by_world.setdefault(job.world.name, set()).add((job.config.run.until, job.config.run.eval_every))
+        by_world.setdefault(job.scenario.name, set()).add((job.config.run.until, job.config.run.eval_every))
     assert all(len(lengths) == 1 for lengths in by_world.values())
     for name, lengths in by_world.items():
         assert any(note.startswith(f"{name}: {next(iter(lengths))[0]:,g} s") for note in found.notes)
@@ -85,7 +85,7 @@ def test_bandwidth_is_divided_by_50_and_100():
 def test_the_normal_world_of_each_study_is_the_same_runs_as_in_the_table():
     table = {job.key for job in grid("table", cells="lenet-fmnist").jobs}
     for name, world in (("devices", "100 devices"), ("heterogeneity", "ratio 5"), ("bandwidth", "bandwidth 1")):
-        assert {job.key for job in grid(name).jobs if job.world.name.endswith(world)} == table
+        assert {job.key for job in grid(name).jobs if job.scenario.name.endswith(world)} == table
 
 
 def test_ablation_switches_the_parts_off():
@@ -103,7 +103,7 @@ def test_slots_are_learned_or_fixed():
 
 def test_methods_and_cells_can_be_chosen():
     found = grid("table", methods="fedasmu,fedavg", cells="textcnn-imdb,lenet-fmnist")
-    assert [(j.world.name, j.entry.label) for j in found.jobs] == [
+    assert [(j.scenario.name, j.entry.label) for j in found.jobs] == [
         ("textcnn-imdb", "fedasmu"),
         ("textcnn-imdb", "fedavg"),
         ("lenet-fmnist", "fedasmu"),
@@ -158,7 +158,7 @@ def test_every_output_says_the_scale(tmp_path):
     assert found.stem == "ablation-scale0.1"
     assert "SCALED DOWN to 0.1" in found.title
     assert any("not the paper's conditions" in note for note in found.notes)
-    record = results.document(found.jobs, Store(tmp_path), title=found.title, notes=found.notes, scale=found.scaled)
+    record = results.document(found.jobs, Store(tmp_path), title=found.title, notes=found.notes, scale=found.scale_record)
     as_json, as_csv = results.write(record, tmp_path, found.stem)
     assert json.loads(as_json.read_text())["scale"]["scale"] == 0.1
     assert "scale" in as_csv.read_text().splitlines()[0]
@@ -167,7 +167,7 @@ def test_every_output_says_the_scale(tmp_path):
 
 def test_a_full_suite_says_nothing_of_a_scale():
     found = grid("ablation")
-    assert (found.stem, found.scaled) == ("ablation", None)
+    assert (found.stem, found.scale_record) == ("ablation", None)
     assert not any("SCALED" in text for text in (found.title, *found.notes))
 
 

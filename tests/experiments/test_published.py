@@ -7,12 +7,12 @@ import tomli_w
 
 from freshet.config import resolve
 from freshet.experiments import compare
-from freshet.experiments.grid import GridWorld, Request, expand, parse_entries
+from freshet.experiments.grid import Scenario, UserSettings, expand, parse_entries
 from freshet.paper.cells import CELLS, METHODS, cell_tables
-from freshet.paper.suites import find_suite, plan, published
+from freshet.paper.suites import find_suite, plan, published_numbers
 
 CELL = "lenet-fmnist"
-WORLD = GridWorld(CELL, CELLS[CELL])
+WORLD = Scenario(CELL, CELLS[CELL])
 OVERRIDES = [
     "fleet.devices=99",
     "fleet.ratio=6.0",
@@ -67,13 +67,13 @@ HARMLESS = [
 
 
 def numbers(methods="fedasmu", settings=(), world=WORLD, seeds=(0,), **given):
-    request = Request(settings=settings, **given)
-    return {job.entry.label: published(job) for job in expand(parse_entries(methods), seeds, request, [world])}
+    request = UserSettings(settings=settings, **given)
+    return {job.entry.label: published_numbers(job) for job in expand(parse_entries(methods), seeds, request, [world])}
 
 
 def test_every_method_of_the_table_has_its_number_in_the_plain_cell():
     for name, cell in CELLS.items():
-        found = numbers(",".join(METHODS), world=GridWorld(name, cell), seeds=(3,))
+        found = numbers(",".join(METHODS), world=Scenario(name, cell), seeds=(3,))
         assert {m: n["accuracy"] for m, n in found.items()} == {m: p.accuracy for m, p in cell.published.items()}
 
 
@@ -117,19 +117,19 @@ def test_a_config_file_takes_it_away_unless_it_is_the_cells_own():
 
 
 def test_without_a_cell_there_is_none():
-    assert numbers(world=GridWorld()) == {"fedasmu": None}
+    assert numbers(world=Scenario()) == {"fedasmu": None}
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.5, 0.999])
 def test_a_scaled_suite_has_none(scale):
-    assert not any(published(job) for job in plan(find_suite("table"), [0], scale=scale, cells=CELL).jobs)
+    assert not any(published_numbers(job) for job in plan(find_suite("table"), [0], scale=scale, cells=CELL).jobs)
 
 
 @pytest.mark.parametrize("suite", ["devices", "heterogeneity", "bandwidth"])
 def test_a_study_has_them_in_its_normal_setting_alone(suite):
     found = {}
     for job in plan(find_suite(suite), [0]).jobs:
-        found.setdefault(job.world.name, []).append(published(job) is not None)
+        found.setdefault(job.scenario.name, []).append(published_numbers(job) is not None)
     assert [all(there) for there in found.values()] == [True, False, False]
     assert not any(any(there) for there in list(found.values())[1:])
 

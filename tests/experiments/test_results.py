@@ -12,7 +12,7 @@ from rich.console import Console
 from freshet.cli.screen import print_results
 from freshet.errors import ConfigError
 from freshet.experiments.compare import run_grid, to_do
-from freshet.experiments.grid import GridWorld, expand, parse_entries
+from freshet.experiments.grid import Scenario, expand, parse_entries
 from freshet.experiments.results import document, rows, write
 from freshet.experiments.store import Store
 from freshet.paper.cells import CELLS, model_bytes
@@ -108,7 +108,7 @@ def test_a_crashed_run_is_shown_as_failed_and_not_averaged(tmp_path, grid):
     for job in grid:
         if (job.entry.label, job.seed) == ("fedasmu", 0):
             finish(store, job, [0.99] * 7, status="failed")
-            store.fail(job.key, ValueError("out of [red] paint"))
+            store.record_failure(job.key, ValueError("out of [red] paint"))
         else:
             finish(store, job, CURVES[job.entry.label, job.seed])
     found = document(grid, store, title="t")
@@ -176,7 +176,7 @@ def test_runs_of_different_versions_are_pointed_out(grid, store):
 
 
 def test_published_numbers_stand_in_the_table_beside_ours(tmp_path):
-    grid = expand(parse_entries("fedasmu,fedavg"), [0], None, [GridWorld("lenet-fmnist", CELLS["lenet-fmnist"])])
+    grid = expand(parse_entries("fedasmu,fedavg"), [0], None, [Scenario("lenet-fmnist", CELLS["lenet-fmnist"])])
     store = Store(tmp_path)
     finish(store, grid[0], CURVES["fedasmu", 0])
     text = shown(document(grid, store, title="t"))

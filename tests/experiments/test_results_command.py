@@ -7,7 +7,7 @@ import pytest
 from freshet.errors import ConfigError, RunError
 from freshet.paper.archive import ArchivedRun, read, variants
 from freshet.paper.cells import find_cell
-from freshet.paper.studies import bring, place
+from freshet.paper.studies import import_runs, archive_folder
 
 from .kept_runs import write_run
 
@@ -91,13 +91,13 @@ def test_a_mistake_is_one_sentence(command, grid, words, problem):
 @pytest.mark.parametrize("suite", ["slots/x", "skew", "skew/../..", "skew/a/b", "skew/..", "nonsense", "../x"])
 def test_only_a_suite_that_there_is_takes_runs(tmp_path, suite):
     with pytest.raises(ConfigError, match="--suite"):
-        place(tmp_path, find_cell("lenet-fmnist"), suite)
+        archive_folder(tmp_path, find_cell("lenet-fmnist"), suite)
 
 
 def test_a_suite_has_its_folder(tmp_path):
     cell = find_cell("lenet-fmnist")
-    assert place(tmp_path, cell, "slots") == tmp_path / "lenet-fmnist" / "suites" / "slots"
-    assert place(tmp_path, cell, "bandwidth/bandwidth-1-50").parts[-2:] == ("bandwidth", "bandwidth-1-50")
+    assert archive_folder(tmp_path, cell, "slots") == tmp_path / "lenet-fmnist" / "suites" / "slots"
+    assert archive_folder(tmp_path, cell, "bandwidth/bandwidth-1-50").parts[-2:] == ("bandwidth", "bandwidth-1-50")
 
 
 def change(run, **values):
@@ -136,7 +136,7 @@ def test_a_broken_run_is_named_in_one_sentence(tmp_path, harm):
 def test_of_a_folder_with_a_broken_run_nothing_is_brought_in(grid, tmp_path):
     change(grid / "runs" / "fedasync-seed0-0", uploads=None)
     with pytest.raises(RunError, match="fedasync-seed0-0 cannot be used: uploads"):
-        bring([grid], tmp_path / "kept", find_cell("cnn-cifar10"))
+        import_runs([grid], tmp_path / "kept", find_cell("cnn-cifar10"))
     assert not (tmp_path / "kept").exists()
 
 

@@ -15,10 +15,10 @@ from freshet.cli import experiments
 from freshet.errors import ConfigError, RunError
 from freshet.paper import theory
 from freshet.paper.convex import digits
-from freshet.paper.theory import Setting
+from freshet.paper.theory import TheoryRun
 from freshet.runs.lifecycle import interruptible
 
-SHORT = Setting("grid", "fedasmu", 5, 2, 30)
+SHORT = TheoryRun("grid", "fedasmu", 5, 2, 30)
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,14 @@ def test_a_run_measures_the_gradient_at_every_version(outcome):
 
 
 def test_a_trace_takes_no_more_than_it_wants():
-    trace, part = theory.Trace(2), {"device": 3, "base": 1, "staleness": 1, "weight": 0.5}
+    trace, part = theory.AggregationTrace(2), {"device": 3, "base": 1, "staleness": 1, "weight": 0.5}
 
     def aggregate(version):
         trace.on_event({"kind": "aggregate", "version": version, "contributions": [part]})
 
     aggregate(1)
     trace.on_event({"kind": "discard"})
-    with pytest.raises(theory.Enough):
+    with pytest.raises(theory.EnoughVersions):
         aggregate(2)
     aggregate(3)
     trace.on_event({"kind": "discard"})
@@ -65,7 +65,7 @@ def test_a_step_is_noted_with_exact_moments():
     own, w = problem.take(shard), np.random.default_rng(0).normal(size=650).astype(np.float32)
     report = {}
     for _ in range(2):
-        theory.note(report, problem, own, w, 5)
+        theory.record_step(report, problem, own, w, 5)
     here, mean = problem.gradient(w), own.gradient(w)
     noise = own.moments(w, 5).noise
     assert report["measured"] == 2
@@ -117,8 +117,8 @@ def test_devices_that_count_by_their_samples_leave_no_floor():
 def test_a_limit_beyond_a_round_is_not_run_twice():
     jobs = theory.settings([0])
     sync = [job for job in jobs if job.part == "grid" and job.method == "fedssmu"]
-    assert len(sync) == 9 and len({job.computed() for job in sync}) == 6
-    assert len({job.computed() for job in jobs if job.part == "grid" and job.method == "fedasmu"}) == 9
+    assert len(sync) == 9 and len({job.canonical() for job in sync}) == 6
+    assert len({job.canonical() for job in jobs if job.part == "grid" and job.method == "fedasmu"}) == 9
     assert all(job.lr == pytest.approx(job.versions**-0.5) for job in jobs)
     assert [job.part for job in jobs].count("witness") == 1
 
@@ -155,7 +155,7 @@ def test_what_was_made_with_other_settings_or_another_version_is_made_again(outc
 
 def test_several_processes_find_the_same(outcome, tmp_path):
     done = []
-    jobs = [SHORT, Setting("grid", "fedssmu", 5, 1, 10)]
+    jobs = [SHORT, TheoryRun("grid", "fedssmu", 5, 1, 10)]
     assert theory.run_all(jobs, tmp_path, 2, lambda job, mean: done.append((job, mean)))
     assert {job for job, _ in done} == set(jobs)
     found = theory.load(SHORT, tmp_path)

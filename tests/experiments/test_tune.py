@@ -11,8 +11,8 @@ from freshet.config import load_tables, resolve
 from freshet.data import load
 from freshet.errors import FreshetError, RunError
 from freshet.experiments import compare, tune
-from freshet.experiments.compare import Watch
-from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
+from freshet.experiments.compare import GridObserver
+from freshet.experiments.grid import Scenario, UserSettings, parse_entries, tables_for
 from freshet.experiments.tune import Budget, Tuner, best_config, defaults, score, space_for, step_of, trial_config
 from freshet.federation import Federation
 from freshet.methods import options_for, registry
@@ -22,7 +22,7 @@ from .helpers import TINY
 
 def tables(method="fedprox", settings=()):
     return tables_for(
-        parse_entries(method)[0], GridWorld(), Request(settings=[*TINY, "data.train_samples=200", *settings])
+        parse_entries(method)[0], Scenario(), UserSettings(settings=[*TINY, "data.train_samples=200", *settings])
     )
 
 
@@ -147,7 +147,7 @@ def test_the_result_is_a_config_file_that_runs_on_the_real_test_set(tmp_path, op
     assert result.summary["status"] == "finished"
 
 
-class CtrlC(Watch):
+class CtrlC(GridObserver):
     def __init__(self, at):
         self.left = at
 
@@ -210,7 +210,7 @@ def test_a_hopeless_trial_is_stopped_early_and_counts(tmp_path, monkeypatch, opt
     monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda **_: Harsh())
     seen = []
 
-    class Rows(Watch):
+    class Rows(GridObserver):
         def on_metrics(self, row):
             seen.append(row["time"])
 

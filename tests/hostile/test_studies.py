@@ -28,7 +28,7 @@ def test_the_lock_of_a_folder_is_a_file_of_that_folder(tmp_path: Path, how: Any)
     folder.mkdir()
     victim.write_text("precious")
     how(folder / ".lock", victim)
-    with pytest.raises(RunError, match=r"cannot be written \(it "), Store(folder).locked():
+    with pytest.raises(RunError, match=r"cannot be written \(it "), Store(folder).lock():
         pass
     assert victim.read_text() == "precious"
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli.util import writable
+from freshet.cli.util import make_writable
 from freshet.errors import ConfigError
 
 #: What `freshet paper` says about the suite theory: name, title, cells, methods, settings.
@@ -87,7 +87,7 @@ def compare(
     """
     from freshet.cli.grids import work
     from freshet.config import load_tables
-    from freshet.experiments.grid import GridWorld, Request, expand, parse_entries, parse_seeds
+    from freshet.experiments.grid import Scenario, UserSettings, expand, parse_entries, parse_seeds
     from freshet.experiments.results import Grid
     from freshet.experiments.store import Store
     from freshet.experiments.tune import read_tuned, tuning_notes
@@ -100,10 +100,10 @@ def compare(
     entries, folders = parse_entries(methods), tuned or []
     names = list(dict.fromkeys(entry.method for entry in entries))
     found = [read_tuned(folder, names) for folder in folders]
-    request = Request(tables, found, [*(settings or []), *extra])
-    world = GridWorld(cell or "", find_cell(cell) if cell else None)
+    request = UserSettings(tables, found, [*(settings or []), *extra])
+    world = Scenario(cell or "", find_cell(cell) if cell else None)
     jobs = expand(entries, parse_seeds(seeds), request, [world])
-    notes = papers.changed(settings or []) + tuning_notes(folders, names) + papers.lengths(jobs)
+    notes = papers.override_note(settings or []) + tuning_notes(folders, names) + papers.length_notes(jobs)
     grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "")
     work(grid, retry=retry, listing=listing)
 
@@ -171,7 +171,7 @@ def paper(
         cells=cells,
         settings=assignments,
     )
-    grid = Grid(plan.jobs, Store(out), plan.title, plan.notes, plan.stem, plan.scaled, plan.suite.look, reference or "")
+    grid = Grid(plan.jobs, Store(out), plan.title, plan.notes, plan.stem, plan.scale_record, plan.suite.look, reference or "")
     work(grid, retry=retry, listing=listing)
 
 
@@ -196,23 +196,23 @@ def tune(
     """
     from freshet.cli.grids import TuneScreen
     from freshet.config import load_tables
-    from freshet.experiments.grid import GridWorld, Request, parse_entries, tables_for
-    from freshet.experiments.tune import Budget, Tuner, judged, load_optuna
+    from freshet.experiments.grid import Scenario, UserSettings, parse_entries, tables_for
+    from freshet.experiments.tune import Budget, Tuner, score_text, load_optuna
     from freshet.paper.cells import find_cell
 
     load_optuna()
     entry = parse_entries(method)[0]
     if entry.label != method.strip() or entry.options:
         raise ConfigError("--method", f"expects one method, but {method!r} was given; fix options with --set")
-    world = GridWorld(cell or "", find_cell(cell) if cell else None)
-    request = Request(
+    world = Scenario(cell or "", find_cell(cell) if cell else None)
+    request = UserSettings(
         load_tables(config) if config else {},
         settings=[
             *(_for_one(setting, entry.method) for setting in settings or []),
             *_run_settings(until, executor, workers),
         ],
     )
-    folder = writable(out or Path("runs/tune") / entry.method.replace(":", "."))
+    folder = make_writable(out or Path("runs/tune") / entry.method.replace(":", "."))
     tuner = Tuner(entry.method, tables_for(entry, world, request), folder, Budget(trials, seeds), seed)
     with TuneScreen(Console(stderr=True), trials) as screen:
         done = tuner.run(screen, screen.on_trial)
@@ -221,7 +221,7 @@ def tune(
         raise typer.Exit(130)
     record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
     values = ", ".join(f"{key} {value:.4g}" for key, value in record["values"].items())
-    typer.echo(f"validation {judged(record)} with {values}", err=True)
+    typer.echo(f"validation {score_text(record)} with {values}", err=True)
     typer.echo(str(folder / "best.toml"))
 
 

@@ -8,7 +8,7 @@ import typer
 from freshet.errors import ConfigError
 from freshet.paper.cells import find_cell
 from freshet.paper.results_page import write
-from freshet.paper.studies import STUDIES, bring
+from freshet.paper.studies import STUDIES, import_runs
 
 
 def results(
@@ -22,7 +22,7 @@ def results(
     if page.is_dir():
         raise ConfigError("--page", f"{page} is a folder; name a file")
     if take:
-        places = bring(take, folder, find_cell(cell or STUDIES[0].cell.name), suite)
+        places = import_runs(take, folder, find_cell(cell or STUDIES[0].cell.name), suite)
         typer.echo(f"{len(places)} run{'s' * (len(places) > 1)} brought into {places[0].parent}", err=True)
     for path in write(folder, page):
         typer.echo(str(path))

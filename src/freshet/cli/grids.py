@@ -14,21 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from freshet.cli.screen import clock, number, print_results, wide_console
-from freshet.cli.util import writable
+from freshet.cli.util import make_writable
 from freshet.experiments import results
-from freshet.experiments.compare import Watch, run_grid, to_do
+from freshet.experiments.compare import GridObserver, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left
-from freshet.experiments.results import Grid, tell
+from freshet.experiments.results import Grid, summarise
 from freshet.experiments.store import State, Store
 from freshet.runs.records import metric_of
 
 
-class GridScreen(Watch):
+class GridScreen(GridObserver):
     """A live table of the comparison that is running, with the time left; on a pipe one line per finished run."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], store: Store) -> None:
         self.console = console
-        self._jobs = list(dict.fromkeys((job.key, job.entry, job.world) for job in jobs))
+        self._jobs = list(dict.fromkeys((job.key, job.entry, job.scenario) for job in jobs))
         self._by_key = {job.key: job for job in jobs}
         self._states = {key: store.state(key) for key in self._by_key}
         self._accuracy: dict[str, float] = {}
@@ -85,7 +85,7 @@ class GridScreen(Watch):
 
     def _picture(self) -> RenderableType:
         job = self._job
-        world = job.world if job is not None else self._jobs[-1][2]
+        world = job.scenario if job is not None else self._jobs[-1][2]
         table = Table(box=None, header_style="bold", pad_edge=False)
         for heading, side in (("method", "left"), ("runs", "right"), ("now", "left"), ("accuracy", "right")):
             table.add_column(heading, justify=side)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class GridScreen(Watch):
         return seconds_left(done, list(todo.values()))
 
 
-class TuneScreen(Watch):
+class TuneScreen(GridObserver):
     """A bar for the run under way, and a line for each trial."""
 
     def __init__(self, console: Console, trials: int) -> None:
@@ -168,14 +168,14 @@ class TuneScreen(Watch):
 def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     """Run what is missing, then print and write the results."""
     console, jobs, store = wide_console(), grid.jobs, grid.store
-    results.named_places(list(dict.fromkeys(job.entry for job in jobs)), grid.reference)
+    results.reference_indices(list(dict.fromkeys(job.entry for job in jobs)), grid.reference)
     if listing:
         _list(console, jobs, store, grid.title, grid.notes)
         return
-    writable(store.folder)
+    make_writable(store.folder)
     with GridScreen(Console(stderr=True), jobs, store) as screen:
         done = run_grid(jobs, store, watch=screen, retry=retry)
-    found, made = tell(grid)
+    found, made = summarise(grid)
     print_results(console, found)
     for path in made:
         typer.echo(str(path))
@@ -196,7 +196,7 @@ def _list(console: Console, jobs: Sequence[Job], store: Store, title: str, notes
     for heading in ("world", "method", "seed", "state", "run"):
         table.add_column(heading)
     for job in jobs:
-        world, label = Text(job.world.name or job.config.data.name), Text(job.entry.title)
+        world, label = Text(job.scenario.name or job.config.data.name), Text(job.entry.title)
         table.add_row(world, label, str(job.seed), str(store.state(job.key)), job.key)
     console.print(table)
     for note in notes:

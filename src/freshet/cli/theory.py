@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freshet.cli.screen import wide_console
-from freshet.cli.util import writable
+from freshet.cli.util import make_writable
 from freshet.compute.processes import available_cores
 from freshet.errors import ConfigError
 from freshet.experiments.grid import parse_seeds
@@ -38,26 +38,26 @@ def theory(
     jobs, folder, start = _jobs(seeds, out, scale, unused), out / "theory-runs", time.perf_counter()
     todo, at_once = checks.missing(jobs, folder), _processes(executor, workers)
     if listing:
-        for job in dict.fromkeys(job.computed() for job in jobs):
+        for job in dict.fromkeys(job.canonical() for job in jobs):
             typer.echo(f"{job.name} {'missing' if job in todo else 'finished'}")
-        typer.echo(f"{len({job.computed() for job in jobs})} runs, {len(todo)} to do, in {folder}")
+        typer.echo(f"{len({job.canonical() for job in jobs})} runs, {len(todo)} to do, in {folder}")
         return
-    writable(folder)
+    make_writable(folder)
     with TheoryScreen(Console(stderr=True), len(todo)) as screen:
         done = checks.run_all(todo, folder, at_once, screen.on_done)
     if not done:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130)
-    from freshet.paper.theory_figure import draw
+    from freshet.paper.theory_figure import draw_theory
 
     found = results.document(jobs, folder, time.perf_counter() - start)
-    files = [*results.write(found, out), *draw(found, out)]
+    files = [*results.write(found, out), *draw_theory(found, out)]
     show(wide_console(), found)
     for path in files:
         typer.echo(str(path))
 
 
-def _jobs(seeds: str, out: Path, scale: float, unused: Mapping[str, object]) -> list[checks.Setting]:
+def _jobs(seeds: str, out: Path, scale: float, unused: Mapping[str, object]) -> list[checks.TheoryRun]:
     """Every run that is asked for, once the options make sense."""
     for key, value in unused.items():
         if value:
@@ -99,7 +99,7 @@ class TheoryScreen:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def on_done(self, job: checks.Setting, mean: float) -> None:
+    def on_done(self, job: checks.TheoryRun, mean: float) -> None:
         """One run is over."""
         self._bar.update(self._task, advance=1, description=job.name)
         if not self._console.is_terminal:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
-from freshet.experiments.compare import Watch, run_grid, to_do
-from freshet.experiments.grid import Entry, GridWorld, Job, Made, Methods, as_entries, check_fair, run_key
-from freshet.experiments.results import Grid, named_places, tell
+from freshet.experiments.compare import GridObserver, run_grid, to_do
+from freshet.experiments.grid import Entry, Scenario, Job, Recipe, Methods, as_entries, check_fair, run_key
+from freshet.experiments.results import Grid, reference_indices, summarise
 from freshet.experiments.store import Store
 from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
 from freshet.federation import Federation
@@ -115,7 +115,7 @@ def compare(
     out: str | Path = "runs/compare",
     reference: str = "",
     retry: bool = False,
-    watch: Watch | None = None,
+    watch: GridObserver | None = None,
 ) -> Comparison:
     """Run several methods on one's own federation and say which is better, as ``freshet compare`` does.
 
@@ -123,7 +123,7 @@ def compare(
     finished is not repeated, as long as settings, data, shards, model and fleet are the same.
     """
     entries = as_entries(methods)
-    named_places(entries, reference)
+    reference_indices(entries, reference)
     jobs = [_job(make, entry, seed) for seed in _seeds(seeds) for entry in entries]
     check_fair(jobs)
     grid = Grid(jobs, Store(out), "comparison", [], "comparison", reference=reference)
@@ -131,7 +131,7 @@ def compare(
     if not done:
         left = f"{len(to_do(jobs, grid.store))} of {len(jobs)}"
         _log.warning("the comparison in %s was interrupted; to do: %s; the same call goes on from here", out, left)
-    found, _ = tell(grid)
+    found, _ = summarise(grid)
     return Comparison(grid.store.folder, found, done, jobs, make)
 
 
@@ -143,7 +143,7 @@ def tune(
     seeds: int = 2,
     out: str | Path | None = None,
     seed: int = 0,
-    watch: Watch | None = None,
+    watch: GridObserver | None = None,
 ) -> Tuning:
     """Tune a method's options and learning rate on a held-out fifth of one's own training set, as ``freshet tune``.
 
@@ -154,17 +154,17 @@ def tune(
     folder = Path(out) if out is not None else Path("runs/tune") / entry.method.replace(":", ".")
     tables = _federation(make, entry, FIRST_SEED).config.tables()
 
-    def made(number: int) -> Made:
+    def made(number: int) -> Recipe:
         first = _federation(make, entry, number)
         hashes = first.fingerprint
 
         def build(config: Config) -> Federation:
             again = _federation(make, entry, number)
             if again.fingerprint != hashes:
-                raise _unsteady(entry, number)
+                raise _not_repeatable(entry, number)
             return again.configured(config)
 
-        return Made(build, hashes, 4 * first.parts.layout.size)
+        return Recipe(build, hashes, 4 * first.assembly.layout.size)
 
     if not Tuner(entry.method, tables, folder, Budget(trials, seeds), seed, made).run(watch):
         raise RunError(f"the tuning in {folder} was interrupted; the same call goes on from here")
@@ -179,12 +179,12 @@ def _job(make: Make, entry: Entry, seed: int) -> Job:
     def build(config: Config) -> Federation:
         again = _federation(make, entry, seed)
         if run_key(again.config, again.fingerprint) != key:
-            raise _unsteady(entry, seed)
+            raise _not_repeatable(entry, seed)
         return again.configured(config)
 
     keep = first.config.run.keep_checkpoint and "keep_checkpoint" in first.config.run.model_fields_set
     config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": keep}))
-    return Job(GridWorld(), entry, seed, config, Made(build, first.fingerprint, 4 * first.parts.layout.size))
+    return Job(Scenario(), entry, seed, config, Recipe(build, first.fingerprint, 4 * first.assembly.layout.size))
 
 
 def _federation(make: Make, entry: Entry, seed: int) -> Federation:
@@ -203,7 +203,7 @@ def _federation(make: Make, entry: Entry, seed: int) -> Federation:
     return federation
 
 
-def _unsteady(entry: Entry, seed: int) -> RunError:
+def _not_repeatable(entry: Entry, seed: int) -> RunError:
     return RunError(f"make({entry.label!r}, {seed}) gives another federation each time; make it depend on these alone")
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from freshet.compute.choice import in_this_process, start_pool
+from freshet.compute.choice import trains_in_process, start_pool
 from freshet.compute.pool import Pool
-from freshet.config import Config, RunOptions
+from freshet.config import Config
 from freshet.experiments.grid import Job
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
@@ -15,7 +15,7 @@ from freshet.runs.reader import ENDED
 from freshet.runs.writer import Observer
 
 
-class Watch(Observer):
+class GridObserver(Observer):
     """Watches a grid as well as each of its runs. Override what you need."""
 
     def on_begin(self, job: Job, state: State) -> None:
@@ -31,30 +31,30 @@ def to_do(jobs: Sequence[Job], store: Store, *, retry: bool = False) -> list[Job
     return [job for job in {job.key: job for job in jobs}.values() if store.state(job.key) not in over]
 
 
-def run_grid(jobs: Sequence[Job], store: Store, *, watch: Watch | None = None, retry: bool = False) -> bool:
+def run_grid(jobs: Sequence[Job], store: Store, *, watch: GridObserver | None = None, retry: bool = False) -> bool:
     """Run whatever is missing, one run after the other over shared workers; False when it was interrupted."""
-    watch = watch or Watch()
-    with store.locked(), closing(Workers()) as workers, listening() as asked:
+    watch = watch or GridObserver()
+    with store.lock(), closing(Workers()) as workers, listening() as asked:
         try:
             for job in to_do(jobs, store, retry=retry):
-                if asked() or perform(job, store, watch, workers) is State.UNFINISHED:
+                if asked() or run_job(job, store, watch, workers) is State.UNFINISHED:
                     return False
         except KeyboardInterrupt:  # between two runs, or while data are loaded
             return False
     return True
 
 
-def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
+def run_job(job: Job, store: Store, watch: GridObserver, workers: "Workers") -> State:
     """One run, from its start or from its last checkpoint; a crash is recorded and does not stop the others."""
     before = store.state(job.key)
-    store.forgive(job.key)
+    store.clear_failure(job.key)
     watch.on_begin(job, before)
     error: str | None = None
     try:
         summary = execute(job, store, [watch], workers.pool(job))
         state = State.FINISHED if summary["status"] in ENDED else State.UNFINISHED
     except Exception as problem:
-        error = store.fail(job.key, problem)
+        error = store.record_failure(job.key, problem)
         state = State.FAILED
         workers.close()  # the workers may be what crashed: the next run gets new ones
     watch.on_done(job, state, error)
@@ -64,7 +64,7 @@ def perform(job: Job, store: Store, watch: Watch, workers: "Workers") -> State:
 def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[Any] | None) -> dict[str, Any]:
     """Run or resume one job in its directory and return its summary."""
     directory = store.directory(job.key)
-    build: Callable[[Config], Federation] = Federation.from_config if job.made is None else job.made.build
+    build: Callable[[Config], Federation] = Federation.from_config if job.recipe is None else job.recipe.build
     federation = build(job.config)
     if store.resumable(job.key):
         return federation.resume(directory, observers=observers, pool=pool).summary
@@ -75,17 +75,17 @@ def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[An
 class Workers:
     """One pool for a whole grid, started when it is first needed and again after a crash."""
 
-    def __init__(self, start: Callable[[RunOptions], Pool[Any]] = start_pool) -> None:
+    def __init__(self, start: Callable[[str, int, str], Pool[Any]] = start_pool) -> None:
         self._start = start
         self._pool: Pool[Any] | None = None
 
     def pool(self, job: Job) -> Pool[Any] | None:
         """The pool for a run, or None when it trains in this process."""
         run = job.config.run
-        if in_this_process(run):
+        if trains_in_process(run.executor, run.workers):
             return None
         if self._pool is None:
-            self._pool = self._start(run)
+            self._pool = self._start(run.executor, run.workers, run.address)
         return self._pool
 
     def close(self) -> None:

@@ -109,13 +109,13 @@ def as_entries(methods: Methods) -> list[Entry]:
     """Methods as Python has them: words as above, classes, or tables of a name or class and options."""
     if isinstance(methods, str):
         return parse_entries(methods)
-    return check_entries([_given(each) for each in methods])
+    return check_entries([_entry_from_python(each) for each in methods])
 
 
-def _given(method: str | type | Mapping[str, Any]) -> Entry:
+def _entry_from_python(method: str | type | Mapping[str, Any]) -> Entry:
     if isinstance(method, str) and not isinstance(method, GivenName):
         return _entry(method.strip())
-    return _tabled(method if isinstance(method, Mapping) else {"name": method})
+    return _entry_from_table(method if isinstance(method, Mapping) else {"name": method})
 
 
 def check_entries(entries: list[Entry]) -> list[Entry]:
@@ -137,7 +137,7 @@ def _entry(text: str) -> Entry:
     return Entry(text, name, table.get("method", {}))
 
 
-def _tabled(table: Mapping[str, Any]) -> Entry:
+def _entry_from_table(table: Mapping[str, Any]) -> Entry:
     options = {key: value for key, value in table.items() if key != "name"}
     name = named(table.get("name", ""))
     find(name)
@@ -169,7 +169,7 @@ def expand(
     request = request or UserSettings()
     check_settings(request.settings, entries)
     jobs = [
-        Job(world, entry, seed, resolve(_seeded(tables, seed)))
+        Job(world, entry, seed, resolve(_with_seed(tables, seed)))
         for world in worlds
         for drawn in [[(entry, tables_for(entry, world, request)) for entry in entries]]
         for seed in seeds
@@ -280,14 +280,14 @@ def _with_trigger(run: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return dict(run) | {"trigger": trigger}
 
 
-def _seeded(tables: Tables, seed: int) -> dict[str, Any]:
+def _with_seed(tables: Tables, seed: int) -> dict[str, Any]:
     return {**tables, "run": dict(tables.get("run", {})) | {"seed": seed}}
 
 
 # ---- what makes a comparison fair
 
 
-def shared(config: Config) -> dict[str, Any]:
+def shared_settings(config: Config) -> dict[str, Any]:
     """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
     tables = config.essence()
     del tables["method"]
@@ -302,7 +302,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
     triggers: dict[tuple[str, str], Job] = {}
     for job in jobs:
         other = first.setdefault((job.scenario.name, job.seed), job)
-        mine, theirs = shared(job.config), shared(other.config)
+        mine, theirs = shared_settings(job.config), shared_settings(other.config)
         for section, values in mine.items():
             for key, value in values.items():
                 if value != theirs[section][key]:

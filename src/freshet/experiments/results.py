@@ -17,11 +17,11 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.grid import Entry, GridWorld, Job
+from freshet.experiments.grid import Entry, Scenario, Job
 from freshet.experiments.store import State, Store
 from freshet.files import write_atomically
 from freshet.methods import find
-from freshet.paper.suites import published
+from freshet.paper.suites import published_numbers
 from freshet.report.columns import DEVICES
 from freshet.report.export import harmless
 from freshet.report.groups import Group, headline, references, target_of, times_to
@@ -45,7 +45,7 @@ class JobOutcome:
     run: RunData | None
 
 
-def outcome(job: Job, store: Store) -> JobOutcome:
+def read_outcome(job: Job, store: Store) -> JobOutcome:
     """Read an ended run's summary and metrics (its events are not needed); a damaged one counts as failed."""
     state = store.state(job.key)
     if state is not State.FINISHED:
@@ -70,8 +70,8 @@ def document(
     named: str = "",
 ) -> Record:
     """All results of a grid as plain values: what ``comparison.json`` holds. ``named``: the references asked for."""
-    outcomes = [outcome(job, store) for job in jobs]
-    worlds = list(dict.fromkeys(job.world for job in jobs))
+    outcomes = [read_outcome(job, store) for job in jobs]
+    worlds = list(dict.fromkeys(job.scenario for job in jobs))
     made_by = sorted({str(o.run.summary.get("freshet")) for o in outcomes if o.run is not None})
     mixed = [f"these runs were made by different versions of freshet: {', '.join(made_by)}"] if len(made_by) > 1 else []
     return {
@@ -81,11 +81,11 @@ def document(
         "scale": scale,
         "seeds": sorted({job.seed for job in jobs}),
         "notes": [*notes, *mixed],
-        "worlds": [world_record(world, [o for o in outcomes if o.job.world == world], named) for world in worlds],
+        "worlds": [world_record(world, [o for o in outcomes if o.job.scenario == world], named) for world in worlds],
     }
 
 
-def named_places(entries: Sequence[Entry], named: str) -> list[int]:
+def reference_indices(entries: Sequence[Entry], named: str) -> list[int]:
     """Where the references asked for are: one for all, or one for each kind."""
     wanted = [name.strip() for name in named.split(",") if name.strip()]
     labels = [entry.label for entry in entries]
@@ -99,7 +99,7 @@ def named_places(entries: Sequence[Entry], named: str) -> list[int]:
     return places
 
 
-def world_record(world: GridWorld, outcomes: Sequence[JobOutcome], named: str = "") -> Record:
+def world_record(world: Scenario, outcomes: Sequence[JobOutcome], named: str = "") -> Record:
     """The lines of one comparison, each held against the reference of its kind."""
     config = outcomes[0].job.config
     step = config.run.eval_every
@@ -112,7 +112,7 @@ def world_record(world: GridWorld, outcomes: Sequence[JobOutcome], named: str = 
     target = target_of([run for group in groups for run in group.runs])
     target = target if config.run.target is None else config.run.target
     kinds = [find(entry.method)[0].about.kind for entry in entries]
-    held = references([entry.label for entry in entries], kinds, named_places(entries, named))
+    held = references([entry.label for entry in entries], kinds, reference_indices(entries, named))
     tables = config.tables()
     metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
     return {
@@ -150,7 +150,7 @@ def _line(entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: R
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, outcomes[0].job.model_bytes) for run in runs])),
-        "published": published(outcomes[0].job),
+        "published": published_numbers(outcomes[0].job),
         "curve": curve(runs, config.run.eval_every),
         "runs": [_run(o, config.run.eval_every) for o in outcomes],
     }
@@ -242,7 +242,7 @@ class Grid:
     reference: str = ""
 
 
-def tell(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
+def summarise(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
     """The results as they are now, and the files they were written to: JSON, CSV and pictures."""
     from freshet.report.figures import draw
 
@@ -250,7 +250,7 @@ def tell(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
         grid.jobs,
         grid.store,
         title=grid.title,
-        notes=[*grid.notes, *_stopping(grid.jobs), *_beside(grid)],
+        notes=[*grid.notes, *_stop_note(grid.jobs), *_other_runs_note(grid)],
         scale=grid.scale,
         look=grid.look,
         named=grid.reference,
@@ -259,13 +259,13 @@ def tell(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
     return found, [*write(found, folder, grid.stem), *draw(found, folder, grid.stem)]
 
 
-def _stopping(jobs: Sequence[Job]) -> list[str]:
+def _stop_note(jobs: Sequence[Job]) -> list[str]:
     """Runs that end at their target are not compared by what they would have become."""
     stops = any(job.config.run.stop_at_target for job in jobs)
     return ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
 
 
-def _beside(grid: Grid) -> list[str]:
+def _other_runs_note(grid: Grid) -> list[str]:
     """Runs that an earlier command has left in the same folder are in no table, but a report of the folder has them."""
     mine, folder = {job.key for job in grid.jobs}, grid.store.folder
     others = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name not in mine]

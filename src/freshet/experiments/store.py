@@ -61,7 +61,7 @@ class Store:
             raise RunError(f"{self.directory(key)} is finished and is not repeated")
         shutil.rmtree(self.directory(key), ignore_errors=True)
 
-    def fail(self, key: str, error: Exception) -> str:
+    def record_failure(self, key: str, error: Exception) -> str:
         """Record why a run crashed; returns the sentence to show."""
         sentence = str(error) if isinstance(error, FreshetError) else f"{type(error).__name__}: {error}"
         record = {"error": sentence, "traceback": "".join(traceback.format_exception(error))}
@@ -79,7 +79,7 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return "its record cannot be read"
 
-    def forgive(self, key: str) -> None:
+    def clear_failure(self, key: str) -> None:
         """Forget that a run crashed."""
         self._failure(key).unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ class Store:
         return self.folder / "failures" / f"{key}.json"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Only one command at a time works in a folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with writing(self.folder, "nothing was changed"):

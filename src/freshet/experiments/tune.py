@@ -21,8 +21,8 @@ import tomli_w
 from freshet.config import Config, load_tables, resolve
 from freshet.core.about import Range
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.compare import Watch, Workers, execute
-from freshet.experiments.grid import Entry, GridWorld, Job, Made, Tables, run_key, tuned_as
+from freshet.experiments.compare import GridObserver, Workers, execute
+from freshet.experiments.grid import Entry, Scenario, Job, Recipe, Tables, run_key, tuned_as
 from freshet.experiments.store import State, Store
 from freshet.files import open_own, reason, write_atomically
 from freshet.methods import find, known
@@ -108,7 +108,7 @@ class Budget:
     seeds: int = 2
 
 
-class Hopeless(Exception):
+class Pruned(Exception):
     """Raised inside a run to end it: the trial cannot win any more."""
 
 
@@ -185,14 +185,14 @@ def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
     return place * per_seed + int(row["time"] / config.run.eval_every + 1e-9)
 
 
-def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], made: Sequence[Made] = ()) -> str:
+def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], made: Sequence[Recipe] = ()) -> str:
     """What a study is about; a study of something else is not gone on with."""
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
     content += [dict(each.hashes) for each in made]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def mend_journal(path: Path) -> None:
+def truncate_journal(path: Path) -> None:
     """Cut off what a killed process left half written: Optuna would write on behind it and never read it again. What is
     not a file of this folder (a link, a pipe) is refused."""
     try:
@@ -205,7 +205,7 @@ def mend_journal(path: Path) -> None:
 # ---- watching a trial
 
 
-class Pruner(Watch):
+class Pruner(GridObserver):
     """Reports each test to the trial and ends the run when the trial has become hopeless."""
 
     def __init__(self, trial: Any, place: int, config: Config) -> None:
@@ -222,7 +222,7 @@ class Pruner(Watch):
         self._trial.report(worth(row), step)
         if self._trial.should_prune():
             self.over = True
-            raise Hopeless
+            raise Pruned
 
 
 # ---- the study
@@ -238,7 +238,7 @@ class Tuner:
         folder: str | Path,
         budget: Budget | None = None,
         sampler_seed: int = 0,
-        make: Callable[[int], Made] | None = None,
+        make: Callable[[int], Recipe] | None = None,
     ) -> None:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
@@ -247,17 +247,17 @@ class Tuner:
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
         self._made = {} if make is None else {seed: make(seed) for seed in self.seeds}
 
-    def run(self, watch: Watch | None = None, on_trial: Any = None) -> bool:
+    def run(self, watch: GridObserver | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
         optuna = load_optuna()
-        with self.store.locked(), closing(Workers()) as workers, listening() as asked:
+        with self.store.lock(), closing(Workers()) as workers, listening() as asked:
             study = self._open(optuna)
             try:
-                while (number := len(self._counted(optuna, study))) < self.budget.trials:
+                while (number := len(self._spent_trials(optuna, study))) < self.budget.trials:
                     if asked():
                         return False
                     study.sampler = optuna.samplers.TPESampler(seed=self._sampler_seed * 100_003 + number)
-                    record = self._trial(optuna, study, watch or Watch(), workers, asked)
+                    record = self._trial(optuna, study, watch or GridObserver(), workers, asked)
                     if on_trial is not None:
                         on_trial(record, number + 1)
             except (Interrupted, KeyboardInterrupt):
@@ -267,7 +267,7 @@ class Tuner:
 
     def _open(self, optuna: Any) -> Any:
         """The study of this folder, new or gone on with; a trial that was cut off is put in line again."""
-        mend_journal(self.folder / JOURNAL)
+        truncate_journal(self.folder / JOURNAL)
         journal = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
         warmup = max(1, step_of({"time": resolve(self.tables).run.until}, 0, trial_config(self.tables, {}, 0)) // 4)
         try:
@@ -296,13 +296,13 @@ class Tuner:
                 study.enqueue_trial(trial.params)
         return study
 
-    def _counted(self, optuna: Any, study: Any) -> list[Any]:
+    def _spent_trials(self, optuna: Any, study: Any) -> list[Any]:
         """Trials that used up their share of the budget: completed, stopped as hopeless, or crashed."""
         states = optuna.trial.TrialState
         return [t for t in study.trials if t.state in (states.COMPLETE, states.PRUNED) or "error" in t.user_attrs]
 
     def _trial(
-        self, optuna: Any, study: Any, watch: Watch, workers: Workers, asked: Callable[[], bool]
+        self, optuna: Any, study: Any, watch: GridObserver, workers: Workers, asked: Callable[[], bool]
     ) -> dict[str, Any]:
         trial = study.ask()
         values = {name: suggest(trial, name, each) for name, each in self.space.items()}
@@ -316,7 +316,7 @@ class Tuner:
                 scores.append(self._score(trial, values, place, watch, workers))
             value = fmean(scores)
             state = states.COMPLETE
-        except Hopeless:
+        except Pruned:
             state = states.PRUNED
         except Interrupted:
             raise
@@ -327,12 +327,12 @@ class Tuner:
         study.tell(trial, value, state=state)
         return {"state": state.name.lower(), "value": value, "values": values, "error": error}
 
-    def _score(self, trial: Any, values: Values, place: int, watch: Watch, workers: Workers) -> float:
+    def _score(self, trial: Any, values: Values, place: int, watch: GridObserver, workers: Workers) -> float:
         """Run one seed of a trial (or read it, if it is there) and score it on the validation split."""
         config = trial_config(self.tables, values, self.seeds[place])
         assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
         seed = self.seeds[place]
-        job = Job(GridWorld(), Entry(self.method, self.method), seed, config, self._made.get(seed))
+        job = Job(Scenario(), Entry(self.method, self.method), seed, config, self._made.get(seed))
         pruner = Pruner(trial, place, config)
         directory, state = self.store.directory(job.key), self.store.state(job.key)
         try:
@@ -346,7 +346,7 @@ class Tuner:
             rows = run.metrics()
             for row in rows:
                 pruner.on_metrics(row)
-        except Hopeless:
+        except Pruned:
             if self.store.state(job.key) is not State.FINISHED:
                 self.store.clear(job.key)
             watch.on_done(job, State.UNFINISHED, None)
@@ -368,7 +368,7 @@ class Tuner:
             raise RunError(f"no trial of {self.method} came to its end{f' ({errors[0]})' if errors else ''}")
         best = max(complete, key=lambda trial: (trial.value, -trial.number))
         config = best_config(self.tables, best.params)
-        trials, metric = self._counted(optuna, study), Metric(*best.user_attrs.get("metric", ACCURACY))
+        trials, metric = self._spent_trials(optuna, study), Metric(*best.user_attrs.get("metric", ACCURACY))
         ended = [trial.state.name.lower() for trial in trials]
         record = {
             "method": self.method,
@@ -388,13 +388,13 @@ class Tuner:
         }
         header = (
             f"# {self.method}, tuned by freshet: {len(trials)} trials x {self.budget.seeds} seeds, "
-            f"{judged(record)} on a held-out {VALIDATION:g} of the training set; the test set was not used\n"
+            f"{score_text(record)} on a held-out {VALIDATION:g} of the training set; the test set was not used\n"
         )
         write_atomically(self.folder / "tuning.json", (json.dumps(record, indent=2) + "\n").encode())
         write_atomically(self.folder / "best.toml", header.encode() + tomli_w.dumps(config.tables()).encode())
 
 
-def judged(record: Mapping[str, Any]) -> str:
+def score_text(record: Mapping[str, Any]) -> str:
     """The best score in words: the metric's name and value (a score is higher when it is better)."""
     value = -record["score"] if record["direction"] == "min" else record["score"]
     return f"{record['metric']} {value:.4f}"

@@ -17,11 +17,11 @@ from freshet.methods import known
 from freshet.paper.claims import Outcome, compare
 from freshet.runs import reader
 
-KEPT = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
+KEPT_FILES = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
 #: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.
 LAST, TIE = 5, 0.01
 #: With fewer seeds nothing is told.
-SEEDS = 3
+MIN_SEEDS = 3
 #: What a page may print without a second look.
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Numbers = Annotated[list[Number], Field(min_length=1)]
@@ -59,7 +59,7 @@ class ArchivedRun(NamedTuple):
         pairs = zip(self.times, self.accuracies, strict=True)
         return next((time for time, accuracy in pairs if accuracy >= target), inf)
 
-    def until(self, end: float) -> "ArchivedRun":
+    def truncate(self, end: float) -> "ArchivedRun":
         """The run as it stood then: what it does not know of its end, it does alike."""
         tests = max(1, sum(time <= end for time in self.times))
         reached = None if self.reached is None or self.reached > end else self.reached
@@ -107,7 +107,7 @@ def _network(table: dict[str, Any]) -> str:
     return ", ".join([str(table.get("name")), *(f"{key} = {value}" for key, value in options.items())])
 
 
-def ended(folder: Path) -> list[Path]:
+def finished_runs(folder: Path) -> list[Path]:
     """The runs in the folder of a grid that came to their end, each of them whole."""
     if not (folder / "runs").is_dir():
         raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
@@ -120,11 +120,11 @@ def ended(folder: Path) -> list[Path]:
     return found
 
 
-def take(folders: Iterable[Path], into: Path) -> list[Path]:
+def copy_runs(folders: Iterable[Path], into: Path) -> list[Path]:
     """Bring finished runs in: what draws every figure again, without logs and models. Returns where they lie."""
     places = []
-    for run in [run for folder in folders for run in ended(folder)]:
-        place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT}
+    for run in [run for folder in folders for run in finished_runs(folder)]:
+        place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT_FILES}
         place.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomically(place / name, content)
@@ -158,26 +158,26 @@ def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[Archiv
     for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
         own = run.method != main[0].method
         differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
-        words = [_plain(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")]
+        words = [_printable(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")]
         found.setdefault(", ".join(words) or run.method, []).append(run)
     return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
 
 
-def _plain(setting: str) -> str:
+def _printable(setting: str) -> str:
     """A setting as a table may show it: nothing that a page would take for its own."""
     return re.sub(r"[^\w .,:=+/'()-]", "?", setting)[:80]
 
 
-def middle(runs: Sequence[ArchivedRun]) -> float:
+def median_accuracy(runs: Sequence[ArchivedRun]) -> float:
     return median(run.accuracy for run in runs)
 
 
-def time_of(runs: Sequence[ArchivedRun]) -> float:
+def median_time(runs: Sequence[ArchivedRun]) -> float:
     """Median time to the target, never being later than everything."""
     return median(inf if run.reached is None else run.reached for run in runs)
 
 
-def shared(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> tuple[list[ArchivedRun], list[ArchivedRun]]:
+def common_seeds(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> tuple[list[ArchivedRun], list[ArchivedRun]]:
     """The runs of the seeds that both have, in the same order."""
     pairs = [(a, b) for a in ours for b in theirs if a.seed == b.seed]
     return [a for a, _ in pairs], [b for _, b in pairs]
@@ -185,8 +185,8 @@ def shared(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> tuple[
 
 def outcome(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], gain: str = "accuracy") -> Outcome:
     """Who wins on the seeds that both have: in accuracy by more than a tie, in time where one of them gets there."""
-    ours, theirs = shared(ours, theirs)
-    if 0 < len(ours) < SEEDS:
+    ours, theirs = common_seeds(ours, theirs)
+    if 0 < len(ours) < MIN_SEEDS:
         return "few"
     if gain == "accuracy":
         return compare([run.accuracy for run in ours], [run.accuracy for run in theirs], TIE)

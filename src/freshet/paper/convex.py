@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
-class Moments(NamedTuple):
+class GradientMoments(NamedTuple):
     """Of a mini-batch gradient g at some w: ``mean = E g`` and ``noise = E |g - E g|^2``."""
 
     mean: Floats
@@ -88,7 +88,7 @@ class Logistic:
         full: Floats = blocks.reshape(k * d, k * d)[np.ix_(order, order)] + self.mu * np.eye(k * d)
         return full
 
-    def moments(self, w: ArrayLike, batch: int) -> Moments:
+    def moments(self, w: ArrayLike, batch: int) -> GradientMoments:
         """Exact moments of the gradient of ``batch`` samples drawn without replacement: a sample's gradient is an outer
         product, ``|g_j|^2 = |p_j - y_j|^2 |x_j|^2``, and the noise is ``(n - b) / (b (n - 1))`` of their variance."""
         flat, n = np.asarray(w, np.float64), len(self.y)
@@ -96,7 +96,7 @@ class Logistic:
         mean = self._flat(r.T @ self.x) / n
         spread = float(((r**2).sum(1) * (self.x**2).sum(1)).mean() - mean @ mean)
         b = min(batch, n)
-        return Moments(mean + self.mu * flat, max(0.0, spread) * (n - b) / (b * max(1, n - 1)))
+        return GradientMoments(mean + self.mu * flat, max(0.0, spread) * (n - b) / (b * max(1, n - 1)))
 
     # ---- constants
 
@@ -174,7 +174,7 @@ def transient(c: Constants, T: int) -> float:
     return 2.0 * c.gap / (c.alpha_min * c.lr * T * c.n_min)
 
 
-def printed(c: Constants, T: int) -> float:
+def printed_bound(c: Constants, T: int) -> float:
     """The inequality "after T global rounds" as the appendix prints it, for any step size: every term has a 1/T."""
     L, eta, g2, tau, n = c.smoothness, c.lr, c.second_moment, c.tau, c.n_max
     quadratic = (1 + tau**2 * n) / 2 * L * eta * g2
@@ -190,7 +190,7 @@ def corrected_floor(c: Constants) -> float:
     return (quadratic + linear + c.variance) * n / c.n_min
 
 
-def corrected(c: Constants, T: int) -> float:
+def corrected_bound(c: Constants, T: int) -> float:
     """The printed line per upload with its sum over T done right (E11), all else as printed."""
     return transient(c, T) + corrected_floor(c)
 
@@ -206,12 +206,12 @@ def repaired_floor(c: Constants) -> float:
     return (c.variance + factor * c.second_moment) * n / c.n_min
 
 
-def repaired(c: Constants, T: int) -> float:
+def repaired_bound(c: Constants, T: int) -> float:
     """What the proof does show, for the mean weighted by alpha (without these weights its sum does not telescope)."""
     return transient(c, T) + repaired_floor(c)
 
 
-def stated(c: Constants) -> float:
+def stated_bound(c: Constants) -> float:
     """The theorem's last line, with the constants inside its O(): ``eta = 1/sqrt(T)`` and ``T = n_min^6``."""
     L, g2, tau, n, least = c.smoothness, c.second_moment, c.tau, c.n_max, c.n_min
     cubic = 2 * c.gap / c.alpha_min + (1 + tau**2 * n) / 2 * L * n * g2 + (L * tau**2 * n + 2 + L) * n * g2

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 
 from freshet.methods import find
-from freshet.paper.archive import TIE, ArchivedRun, middle, read
+from freshet.paper.archive import TIE, ArchivedRun, median_accuracy, read
 from freshet.paper.cells import CELLS, METHODS
-from freshet.paper.studies import KINDS, Runs, kind_of, marked, seconds
+from freshet.paper.studies import KINDS, Runs, kind_of, name_with_marks, seconds
 
 #: In the order of results/CELLS.md, which has the reasons.
 OTHERS = (
@@ -57,10 +57,10 @@ def scale(cells: Mapping[str, Runs]) -> list[str]:
     for name, runs in cells.items():
         every, rate = [run for group in runs.values() for run in group], CELLS[name].lr
         entries = [
-            _several(run.network for run in every),
-            _several(f"{run.samples:,}" if run.samples else "all" for run in every),
-            _several(str(run.batch) for run in every),
-            _several(_rate(run, rate) for run in every),
+            _distinct(run.network for run in every),
+            _distinct(f"{run.samples:,}" if run.samples else "all" for run in every),
+            _distinct(str(run.batch) for run in every),
+            _distinct(_rate(run, rate) for run in every),
             _end(runs),
         ]
         lines.append(f"| {name} | {' | '.join(entries)} |")
@@ -73,7 +73,7 @@ def _rate(run: ArchivedRun, cell: float) -> str:
     return " ".join(words) + ("" if run.lr == cell else f" (the cell has {cell:g})")
 
 
-def _several(values: Iterable[str]) -> str:
+def _distinct(values: Iterable[str]) -> str:
     """What all runs have, or all that they have."""
     return ", ".join(sorted(set(values)))
 
@@ -106,11 +106,11 @@ def _kind(cells: Mapping[str, Runs], kind: str) -> list[str]:
 def table(cells: Mapping[str, Runs]) -> list[str]:
     """A row per method, a column per cell."""
     methods = sorted({method for runs in cells.values() for method in runs}, key=_rank)
-    best = {name: max(_shown(group) for group in runs.values()) for name, runs in cells.items()}
+    best = {name: max(_accuracy_text(group) for group in runs.values()) for name, runs in cells.items()}
     lines = [f"| method | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
     for method in methods:
         entries = (_entry(runs.get(method), best[name]) for name, runs in cells.items())
-        lines.append(f"| {marked(method)} | {' | '.join(entries)} |")
+        lines.append(f"| {name_with_marks(method)} | {' | '.join(entries)} |")
     return lines
 
 
@@ -120,15 +120,15 @@ def _rank(method: str) -> tuple[int, str]:
     return METHODS.index(name) if name in METHODS else len(METHODS), method
 
 
-def _shown(group: Sequence[ArchivedRun]) -> str:
-    return f"{middle(group):.3f}"
+def _accuracy_text(group: Sequence[ArchivedRun]) -> str:
+    return f"{median_accuracy(group):.3f}"
 
 
 def _entry(group: Sequence[ArchivedRun] | None, best: str) -> str:
     """Accuracy; bold what looks like the best, and say what diverged."""
     if group is None:
         return "–"
-    shown = _shown(group)
+    shown = _accuracy_text(group)
     ends = [run.diverged for run in group if run.diverged is not None]
     return (f"**{shown}**" if shown == best else shown) + (f" (diverged at {seconds(min(ends))})" if ends else "")
 
@@ -141,10 +141,10 @@ def distances(cells: Mapping[str, Runs], kind: str) -> list[str]:
     for name, runs in cells.items():
         target = CELLS[name].target
         rivals = {method: group for method, group in runs.items() if _rank(method)[0] != _rank(ours[0])[0]}
-        best = max(rivals, key=lambda method: middle(rivals[method]), default=None)
+        best = max(rivals, key=lambda method: median_accuracy(rivals[method]), default=None)
         entries = [
             name,
-            "–" if best is None else f"{best}, {_shown(rivals[best])}",
+            "–" if best is None else f"{best}, {_accuracy_text(rivals[best])}",
             *(_distance(runs.get(method), rivals.get(best or "")) for method in ours),
             f"{target:.2f}",
             _first(runs, target),
@@ -157,7 +157,7 @@ def distances(cells: Mapping[str, Runs], kind: str) -> list[str]:
 def _distance(ours: Sequence[ArchivedRun] | None, rival: Sequence[ArchivedRun] | None) -> str:
     if ours is None or rival is None:
         return "–"
-    ahead = middle(ours) - middle(rival)
+    ahead = median_accuracy(ours) - median_accuracy(rival)
     return f"{100 * ahead:+.1f}{' (tie)' if abs(ahead) < TIE else ''}"
 
 

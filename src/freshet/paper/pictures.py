@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.files import writing
-from freshet.paper.archive import ArchivedRun, middle
-from freshet.paper.studies import KINDS, SUITE_SECONDS, WORLDS, Found, Runs, Study, columns, kind_of, marked, time_to
+from freshet.paper.archive import ArchivedRun, median_accuracy
+from freshet.paper.studies import KINDS, SUITE_SECONDS, WORLDS, StudyRuns, Runs, Study, suite_columns, kind_of, name_with_marks, time_to
 from freshet.report.palette import GRID, INK, MUTED, dash, paint, styles
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def look_of(method: str) -> dict[str, Any]:
     return {"color": paint(style), "ls": SHAPES[dash(style)]}
 
 
-def draw(study: Study, runs: Runs, place: Path) -> Path:
+def draw_study(study: Study, runs: Runs, place: Path) -> Path:
     """Accuracy over virtual time, median over seeds (ours with their range), one panel for each kind."""
     figure = _figure((12, 5.6))
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (kind, (name, _)) in zip(axes, KINDS.items(), strict=True):
-        mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -middle(runs[method]))
+        mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -median_accuracy(runs[method]))
         for method in mine:
             _curve(axis, study, method, runs[method])
         axis.axhline(study.further, color=MUTED, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
@@ -71,23 +71,23 @@ def _curve(axis: "Axes", study: Study, method: str, group: Sequence[ArchivedRun]
     ours, look = "smu" in method, look_of(method)
     length = min(len(run.times) for run in group)
     times, curves = group[0].times[:length], np.array([run.accuracies[:length] for run in group])
-    label = f"{marked(method)}  {middle(group):.3f}, {time_to(group, study.further)}"
+    label = f"{name_with_marks(method)}  {median_accuracy(group):.3f}, {time_to(group, study.further)}"
     if ours:
         axis.fill_between(times, curves.min(axis=0), curves.max(axis=0), color=look["color"], alpha=0.15, lw=0)
     width = 2.2 if ours else 1.1
     axis.plot(times, np.median(curves, axis=0), label=label, lw=width, zorder=2 + ours, **look)
 
 
-def draw_worlds(found: Found, place: Path) -> Path:
+def draw_worlds(found: StudyRuns, place: Path) -> Path:
     """Accuracy at the end in each suite of worlds: a column per suite, a row per kind."""
     study, runs, suites = found
-    suite_worlds = {name: columns(runs, suites / name, usual) for name, usual in WORLDS.items()}
+    suite_worlds = {name: suite_columns(runs, suites / name, usual) for name, usual in WORLDS.items()}
     figure = _figure((12, 5.6))
     axes = figure.subplots(2, len(suite_worlds), sharey="row", sharex="col")
     for row, (kind, (title, _)) in zip(axes, KINDS.items(), strict=True):
         for axis, worlds in zip(row, suite_worlds.values(), strict=True):
             for method in (name for name in COMPARED if kind_of(name) == kind):
-                points = [(n, middle(group[method])) for n, group in enumerate(worlds.values()) if group.get(method)]
+                points = [(n, median_accuracy(group[method])) for n, group in enumerate(worlds.values()) if group.get(method)]
                 if points:
                     axis.plot(*zip(*points, strict=True), label=method, marker="o", ms=4, **look_of(method))
             _finish(axis)

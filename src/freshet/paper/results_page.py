@@ -13,21 +13,21 @@ from statistics import median
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular, reason, write_atomically, writing
 from freshet.paper import other_cells, verdicts
-from freshet.paper.archive import ArchivedRun, middle, outcome, shared, time_of, variants
+from freshet.paper.archive import ArchivedRun, median_accuracy, outcome, common_seeds, median_time, variants
 from freshet.paper.cells import Published
-from freshet.paper.pictures import draw, draw_worlds
+from freshet.paper.pictures import draw_study, draw_worlds
 from freshet.paper.studies import (
     KINDS,
     STUDIES,
     SUITE_SECONDS,
     VARIED,
     WORLDS,
-    Found,
+    StudyRuns,
     Runs,
     Study,
-    columns,
+    suite_columns,
     kind_of,
-    marked,
+    name_with_marks,
     seconds,
     time_to,
 )
@@ -48,15 +48,15 @@ def main_section(study: Study, runs: Runs) -> list[str]:
     """The main runs of a study."""
     lines = [f"## {study.scale}", "", f"![accuracy over time](images/{study.picture})", ""]
     for kind in KINDS:
-        lines += table(study, runs, kind)
+        lines += main_table(study, runs, kind)
     missing = [method for method in study.cell.published if method not in runs]
     return [*lines, f"Not run yet: {', '.join(missing)}.", ""] if missing else lines
 
 
-def table(study: Study, runs: Runs, kind: str) -> list[str]:
+def main_table(study: Study, runs: Runs, kind: str) -> list[str]:
     """The methods of one kind, the best first."""
     name, reference = KINDS[kind]
-    mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -middle(runs[method]))
+    mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -median_accuracy(runs[method]))
     lines = [
         f"### {name}",
         "",
@@ -72,10 +72,10 @@ def table(study: Study, runs: Runs, kind: str) -> list[str]:
 def _row(study: Study, method: str, group: Sequence[ArchivedRun]) -> str:
     each = ", ".join(f"{run.accuracy:.3f}" for run in group)
     stale = median(run.staleness or 0.0 for run in group)
-    shas, reached = " ".join(f"`{run.sha[:8]}`" for run in group), seconds(time_of(group))
+    shas, reached = " ".join(f"`{run.sha[:8]}`" for run in group), seconds(median_time(group))
     mark = " (diverged)" if any(run.diverged is not None for run in group) else ""
     return (
-        f"| {marked(method)}{mark} | **{middle(group):.3f}** | {each} | {reached} "
+        f"| {name_with_marks(method)}{mark} | **{median_accuracy(group):.3f}** | {each} | {reached} "
         f"| {time_to(group, study.further)} | {stale:.1f} | {median(run.uploads for run in group):,.0f} "
         f"| {group[0].lr:.3g} | {shas} |"
     )
@@ -95,8 +95,8 @@ def rival_verdicts(study: Study, runs: Runs, methods: Sequence[str], reference: 
         theirs, mine, printed = runs[rival], published[reference], published.get(rival)
         paper, said = _accuracy(ours, theirs, mine, printed)
         paper_time, speed = _time(ours, theirs, mine, printed)
-        here, faster = 100 * (middle(ours) - middle(theirs)), _faster(ours, theirs)
-        lines.append(f"| {marked(rival)} | {paper} | {here:+.1f} | {said} | {paper_time} | {faster} | {speed} |")
+        here, faster = 100 * (median_accuracy(ours) - median_accuracy(theirs)), _faster(ours, theirs)
+        lines.append(f"| {name_with_marks(rival)} | {paper} | {here:+.1f} | {said} | {paper_time} | {faster} | {speed} |")
     return [*lines, "", "Accuracies in points of a hundred. Times: how many times as long the rival takes.", ""]
 
 
@@ -124,7 +124,7 @@ def _time(
 
 def _faster(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
     """How many times as long the rival takes here."""
-    mine, rival = time_of(ours), time_of(theirs)
+    mine, rival = median_time(ours), median_time(theirs)
     if isinf(mine):
         return "never / never" if isinf(rival) else "never here"
     if isinf(rival):
@@ -140,27 +140,27 @@ of them. In the ablation `fedasmu-da` has no learned weights, `fedasmu-fa` no fr
 """
 
 
-def suites_section(found: Sequence[Found], picture: str) -> list[str]:
+def suites_section(found: Sequence[StudyRuns], picture: str) -> list[str]:
     """Every suite of every study, with the picture of worlds between."""
     lines = [HEAD]
     for suite, reference in VARIED.items():
         lines += [f"### {suite}", ""]
         for study, runs, suites in found:
             if suite in study.suites:
-                lines += varied(study, runs, suites / suite, reference)
+                lines += variants_table(study, runs, suites / suite, reference)
     lines += [f"![Accuracy in other worlds](images/{picture})", ""]
     for suite, usual in WORLDS.items():
         for study, runs, suites in found:
             if suite in study.suites:
-                lines += worlds(study, runs, suites / suite, usual)
+                lines += worlds_table(study, runs, suites / suite, usual)
     return lines
 
 
-def varied(study: Study, runs: Runs, suite: Path, reference: str) -> list[str]:
+def variants_table(study: Study, runs: Runs, suite: Path, reference: str) -> list[str]:
     """A suite of variants of one method, held against the main runs of it as they stood then."""
     if reference not in runs or not suite.is_dir():
         return [f"{study.name}: not run yet.", ""]
-    usual = [run.until(SUITE_SECONDS) for run in runs[reference]]
+    usual = [run.truncate(SUITE_SECONDS) for run in runs[reference]]
     groups = {f"**{reference}**": usual} | variants(suite, runs[reference])
     lines = [
         f"{study.name}:",
@@ -170,31 +170,31 @@ def varied(study: Study, runs: Runs, suite: Path, reference: str) -> list[str]:
     ]
     for name, group in groups.items():
         each = ", ".join(f"{run.accuracy:.3f}" for run in group)
-        said = "" if group is usual else judged(usual, group)
-        lines.append(f"| {name} | {middle(group):.3f} | {each} | {seconds(time_of(group))} | {said} |")
+        said = "" if group is usual else outcome_text(usual, group)
+        lines.append(f"| {name} | {median_accuracy(group):.3f} | {each} | {seconds(median_time(group))} | {said} |")
     return [*lines, ""]
 
 
-def judged(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
+def outcome_text(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
     """The outcome in words with its size, on the seeds that both have."""
-    mine, others = shared(ours, theirs)
+    mine, others = common_seeds(ours, theirs)
     if not mine:
         return "no seed in common"
     words = {"win": "ahead", "loss": "behind", "tie": "equal", "open": "not told apart"}
     words["few"] = f"{len(mine)} seed{'s' * (len(mine) > 1)}"
-    return f"{words[outcome(mine, others)]}, {100 * (middle(mine) - middle(others)):+.1f}"
+    return f"{words[outcome(mine, others)]}, {100 * (median_accuracy(mine) - median_accuracy(others)):+.1f}"
 
 
-def worlds(study: Study, runs: Runs, suite: Path, usual: str) -> list[str]:
+def worlds_table(study: Study, runs: Runs, suite: Path, usual: str) -> list[str]:
     """A suite of worlds: a column per setting, the main runs among them; median accuracy and time to the target."""
-    found = columns(runs, suite, usual)
+    found = suite_columns(runs, suite, usual)
     methods = list(found.get(usual, ()))
     if not methods:
         return [f"### {suite.name}", "", "Not run yet.", ""]
     lines = [f"### {suite.name}", "", f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    for method in sorted(methods, key=lambda name: (kind_of(name), -middle(runs[name]))):
+    for method in sorted(methods, key=lambda name: (kind_of(name), -median_accuracy(runs[name]))):
         cells = (
-            f"{middle(group[method]):.3f}, {seconds(time_of(group[method]))}" if group.get(method) else "–"
+            f"{median_accuracy(group[method]):.3f}, {seconds(median_time(group[method]))}" if group.get(method) else "–"
             for group in found.values()
         )
         lines.append(f"| {method} | {' | '.join(cells)} |")
@@ -213,13 +213,13 @@ def write(results: Path, page: Path) -> list[Path]:
     """Write the page of a folder of kept runs, with pictures in images/ beside it; returns all files."""
     if not results.is_dir():
         raise ConfigError("--out", f"there is no folder {results}; name the one with the kept runs")
-    found = [Found.read(study, results) for study in STUDIES]
+    found = [StudyRuns.read(study, results) for study in STUDIES]
     cells = other_cells.read_others(results)
     if not cells and not any(each.runs for each in found):
         raise RunError(f"{results} holds no runs; bring some in with --take FOLDER --cell CELL")
     intro, notes = _words(results / INTRO, PLAIN_INTRO), _words(results / NOTES, "")
     text, pictures = text_of(found, cells, intro, notes), page.parent / "images"
-    files = [draw(each.study, each.runs, pictures / each.study.picture) for each in found if each.runs]
+    files = [draw_study(each.study, each.runs, pictures / each.study.picture) for each in found if each.runs]
     files += [draw_worlds(found[0], pictures / WORLDS_PICTURE)] if any(each.runs for each in found) else []
     with writing(page, "choose another place with --page"):
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def write(results: Path, page: Path) -> list[Path]:
     return [page, *files]
 
 
-def text_of(found: Sequence[Found], cells: Mapping[str, Runs], intro: str = PLAIN_INTRO, notes: str = "") -> str:
+def text_of(found: Sequence[StudyRuns], cells: Mapping[str, Runs], intro: str = PLAIN_INTRO, notes: str = "") -> str:
     """The page: the main runs by study, the other cells, suites, and what the paper says to it all."""
     lines, main = [intro], any(each.runs for each in found)
     for study, runs, _ in found:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from freshet.errors import ConfigError
 from freshet.methods import find
-from freshet.paper.archive import ArchivedRun, ended, read, take
+from freshet.paper.archive import ArchivedRun, finished_runs, read, copy_runs
 from freshet.paper.cells import CELLS, Cell
 from freshet.runs.reader import RunDirectory
 
@@ -77,7 +77,7 @@ STUDIES = (
 )
 
 
-class Found(NamedTuple):
+class StudyRuns(NamedTuple):
     """What was found of a study: its main runs, and the folder of its suites."""
 
     study: Study
@@ -85,16 +85,16 @@ class Found(NamedTuple):
     suites: Path
 
     @staticmethod
-    def read(study: Study, results: Path) -> "Found":
+    def read(study: Study, results: Path) -> "StudyRuns":
         folder = results / study.cell.name
-        return Found(study, read(folder), folder / "suites")
+        return StudyRuns(study, read(folder), folder / "suites")
 
 
 def kind_of(method: str) -> str:
     return find(method)[0].about.kind
 
 
-def marked(method: str) -> str:
+def name_with_marks(method: str) -> str:
     """Its name, with the mark of what must be said of it."""
     return " ".join([method, *(f"[{mark}]" for mark in find(method)[0].about.marks())])
 
@@ -107,33 +107,33 @@ def seconds(time: float) -> str:
     return "never" if isinf(time) else f"{time:,.0f} s"
 
 
-def columns(runs: Runs, suite: Path, usual: str) -> dict[str, Runs]:
+def suite_columns(runs: Runs, suite: Path, usual: str) -> dict[str, Runs]:
     """The worlds of a suite in their order, the main runs among them as they stood then, with the suite's seeds."""
     settings = sorted(suite.glob("*/")) if suite.is_dir() else []
     found = {folder.name.replace("-", " ", 1).replace("-", "/"): read(folder) for folder in settings}
     seeds = {run.seed for group in found.values() for each in group.values() for run in each}
     methods = [method for method in runs if any(method in group for group in found.values())]
     if methods:
-        found[usual] = {m: [run.until(SUITE_SECONDS) for run in runs[m] if run.seed in seeds] for m in methods}
-    return dict(sorted(found.items(), key=lambda item: size(item[0])))
+        found[usual] = {m: [run.truncate(SUITE_SECONDS) for run in runs[m] if run.seed in seeds] for m in methods}
+    return dict(sorted(found.items(), key=lambda item: sort_key(item[0])))
 
 
-def size(setting: str) -> float:
+def sort_key(setting: str) -> float:
     """What a setting is sorted by: ratio 440, bandwidth 1/100, 250 devices, Dirichlet 0.1; alike comes last."""
     numbers = [word.rpartition("/")[2] for word in setting.split()]
     return next((float(word) for word in numbers if word.replace(".", "").isdigit()), inf)
 
 
-def bring(folders: Sequence[Path], results: Path, cell: Cell, suite: str | None = None) -> list[Path]:
+def import_runs(folders: Sequence[Path], results: Path, cell: Cell, suite: str | None = None) -> list[Path]:
     """Bring in the finished runs of these folders, which are of this cell; ``suite`` is NAME or NAME/SETTING."""
-    into = place(results, cell, suite)
+    into = archive_folder(results, cell, suite)
     for folder in folders:
-        for run in ended(folder):
+        for run in finished_runs(folder):
             _check(run, cell)
-    return take(folders, into)
+    return copy_runs(folders, into)
 
 
-def place(results: Path, cell: Cell, suite: str | None = None) -> Path:
+def archive_folder(results: Path, cell: Cell, suite: str | None = None) -> Path:
     """Where such runs are kept."""
     if suite is None:
         return results / cell.name

@@ -20,7 +20,7 @@ from freshet.config import SECTIONS, Config, override, resolve, undecided
 from freshet.core.about import Uploads
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Entry, GridWorld, Job, Request, expand, parse_entries, tables_for
+from freshet.experiments.grid import Entry, Scenario, Job, UserSettings, expand, parse_entries, tables_for
 from freshet.methods import registry
 from freshet.paper.cells import CELLS, METHODS, Cell, find_cell, length_note
 from freshet.sim.fleet import FleetOptions
@@ -34,7 +34,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class SuiteSetting:
     """One value of what a suite varies."""
 
     name: str = ""
@@ -52,7 +52,7 @@ class Suite:
     cells: tuple[str, ...]
     methods: tuple[str, ...]
     look: Look
-    settings: tuple[Setting, ...] = (Setting(),)
+    settings: tuple[SuiteSetting, ...] = (SuiteSetting(),)
     #: What the paper says came out, in words; for ``table`` the numbers stand beside ours, too.
     published: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ _SUITES = (
         _LENET,
         METHODS,
         "settings",
-        tuple(Setting(f"{count} devices", devices=count) for count in (100, 200, 250)),
+        tuple(SuiteSetting(f"{count} devices", devices=count) for count in (100, 200, 250)),
         (
             "FedASMU: accuracy +0.49 % to +12.51 %, 19.83 % to 90.17 % faster than the asynchronous baselines",
             "FedSSMU: accuracy +0.1 % to +13.38 %, 54.5 % to 91.32 % faster than the synchronous baselines",
@@ -95,7 +95,7 @@ _SUITES = (
         _LENET,
         METHODS,
         "settings",
-        tuple(Setting(f"ratio {ratio:g}", ratio=ratio) for ratio in (5.0, 110.0, 440.0)),
+        tuple(SuiteSetting(f"ratio {ratio:g}", ratio=ratio) for ratio in (5.0, 110.0, 440.0)),
         (
             "FedASMU: accuracy +4.65 % to +7.07 %, 7.12 % to 69.75 % faster than the asynchronous baselines",
             "FedSSMU: accuracy +6.28 % to +12.38 %, 68.37 % to 79.44 % faster than the synchronous baselines",
@@ -108,9 +108,9 @@ _SUITES = (
         METHODS,
         "settings",
         (
-            Setting("bandwidth 1"),
-            Setting("bandwidth 1/50", bandwidth=1 / 50),
-            Setting("bandwidth 1/100", bandwidth=1 / 100),
+            SuiteSetting("bandwidth 1"),
+            SuiteSetting("bandwidth 1/50", bandwidth=1 / 50),
+            SuiteSetting("bandwidth 1/100", bandwidth=1 / 100),
         ),
         (
             "FedASMU: accuracy +3.3 % to +11.93 % at 1/50, +2.97 % to +12.38 % at 1/100; "
@@ -211,9 +211,9 @@ def contradictions() -> list[str]:
 _PRINTED = "-published"
 
 
-def published(job: Job) -> dict[str, Any] | None:
+def published_numbers(job: Job) -> dict[str, Any] | None:
     """The paper's accuracy and time for a run of the grid, or None where it has none for this very run."""
-    cell = job.world.cell
+    cell = job.scenario.cell
     known = None if cell is None else CELLS.get(cell.name)
     if known is None:
         return None
@@ -223,11 +223,11 @@ def published(job: Job) -> dict[str, Any] | None:
 
 def as_printed(job: Job, cell: Cell) -> bool:
     """Whether the job's configuration is that of the bare cell."""
-    bare = tables_for(Entry(job.entry.method, job.entry.method), GridWorld(cell.name, cell), Request())
-    return _measured(job.config) == _measured(resolve(bare))
+    bare = tables_for(Entry(job.entry.method, job.entry.method), Scenario(cell.name, cell), UserSettings())
+    return _decisive_settings(job.config) == _decisive_settings(resolve(bare))
 
 
-def _measured(config: Config) -> dict[str, Any]:
+def _decisive_settings(config: Config) -> dict[str, Any]:
     """What a published number depends on."""
     tables = config.essence()
     watched = ("seed", "evaluate_devices", "personalise")  # tests on the devices change nothing of a run
@@ -235,7 +235,7 @@ def _measured(config: Config) -> dict[str, Any]:
     return tables | {"target": config.run.target}
 
 
-__all__ = ["SUITES", "Plan", "find_suite", "plan"]
+__all__ = ["SUITES", "SuitePlan", "find_suite", "plan"]
 #: A round needs at least so many devices, a federation so many times more.
 FEWEST_PER_ROUND = 2
 FEWEST_DEVICES = 4
@@ -248,7 +248,7 @@ UNITS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class SuitePlan:
     """A suite ready to run."""
 
     suite: Suite
@@ -267,7 +267,7 @@ class Plan:
         return f"{self.suite.name}: {self.suite.title}{said}"
 
     @property
-    def scaled(self) -> dict[str, Any] | None:
+    def scale_record(self) -> dict[str, Any] | None:
         """What the results say about the scale; None for the full suite."""
         if self.scale == 1.0:
             return None
@@ -285,7 +285,7 @@ def plan(
     methods: str | None = None,
     cells: str | None = None,
     settings: Sequence[str] = (),
-) -> Plan:
+) -> SuitePlan:
     """The grid of a suite: its worlds, scaled down if asked, times its methods (or some of them) times the seeds."""
     if not 0 < scale <= 1:
         raise ConfigError("--scale", f"must be above 0 and at most 1, but {scale:g} was given")
@@ -295,8 +295,8 @@ def plan(
     override(changed, settings)
     dataset = changed.get("data", {}).get("name")
     worlds = [_world(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
-    jobs = expand(entries, seeds, Request(settings=settings), worlds)
-    return Plan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
+    jobs = expand(entries, seeds, UserSettings(settings=settings), worlds)
+    return SuitePlan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
 
 
 def _entries(suite: Suite, methods: str | None) -> list[Entry]:
@@ -304,7 +304,7 @@ def _entries(suite: Suite, methods: str | None) -> list[Entry]:
     return parse_entries(methods if methods else ",".join(suite.methods))
 
 
-def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> GridWorld:
+def _world(cell: Cell, setting: SuiteSetting, scale: float, dataset: str | None) -> Scenario:
     """A cell under one setting of a suite, scaled down; the length of its runs follows from its fleet and rounds."""
     varied = replace(
         cell,
@@ -313,15 +313,15 @@ def _world(cell: Cell, setting: Setting, scale: float, dataset: str | None) -> G
         rounds=max(FEWEST_ROUNDS, round(cell.rounds * scale)),
     )
     name = f"{cell.name}, {setting.name}" if setting.name else cell.name
-    tables = _scaled(varied, scale, dataset)
+    tables = _scaled_tables(varied, scale, dataset)
     if setting.bandwidth != 1.0:
         normal = FleetOptions()
         links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
         tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
-    return GridWorld(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
+    return Scenario(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
 
 
-def _scaled(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
+def _scaled_tables(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
     """Fewer devices, samples and rounds; the share of devices that train at once and samples per device stay."""
     if scale == 1.0:
         return {}
@@ -358,15 +358,15 @@ def _buffers(share: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def changed(settings: Sequence[str]) -> list[str]:
+def override_note(settings: Sequence[str]) -> list[str]:
     """A sentence about settings that decide bits, if there are any."""
     names = [s for s in settings if s.partition("=")[0].strip() not in undecided(SECTIONS)]
     return [f"changed by --set: {', '.join(names)}"] if names else []
 
 
-def lengths(jobs: Sequence[Job]) -> list[str]:
+def length_notes(jobs: Sequence[Job]) -> list[str]:
     """How long the runs of each cell are; one sentence per world."""
-    worlds = {job.world: job.config for job in reversed(jobs) if job.world.cell is not None}
+    worlds = {job.scenario: job.config for job in reversed(jobs) if job.scenario.cell is not None}
     return [length_note(config, world.name) for world, config in reversed(worlds.items())]
 
 
@@ -379,12 +379,12 @@ def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[s
             f"{config.data.train_samples} training samples, {config.run.until:g} s in the first world; "
             "these are not the paper's conditions"
         )
-    notes += changed(settings)
-    notes += lengths(jobs)
+    notes += override_note(settings)
+    notes += length_notes(jobs)
     notes.append(NAMES)
     notes += [f"published: {sentence}" for sentence in suite.published]
     if suite.name == "table":
         notes += contradictions()
-    if any(published(job) for job in jobs):
+    if any(published_numbers(job) for job in jobs):
         notes.append(UNITS)
     return notes

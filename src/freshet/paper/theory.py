@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet._version import __version__
-from freshet.compute.forking import ONE_THREAD_ENV
+from freshet.compute.fork_server import ONE_THREAD_ENV
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
@@ -66,7 +66,7 @@ EVERY = 4
 # ---- the methods, watched
 
 
-class Watching(Options):
+class ProblemOptions(Options):
     """The problem, and how closely the local steps on it are watched."""
 
     mu: float = Field(MU, gt=0, description="L2 coefficient of the objective (training.weight_decay)")
@@ -74,11 +74,11 @@ class Watching(Options):
     every: int = Field(EVERY, ge=1, description="measure the local steps of one trip of a device in so many")
 
 
-class WatchedASMUOptions(Watching, ASMUOptions):
+class WatchedASMUOptions(ProblemOptions, ASMUOptions):
     """FedASMU's options and those of the problem."""
 
 
-class WatchedSSMUOptions(Watching, SSMUOptions):
+class WatchedSSMUOptions(ProblemOptions, SSMUOptions):
     """FedSSMU's options and those of the problem."""
 
 
@@ -90,15 +90,15 @@ class WatchedRule(FreshModelRule):
         from torch.nn.functional import cross_entropy
 
         o = self.options
-        assert isinstance(o, Watching)
+        assert isinstance(o, ProblemOptions)
         if (local.assignment.trip - 1) % o.every == 0:
             problem = digits(o.mu)
             own = Logistic.of(x.numpy(), y.numpy(), problem.classes, problem.mu)
-            note(local.report, problem, own, local.weights.numpy(), o.batch)
+            record_step(local.report, problem, own, local.weights.numpy(), o.batch)
         return cross_entropy(local.model(x[: o.batch]), y[: o.batch])
 
 
-def note(report: dict[str, int | float], problem: Logistic, own: Logistic, w: NDArray[np.float32], batch: int) -> None:
+def record_step(report: dict[str, int | float], problem: Logistic, own: Logistic, w: NDArray[np.float32], batch: int) -> None:
     """Add one local step: ``|grad F|^2`` of the global objective, and the moments of the device's stochastic gradient.
 
     Sums over the trip (mean values) and maxima (the assumptions' G^2 and V^2).
@@ -129,7 +129,7 @@ class WatchedFedASMU(FedASMU):
         verdict = super().receive(server, upload, trip)
         if not isinstance(verdict, Aggregate):
             return verdict
-        assert isinstance(self.options, Watching)
+        assert isinstance(self.options, ProblemOptions)
         w, base = server.weights.astype(np.float64), server.store.get(trip.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
@@ -163,7 +163,7 @@ def zero_model() -> "nn.Module":
 
 
 @dataclass(frozen=True)
-class Setting:
+class TheoryRun:
     """One run: ``versions`` is T, ``tau`` the staleness limit, ``epochs`` the local steps."""
 
     part: Part
@@ -180,11 +180,11 @@ class Setting:
         return 1.0 / math.sqrt(self.versions)
 
     @property
-    def line(self) -> "Setting":
+    def line(self) -> "TheoryRun":
         """The line of the results that this run belongs to: all its seeds."""
         return replace(self, seed=0)
 
-    def computed(self) -> "Setting":
+    def canonical(self) -> "TheoryRun":
         """The run to make: a round has PER_ROUND uploads, so that a limit above it never discards."""
         sync = self.method == "fedssmu"
         return replace(self, tau=min(self.tau, PER_ROUND)) if sync else self
@@ -196,19 +196,19 @@ class Setting:
         return f"{parts}-seed{self.seed}"
 
 
-def settings(seeds: Sequence[int], versions: int = VERSIONS) -> list[Setting]:
+def settings(seeds: Sequence[int], versions: int = VERSIONS) -> list[TheoryRun]:
     """Every run of the three parts."""
-    found = [Setting("grid", m, tau, n, versions, s) for s in seeds for m in WATCHED for tau in TAUS for n in EPOCHS]
+    found = [TheoryRun("grid", m, tau, n, versions, s) for s in seeds for m in WATCHED for tau in TAUS for n in EPOCHS]
     for seed in seeds:
         for method, iotas in IOTAS.items():
             for iota in iotas:
                 steps = [max(2, round(share * versions)) for share in HORIZONS]
-                found += [Setting("horizon", method, max(TAUS), 1, T, seed, iota) for T in steps]
-        found.append(Setting("witness", "fedasmu", 2, 1, versions, seed, 1.0))
+                found += [TheoryRun("horizon", method, max(TAUS), 1, T, seed, iota) for T in steps]
+        found.append(TheoryRun("witness", "fedasmu", 2, 1, versions, seed, 1.0))
     return found
 
 
-def federation(setting: Setting) -> Federation:
+def federation(setting: TheoryRun) -> Federation:
     """The paper's world (100 devices, ten at a time, ratio 5, Dirichlet), or the witness's two devices."""
     two = setting.part == "witness"
     fleet: Record = {"devices": 2, "ratio": 1.0} if two else {"devices": DEVICES}
@@ -242,11 +242,11 @@ def unequal_pair() -> list[Indices]:
 # ---- one run
 
 
-class Enough(Exception):
+class EnoughVersions(Exception):
     """T aggregations are there."""
 
 
-class Trace(Observer):
+class AggregationTrace(Observer):
     """Keeps the aggregations and ends the run after the T-th."""
 
     def __init__(self, versions: int) -> None:
@@ -261,20 +261,20 @@ class Trace(Observer):
             (part,) = event["contributions"]
             self.rows.append(event | part)
             if len(self.rows) >= self.versions:
-                raise Enough
+                raise EnoughVersions
 
 
-def perform(setting: Setting, scratch: Path) -> Record | None:
+def perform(setting: TheoryRun, scratch: Path) -> Record | None:
     """Run one setting in a folder that nobody keeps and reduce its log to numbers; None when it was interrupted."""
-    start, built, trace = time.process_time(), federation(setting), Trace(setting.versions)
+    start, built, trace = time.process_time(), federation(setting), AggregationTrace(setting.versions)
     try:
         built.run(out=scratch / setting.name, observers=[trace])
-    except Enough:
+    except EnoughVersions:
         return reduce(setting, trace, built.shards) | {"cpu_seconds": time.process_time() - start}
     return None  # virtual time has no end here: somebody pressed Ctrl-C
 
 
-def reduce(setting: Setting, trace: Trace, shards: Sequence[Indices]) -> Record:
+def reduce(setting: TheoryRun, trace: AggregationTrace, shards: Sequence[Indices]) -> Record:
     """A run's log as the numbers that the results need."""
     rows = trace.rows
     stepped = [row for row in rows if "measured" in row]
@@ -340,13 +340,13 @@ def influence(rows: Sequence[Record]) -> Floats:
 # ---- all runs
 
 
-def missing(jobs: Sequence[Setting], folder: Path) -> list[Setting]:
+def missing(jobs: Sequence[TheoryRun], folder: Path) -> list[TheoryRun]:
     """The runs that ``folder`` does not hold yet, long ones first."""
-    found = [job for job in dict.fromkeys(job.computed() for job in jobs) if load(job, folder) is None]
+    found = [job for job in dict.fromkeys(job.canonical() for job in jobs) if load(job, folder) is None]
     return sorted(found, key=lambda job: -job.versions * job.epochs * (3 if job.tau == min(TAUS) else 1))
 
 
-def run_all(todo: Sequence[Setting], folder: Path, workers: int, on_done: Callable[[Setting, float], None]) -> bool:
+def run_all(todo: Sequence[TheoryRun], folder: Path, workers: int, on_done: Callable[[TheoryRun, float], None]) -> bool:
     """Make these runs, several at a time, and keep what each found; False when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     place, left = tempfile.TemporaryDirectory(prefix="freshet-theory-"), len(todo)
@@ -365,7 +365,7 @@ def run_all(todo: Sequence[Setting], folder: Path, workers: int, on_done: Callab
     return True
 
 
-def load(setting: Setting, folder: Path) -> Record | None:
+def load(setting: TheoryRun, folder: Path) -> Record | None:
     """A run made before with the same settings and version, or None."""
     try:
         found = json.loads((folder / f"{setting.name}.json").read_text(encoding="utf-8"))
@@ -375,11 +375,11 @@ def load(setting: Setting, folder: Path) -> Record | None:
     return found if same else None
 
 
-Named = tuple[Setting, Record | None]
-Mapper = Callable[[Callable[[Setting], Named], Sequence[Setting]], Iterator[Named]]
+Named = tuple[TheoryRun, Record | None]
+Mapper = Callable[[Callable[[TheoryRun], Named], Sequence[TheoryRun]], Iterator[Named]]
 
 
-def _named(setting: Setting, scratch: Path) -> Named:
+def _named(setting: TheoryRun, scratch: Path) -> Named:
     return setting, perform(setting, scratch)
 
 
@@ -404,11 +404,11 @@ def _quiet() -> None:
 CURVE = ("mean", "printed", "corrected", "repaired")
 
 
-def document(jobs: Sequence[Setting], folder: Path, seconds: float) -> Record:
+def document(jobs: Sequence[TheoryRun], folder: Path, seconds: float) -> Record:
     """All results as plain values: what ``theory.json`` holds."""
     problem = problem_facts()
     lines = [line(group, folder, problem["gap"]) for group in groups(jobs)]
-    runs = [load(job, folder) for job in {job.computed() for job in jobs}]
+    runs = [load(job, folder) for job in {job.canonical() for job in jobs}]
     return {
         "title": "Theorem 1 of the FedASMU paper, checked on a strongly convex problem",
         "freshet": __version__,
@@ -441,21 +441,21 @@ def problem_facts() -> Record:
     }
 
 
-def groups(jobs: Sequence[Setting]) -> list[list[Setting]]:
+def groups(jobs: Sequence[TheoryRun]) -> list[list[TheoryRun]]:
     """The runs of each line: the same setting under its seeds."""
-    found: dict[Setting, list[Setting]] = {}
+    found: dict[TheoryRun, list[TheoryRun]] = {}
     for job in jobs:
         found.setdefault(job.line, []).append(job)
     return list(found.values())
 
 
-def line(group: Sequence[Setting], folder: Path, gap: float) -> Record:
+def line(group: Sequence[TheoryRun], folder: Path, gap: float) -> Record:
     """One setting over its seeds: means of what is measured, the worst of what the assumptions bound."""
     setting, runs = group[0], []
     for job in group:
-        outcome = load(job.computed(), folder)
+        outcome = load(job.canonical(), folder)
         if outcome is None:
-            raise RunError(f"{folder} does not hold {job.computed().name}; give the same command again")
+            raise RunError(f"{folder} does not hold {job.canonical().name}; give the same command again")
         runs.append(outcome)
     constants = Constants(
         smoothness=_most(runs, "smoothness"),
@@ -491,10 +491,10 @@ def line(group: Sequence[Setting], folder: Path, gap: float) -> Record:
         "staleness_max": _most(runs, "staleness_max"),
         "discards": _mean(runs, "discards"),
         "drift_share": _most(runs, "drift") / setting.tau,
-        "printed": convex.printed(constants, T),
-        "corrected": convex.corrected(constants, T),
-        "repaired": convex.repaired(constants, T),
-        "stated": convex.stated(constants),
+        "printed": convex.printed_bound(constants, T),
+        "corrected": convex.corrected_bound(constants, T),
+        "repaired": convex.repaired_bound(constants, T),
+        "stated": convex.stated_bound(constants),
         "curve": curve(means, constants),
     }
 
@@ -507,9 +507,9 @@ def curve(means: Floats, constants: Constants) -> list[Record]:
         {
             "T": T,
             "mean": float(means[T - 1]),
-            "printed": convex.printed(constants, T),
-            "corrected": convex.corrected(constants, T),
-            "repaired": convex.repaired(constants, T),
+            "printed": convex.printed_bound(constants, T),
+            "corrected": convex.corrected_bound(constants, T),
+            "repaired": convex.repaired_bound(constants, T),
         }
         for T in points
     ]

@@ -15,7 +15,7 @@ TITLES = {"fedasmu": "FedASMU", "fedssmu": "FedSSMU"}
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "^")
 
 
-def draw(found: Record, folder: Path) -> list[Path]:
+def draw_theory(found: Record, folder: Path) -> list[Path]:
     """``theory.png`` and ``theory.pdf``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -30,10 +30,10 @@ def draw(found: Record, folder: Path) -> list[Path]:
     parts = {part: [line for line in found["lines"] if line["part"] == part] for part in ("grid", "horizon", "witness")}
     for column, method in enumerate(TITLES):
         lines = [line for line in parts["grid"] if line["method"] == method]
-        _measured(axes[0, column], lines)
-        _bounded(axes[1, column], lines)
-    _horizon(axes[0, 2], parts["horizon"])
-    _witness(axes[1, 2], parts["witness"])
+        _plot_measured(axes[0, column], lines)
+        _plot_bounds(axes[1, column], lines)
+    _plot_horizon(axes[0, 2], parts["horizon"])
+    _plot_witness(axes[1, 2], parts["witness"])
     for letter, panel in zip("abcdef", axes.flat, strict=True):
         _finish(panel, letter)
     for row in axes:
@@ -44,7 +44,7 @@ def draw(found: Record, folder: Path) -> list[Path]:
     return files
 
 
-def _measured(axes: "Axes", lines: Sequence[Record]) -> None:
+def _plot_measured(axes: "Axes", lines: Sequence[Record]) -> None:
     """Running means of the squared gradient norm; colour for local steps, dash for the staleness limit.
 
     A marker is the mean over the last tenth, a grey level the floor that the participation of devices sets.
@@ -68,7 +68,7 @@ def _measured(axes: "Axes", lines: Sequence[Record]) -> None:
     axes.set_title(f"{TITLES[lines[0]['method']]}: measured (markers: last tenth)" if lines else "")
 
 
-def _bounded(axes: "Axes", lines: Sequence[Record]) -> None:
+def _plot_bounds(axes: "Axes", lines: Sequence[Record]) -> None:
     """Measured means and the two bounds for the most local steps, one colour per staleness limit."""
     most = max((line["epochs"] for line in lines), default=0)
     chosen = sorted((line for line in lines if line["epochs"] == most), key=lambda line: line["tau"])
@@ -84,7 +84,7 @@ def _bounded(axes: "Axes", lines: Sequence[Record]) -> None:
     _kinds(axes)
 
 
-def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
+def _plot_horizon(axes: "Axes", lines: Sequence[Record]) -> None:
     """One run per T with the theorem's step size, beside the slope that its first terms promise."""
     kinds = list(dict.fromkeys((line["method"], line["iota0"]) for line in lines))
     for index, (method, iota) in enumerate(kinds):
@@ -101,7 +101,7 @@ def _horizon(axes: "Axes", lines: Sequence[Record]) -> None:
     axes.set_title(r"$\eta = 1/\sqrt{T}$, 1 local step: a run per T")
 
 
-def _witness(axes: "Axes", lines: Sequence[Record]) -> None:
+def _plot_witness(axes: "Axes", lines: Sequence[Record]) -> None:
     """Two devices of unequal size: the measured mean against both bounds."""
     for line in lines:
         axes.plot(*_curve(line, "corrected"), color=LIGHT[4], lw=1.5)
