@@ -41,12 +41,12 @@ SERVER = '''"""The server, which must know the model as well."""
 
 from pathlib import Path
 
-from freshet.flower.server import server_app
-from freshet.parts import Given
+from freshet.flower.server_app import server_app
+from freshet.assembly import Overrides
 
 from freshet_app.task import build
 
-app = server_app(Path(__file__).with_name("federation.toml"), Given(factory=build))
+app = server_app(Path(__file__).with_name("federation.toml"), Overrides(factory=build))
 '''
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "flower-app")

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from freshet.assembly import Assembly
 from freshet.config import Config, resolve
 from freshet.core.coordinator import Coordinator
 from freshet.flower import wire
 from freshet.flower.device import Device
-from freshet.flower.driver import Live, Network, Reply
+from freshet.flower.driver import LiveDriver, NetworkSettings, Reply
 from freshet.flower.security import Tokens
 from freshet.methods import find
-from freshet.parts import Given, Parts, assemble
 from freshet.runs.writer import RunWriter
 from freshet.training.task import Score
 
@@ -62,19 +62,19 @@ class Town:
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}
         kind = {"trigger": "concurrency"} if find(method)[0].about.kind != "sync" else {}
         self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
-        self.parts: Parts = assemble(self.config, Given())
+        self.assembly = Assembly(self.config).check()
         self.folder, self.fresh, self.wait_for = folder, fresh, wait_for
         self.post = FakePost({100 + device for device in range(devices)})
         self.live = self.build(RunWriter.create(folder / "run", self.config.tables()))
         self.device = Device()
 
-    def build(self, writer: RunWriter) -> Live:
-        server = self.parts.server(self.config)
+    def build(self, writer: RunWriter) -> LiveDriver:
+        server = self.assembly.begin().server
         coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
         nodes = {100 + device: device for device in range(self.config.fleet.devices)}
-        network = Network(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, wait_for=self.wait_for, roll_call=0.0)
+        network = NetworkSettings(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, wait_for=self.wait_for, node_poll=0.0)
         score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
-        return Live(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
+        return LiveDriver(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 
     def step(self) -> None:
         """One turn of the driver's loop."""
@@ -86,8 +86,8 @@ class Town:
         node, content = self.post.sent[number]
         order = wire.read_order(content)
         place = {"folder": str(self.folder / f"memory{node}")}
-        if isinstance(order, wire.Order) and order.way.kind == "side":
-            order = wire.Order(order.assignment, order.session, order.ticket, wire.Way("none"))
+        if isinstance(order, wire.Order) and order.channel.kind == "side":
+            order = wire.Order(order.assignment, order.session, order.ticket, wire.FreshChannel("none"))
         return self.device.handle(order, self.config, place, node)
 
     def train(self) -> None:

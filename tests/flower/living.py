@@ -63,7 +63,7 @@ def until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
     """Wait for something while the federation goes on."""
 
     def goes_on() -> None:
-        assert local.look() is None, f"the run ended before {what}"
+        assert local.poll() is None, f"the run ended before {what}"
 
     return await_(happened, what, goes_on)
 

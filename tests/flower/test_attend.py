@@ -11,19 +11,19 @@ import pytest
 
 from freshet.config import resolve
 from freshet.errors import RunError
-from freshet.flower import hosting, processes
+from freshet.flower import commands, hosting
 from freshet.flower.folder import init
-from freshet.flower.running import LocalRun, Stopped, serve, stoppable
-from freshet.parts import Given
+from freshet.flower.running import LocalRun, Stopped, run_server, stoppable
+from freshet.assembly import Overrides
 from freshet.runs.lock import RunLock
 
 ATTEND = """
 import sys
 from freshet.flower import running
-from freshet.flower.processes import Command
-running.RETRY = 0.1
+from freshet.flower.commands import Command
+running.DEVICE_RETRY_SECONDS = 0.1
 words = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
-running.attend(Command("device 3", words), lambda text: print(text, flush=True))
+running.run_device(Command("device 3", words), lambda text: print(text, flush=True))
 """
 #: A stand-in for a SuperNode: says who it is, and stays.
 STAYS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
@@ -99,16 +99,16 @@ def test_a_second_server_of_a_folder_touches_nothing(tmp_path: Path, monkeypatch
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("the federation that runs would be disturbed")
 
-    monkeypatch.setattr(processes, "start_server", reached)
+    monkeypatch.setattr(commands, "start_server", reached)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     config = resolve(tables | {"run": {"until": 7.0}})
     with RunLock(folder.state):
         with pytest.raises(RunError, match=r"state is in use by process \d+ on .*; wait for it, or stop it"):
-            serve(folder, print)
+            run_server(folder, print)
         with pytest.raises(RunError, match="state is in use"):
             LocalRun(tmp_path, tables, tmp_path / "run", print)
         with pytest.raises(RunError, match="state is in use"):
-            hosting.host(config, Given(), tmp_path, [], {})
+            hosting.host(config, Overrides(), tmp_path, [], {})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -116,12 +116,12 @@ def test_a_server_that_has_ended_lets_the_next_one_in(tmp_path: Path, monkeypatc
     def fails(*_: object, **__: object) -> None:
         raise RunError("no SuperLink here")
 
-    monkeypatch.setattr(processes, "start_server", fails)
+    monkeypatch.setattr(commands, "start_server", fails)
     tables = {"method": {"name": "fedavg"}, "fleet": {"devices": 1}}
     folder = init(tmp_path, tables, [])
     for _ in range(2):
         with pytest.raises(RunError, match="no SuperLink here"):
-            serve(folder, print)
+            run_server(folder, print)
         with pytest.raises(RunError, match="no SuperLink here"):
             LocalRun(tmp_path, tables, tmp_path / "run", print)
     assert not (folder.state / "deploy.pid").exists()

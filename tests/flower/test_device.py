@@ -37,7 +37,7 @@ def served(method: str = "fedavg") -> Federation:
 
 def order(federation: Federation, device: int) -> wire.Order:
     weights = np.zeros(21, np.float32)
-    return wire.Order(Assignment(device, 1, 1, 1, weights, 2, 0.1), "session", "ticket", wire.Way("none"))
+    return wire.Order(Assignment(device, 1, 1, 1, weights, 2, 0.1), "session", "ticket", wire.FreshChannel("none"))
 
 
 def handled(device: Device, config: Config, folder: Path, **node: object) -> wire.Answer:

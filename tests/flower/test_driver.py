@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from freshet.core.messages import Slot
 from freshet.core.server import NO_TRIP, Refused
 from freshet.flower import wire
-from freshet.flower.driver import WRONG_TOKEN, check
+from freshet.flower.driver import WRONG_TOKEN, check_state
 from freshet.flower.security import Tokens
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
@@ -135,7 +135,7 @@ def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_
     for _ in range(4):
         town.train()
         town.step()
-    sizes = {town.parts.layout.size, town.parts.layout.learnable}
+    sizes = {town.assembly.layout.size, town.assembly.layout.learnable}
     for content in town.post.everything:
         assert set(content) <= {
             "train",
@@ -228,7 +228,7 @@ def test_messages_are_counted_one_per_trip(tmp_path: Path) -> None:
 def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.step()
-    live, tickets = town.live, {device: journey.ticket for device, journey in town.live.journeys.items()}
+    live, tickets = town.live, {device: journey.ticket for device, journey in town.live.trips.items()}
     good = TOKENS.make(100, 0, 1, tickets[0])
     assert live.answer(0, 1, good, Slot(2, "q")) is None  # nothing newer yet
     number = next(number for number, (node, _) in town.post.sent.items() if node == 101)
@@ -251,7 +251,7 @@ def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None
 def test_a_token_is_of_no_use_after_the_upload(tmp_path: Path) -> None:
     town = Town(tmp_path, devices=1)
     town.step()
-    token = TOKENS.make(100, 0, 1, town.live.journeys[0].ticket)
+    token = TOKENS.make(100, 0, 1, town.live.trips[0].ticket)
     town.train()
     town.step()
     with pytest.raises(Refused):
@@ -280,16 +280,16 @@ def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_p
     town.step()
     assert town.live.server.version == 4 and len(town.post.sent) == 3
     checkpoint.write(tmp_path / "run", town.live.state() | {"wall_seconds": 0.0})
-    before = {device: journey.ticket for device, journey in town.live.journeys.items()}
+    before = {device: journey.ticket for device, journey in town.live.trips.items()}
     answers = {node: town.answer(number) for number, (node, _) in town.post.sent.items()}  # trained, never delivered
     town.post.sent.clear()
     town.live.writer.lock.release()  # as when its process is killed
     tree = checkpoint.read(tmp_path / "run").tree
-    check(tree)
+    check_state(tree)
     town.live = town.build(RunWriter(tmp_path / "run", resume=tree["log"]))
     town.live.restore(tree, 1e6)
     town.step()
-    assert {device: journey.ticket for device, journey in town.live.journeys.items()} == before
+    assert {device: journey.ticket for device, journey in town.live.trips.items()} == before
     for number, (node, _) in list(town.post.sent.items()):
         again = town.answer(number)
         assert again.upload is not None and answers[node].upload is not None

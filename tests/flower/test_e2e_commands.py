@@ -168,7 +168,7 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     device, server = app / APP / "client_app.py", app / APP / "server_app.py"
     mine = "from freshet_app.mytask import Net, load\n\napp ="
     device.write_text(_changed(device.read_text(), f"{mine} Device(load=load, model=Net).app(PATH)"))
-    own = f"from freshet.parts import Given\n{mine} server_app(PATH, Given(factory=Net))"
+    own = f"from freshet.assembly import Overrides\n{mine} server_app(PATH, Overrides(factory=Net))"
     server.write_text(_changed(server.read_text(), own))
     port, *nodes = free_ports(3)
     home = tmp_path / "flwr"
@@ -180,7 +180,7 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     link = Command("superlink", [commands.program("flower-superlink"), *place, str(port)], where, tmp_path / "link.log")
     children = [Child(link)]
     try:
-        commands.wait_for_port(port, PATIENCE, lambda: children[0].ended is None)
+        commands.wait_for_port(port, PATIENCE, lambda: children[0].exit_code is None)
         for node, own_port in enumerate(nodes):
             told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
             command = [commands.program("flower-supernode"), *place, str(own_port), "--node-config", told]

@@ -10,7 +10,7 @@ import pytest
 
 from freshet.core.messages import Slot
 from freshet.flower import commands
-from freshet.flower.fresh import FreshClient, Unreached
+from freshet.flower.fresh import FreshClient, NoFreshAnswer
 from freshet.flower.running import LocalRun, free_ports
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
@@ -117,7 +117,7 @@ def test_a_federation_outlives_a_superlink_that_is_killed_and_a_network_that_sta
     link.signal(signal.SIGKILL)
     until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
     both_upload(1, "by the new SuperLink")
-    net.stall(20.0, lambda: local.look())
+    net.stall(20.0, lambda: local.poll())
     both_upload(2, "after the stall")
     local.stop()
     assert adds_up(local.server.out)
@@ -129,7 +129,7 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(start: Callable[..
     until(local, lambda: len(events(local, "aggregate")) >= 2, "the first aggregations")
     trip = events(local, "trigger")[-1]
     server, authority = local.folder.server(), (local.folder.certificates / "ca.crt").read_text()
-    with pytest.raises(Unreached):
+    with pytest.raises(NoFreshAnswer):
         client = FreshClient(f"{server.host}:{server.fresh_port}", authority, trip["device"], trip["trip"], "0" * 64)
         client.ask(Slot(2, "q"), 0, 1)
     assert until(local, lambda: events(local, "rejected"), "the refusal")

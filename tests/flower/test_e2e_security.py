@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from freshet.errors import RunError
-from freshet.flower import processes, security
+from freshet.flower import commands, security
+from freshet.flower.commands import Child, Command
 from freshet.flower.folder import APP, Folder
-from freshet.flower.hosting import acquired
-from freshet.flower.processes import Child, Command
+from freshet.flower.hosting import acquire_task
 from freshet.flower.running import LocalRun, free_ports
 from tests.flower.living import PATIENCE, adds_up, events, tables, until
 
@@ -85,7 +85,7 @@ def _by(event: dict, device: int) -> bool:
 
 def _on_loopback(folder: Folder, node: int) -> Command:
     """A device that reaches the SuperLink, but not the address under which the fresh models are."""
-    command = processes.supernode(folder, node)
+    command = commands.supernode(folder, node)
     words = [f"127.0.0.1:{folder.server().port}" if "nowhere" in word else word for word in command.words]
     return Command(command.name, words, command.environment)
 
@@ -127,7 +127,7 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
             until(local, lambda name=name, sign=sign: sign in said(tmp_path, name), f"the refusal of {name}")
         until(local, lambda: "SuperNode ID" in logs(local), "the device with a registered key being let in")
     finally:
-        processes.stop(children)
+        commands.stop(children)
     assert not any("SuperNode ID" in said(tmp_path, name) for name in STRANGERS)
     secrets = [path.read_text() for path in (local.folder.control_token, local.folder.executor_secret)]
     assert not any(secret in logs(local) for secret in secrets)
@@ -148,16 +148,16 @@ def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
             for token in ({}, {"authorization": "Bearer " + "0" * 64}):
                 assert client.post(address + path, headers=token).status_code == 401
     with pytest.raises(httpx.HTTPStatusError) as refused:
-        acquired(
+        acquire_task(
             b"another secret", (local.folder.certificates / "ca.crt").read_bytes(), address.removeprefix("https://")
         )
     assert refused.value.response.status_code in (401, 403)
-    command = processes.run(local.folder)
+    command = commands.run(local.folder)
     elsewhere = tmp_path / "flwr"
     elsewhere.mkdir()
     shutil.copy(local.folder.state / "flwr" / "config.toml", elsewhere / "config.toml")
     with pytest.raises(RunError):
-        processes.call(Command("run", command.words, command.environment | {"FLWR_HOME": str(elsewhere)}))
+        commands.call(Command("run", command.words, command.environment | {"FLWR_HOME": str(elsewhere)}))
     assert "refused: POST '/v1/control/start-run'" in said(local.folder.state / "logs", "superlink")
 
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from freshet.cli.app import app
 from freshet.errors import ConfigError, RunError
-from freshet.flower import processes
-from freshet.flower.folder import Folder, init, renew_app, run_config
-from freshet.flower.server import ServerSettings, read_nodes
+from freshet.flower import commands
+from freshet.flower.folder import Folder, init, update_app, run_config
+from freshet.flower.server_app import ServerSettings, read_nodes
 
 TABLES = {"method": {"name": "fedasmu"}, "fleet": {"devices": 2}, "run": {"until": 60.0}}
 
@@ -56,7 +56,7 @@ def test_a_key_that_has_gone_to_its_device_is_not_made_again(tmp_path: Path) -> 
     """As the README advises; and a device that was locked out stays so."""
     folder = init(tmp_path, TABLES, [])
     folder.key(0).unlink()
-    processes.revoked(folder, 1)
+    commands.revoke_key(folder, 1)
     folder.key(1).unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
     init(tmp_path, TABLES, [])
@@ -118,8 +118,8 @@ def test_it_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: P
 
 
 def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
-    link, executor = map(str, processes.superlink(made))
-    node, run = str(processes.supernode(made, 1, "mydata:load")), str(processes.run(made))
+    link, executor = map(str, commands.superlink(made))
+    node, run = str(commands.supernode(made, 1, "mydata:load")), str(commands.run(made))
     assert "--enable-supernode-auth" in link and "--insecure" not in link + executor + node + run
     assert "--ssl-keyfile" in link and "--root-certificates" in executor and "--auth-supernode-private-key" in node
     assert 'data="mydata:load"' in node and "partition-id=1" in node
@@ -153,7 +153,7 @@ def test_the_app_takes_up_a_changed_configuration(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     text = (tmp_path / "federation.toml").read_text()
     (tmp_path / "federation.toml").write_text(text.replace("until = 60.0", "until = 90.0"))
-    assert renew_app(folder)["run"]["until"] == 90.0
+    assert update_app(folder)["run"]["until"] == 90.0
     assert "until = 90.0" in (folder.app / "freshet_app" / "federation.toml").read_text()
 
 

@@ -14,7 +14,7 @@ import pytest
 from freshet.core.messages import Fresh, Slot
 from freshet.core.server import Refused
 from freshet.flower import security
-from freshet.flower.fresh import QUESTION_BYTES, SERVICE, FreshClient, FreshService, Unreached
+from freshet.flower.fresh import MAX_REQUEST_BYTES, SERVICE, FreshClient, FreshService, NoFreshAnswer
 
 WEIGHTS = np.arange(5, dtype=np.float32)
 
@@ -68,31 +68,31 @@ def test_the_fresh_model_comes_whole_or_there_is_nothing_newer(folder: Path, ser
 
 
 def test_another_token_is_refused(folder: Path, service: tuple) -> None:
-    with pytest.raises(Unreached, match="not yours"):
+    with pytest.raises(NoFreshAnswer, match="not yours"):
         client(folder, service[0].port, "bad").ask(Slot(2, "q"), 3, 5)
 
 
 def test_a_model_that_is_not_newer_or_of_another_size_is_not_taken(folder: Path, service: tuple) -> None:
     for base, size in ((4, 5), (3, 6)):
-        with pytest.raises(Unreached, match="not newer, or not of this size"):
+        with pytest.raises(NoFreshAnswer, match="not newer, or not of this size"):
             client(folder, service[0].port).ask(Slot(2, "q"), base, size)
 
 
 def test_another_authority_and_plain_text_get_no_answer(tmp_path: Path, service: tuple) -> None:
     security.make_authority(tmp_path)
-    with pytest.raises(Unreached, match="unavailable"):
+    with pytest.raises(NoFreshAnswer, match="unavailable"):
         client(tmp_path, service[0].port).ask(Slot(2, "q"), 3, 5, seconds=60, tries=1)
     with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{service[0].port}") as plain:
         plain.unary_unary(f"/{SERVICE}/ask")(b"{}", timeout=60)
 
 
 def test_nobody_there_is_said(folder: Path) -> None:
-    with pytest.raises(Unreached, match="unavailable"):
+    with pytest.raises(NoFreshAnswer, match="unavailable"):
         client(folder, 1).ask(Slot(2, "q"), 3, 5, seconds=60, tries=2)
 
 
 @pytest.mark.parametrize(
-    "question", [b"", b"[]", b'{"device": "1"}', b"\x80\x04", b'{"device": 1e400}', b"x" * 2 * QUESTION_BYTES]
+    "question", [b"", b"[]", b'{"device": "1"}', b"\x80\x04", b'{"device": 1e400}', b"x" * 2 * MAX_REQUEST_BYTES]
 )
 def test_what_is_no_question_is_refused(folder: Path, service: tuple, question: bytes) -> None:
     credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())

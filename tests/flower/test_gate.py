@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshet.flower.superlink_auth import HOURLY, NOISY, TOLD, Gate, install, may_pass, quiet
+from freshet.flower.superlink_auth import MAX_LINES_PER_HOUR, LIMITED_LOGGERS, LOGGED_REFUSALS, AuthMiddleware, install, may_pass, limit_logging
 
 TOKEN = "t" * 64
 GOOD = [f"Bearer {TOKEN}".encode()]
@@ -51,7 +51,7 @@ def called(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(Gate(flower, TOKEN)(scope, lambda: None, send))
+    asyncio.run(AuthMiddleware(flower, TOKEN)(scope, lambda: None, send))
     return bool(reached), sent
 
 
@@ -76,28 +76,28 @@ def test_only_calls_pass_and_never_a_websocket() -> None:
 
 
 def test_refusals_are_counted_and_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    gate, reached = Gate(None, TOKEN), 0
+    gate, reached = AuthMiddleware(None, TOKEN), 0
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal reached
         reached += message["type"] == "http.response.start"
 
     async def flood() -> None:
-        for _ in range(3 * TOLD):
+        for _ in range(3 * LOGGED_REFUSALS):
             await gate({"type": "http", "path": "/" + "a" * 60_000, "headers": []}, lambda: None, send)
 
     asyncio.run(flood())
     said = capsys.readouterr().err
-    assert reached == gate.refused == 3 * TOLD
-    assert said.count("refused:") == TOLD and said.count("further ones are not told") == 1
-    assert len(said) < 200 * (TOLD + 1)
+    assert reached == gate.refused == 3 * LOGGED_REFUSALS
+    assert said.count("refused:") == LOGGED_REFUSALS and said.count("further ones are not told") == 1
+    assert len(said) < 200 * (LOGGED_REFUSALS + 1)
 
 
 def test_what_strangers_cause_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a line per call (with its whole path) nor more than some warnings, whatever Flower sets up later."""
     from flwr.supercore.http_logging import get_uvicorn_log_config
 
-    quiet()
+    limit_logging()
     logging.config.dictConfig(get_uvicorn_log_config(logging.INFO))
     lines: list[str] = []
 
@@ -105,15 +105,15 @@ def test_what_strangers_cause_does_not_fill_the_log(monkeypatch: pytest.MonkeyPa
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    loggers = [logging.getLogger(name) for name in ("uvicorn.access", *NOISY)]
+    loggers = [logging.getLogger(name) for name in ("uvicorn.access", *LIMITED_LOGGERS)]
     for logger in loggers:
         logger.addHandler(Lines())
     try:
-        for _ in range(HOURLY + 50):
+        for _ in range(MAX_LINES_PER_HOUR + 50):
             for logger in loggers:
                 logger.warning("from %s", logger.name)
         assert lines.count("from uvicorn.access") == 0
-        assert [lines.count(f"from {name}") for name in NOISY] == [HOURLY] * len(NOISY)
+        assert [lines.count(f"from {name}") for name in LIMITED_LOGGERS] == [MAX_LINES_PER_HOUR] * len(LIMITED_LOGGERS)
         later = time.monotonic() + 3601
         monkeypatch.setattr(time, "monotonic", lambda: later)
         loggers[1].warning("an hour later")
@@ -131,4 +131,4 @@ def test_flower_puts_it_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", None)
     install(TOKEN)
     [found] = get_middleware()
-    assert found.cls is Gate and found.kwargs == {"token": TOKEN}
+    assert found.cls is AuthMiddleware and found.kwargs == {"token": TOKEN}

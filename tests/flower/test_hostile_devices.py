@@ -10,7 +10,7 @@ import pytest
 from freshet.core.messages import Slot
 from freshet.core.server import Refused
 from freshet.flower import driver, wire
-from freshet.flower.driver import MOST_QUESTIONS, OFTEN
+from freshet.flower.driver import MAX_REQUESTS, TOO_MANY_REQUESTS
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
@@ -18,7 +18,7 @@ from tests.flower.fakes import TOKENS, Town
 
 
 def token(town: Town, device: int) -> tuple[int, int, str]:
-    journey = town.live.journeys[device]
+    journey = town.live.trips[device]
     trip = journey.assignment.trip
     return device, trip, TOKENS.make(100 + device, device, trip, journey.ticket)
 
@@ -41,7 +41,7 @@ def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) ->
     town = Town(tmp_path)
     town.step()
     who = token(town, 0)
-    for _ in range(MOST_QUESTIONS):
+    for _ in range(MAX_REQUESTS):
         town.live.answer(*who, Slot(2, "q"))
     for _ in range(500):
         with pytest.raises(Refused, match="this cannot be asked"):
@@ -49,13 +49,13 @@ def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) ->
     with pytest.raises(Refused):
         town.live.answer(*token(town, 1), Slot(99, "q"))
     reasons = [event["reason"] for event in town.events("rejected")]
-    assert reasons == [OFTEN] * driver._LOGGED_REFUSALS and len(town.events("request")) == MOST_QUESTIONS
+    assert reasons == [TOO_MANY_REQUESTS] * driver.LOGGED_REFUSALS and len(town.events("request")) == MAX_REQUESTS
     assert town.live.answer(*token(town, 1), Slot(2, "q")) is None, "others are answered as before"
     assert audit(RunDirectory(tmp_path / "run")).passed
 
 
 def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_TIMED", 3)
+    monkeypatch.setattr(driver, "TIMED_TRIPS", 3)
     town = Town(tmp_path, devices=1)
     while town.live.server.version < 6:
         town.step()

@@ -11,7 +11,7 @@ import pytest
 
 from freshet import Federation, Fleet
 from freshet.errors import ConfigError, RunError
-from freshet.flower import node, processes
+from freshet.flower import commands, node
 from freshet.flower.folder import Folder, init
 
 TABLES = {"method": {"name": "fedasmu"}, "fleet": {"devices": 2}, "run": {"until": 60.0}}
@@ -28,9 +28,9 @@ def test_a_superlink_that_answers_strangers_is_not_used(
 ) -> None:
     monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(code))
     with pytest.raises(RunError, match="lets strangers start apps"):
-        processes.check_gate(made)
+        commands.check_auth(made)
     monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(401))
-    processes.check_gate(made)
+    commands.check_auth(made)
 
 
 def test_a_superlink_that_does_not_answer_is_one_sentence(made: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,12 +39,12 @@ def test_a_superlink_that_does_not_answer_is_one_sentence(made: Folder, monkeypa
 
     monkeypatch.setattr(httpx, "post", refuse)
     with pytest.raises(RunError, match="does not answer"):
-        processes.check_gate(made)
+        commands.check_auth(made)
 
 
 def test_only_the_owner_reads_what_flwr_shows_to_the_superlink(made: Folder) -> None:
-    processes.connect(made)
-    processes.connect(made)  # the second start of a server
+    commands.connect(made)
+    commands.connect(made)  # the second start of a server
     stored = made.state / "flwr" / "credentials.yaml"
     for path in (stored, made.control_token, made.executor_secret):
         assert path.stat().st_mode & 0o777 == 0o600

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from freshet.core.messages import Assignment
-from freshet.flower.driver import Journey
+from freshet.flower.driver import LiveTrip
 
 TIMING = {"start": 1.0, "import": 2.0, "load": 0.5, "train": 4.0, "fresh": 0.25, "began": 103.0, "cpu": 3.0}
 
 
-def journey(**given: object) -> Journey:
+def journey(**given: object) -> LiveTrip:
     assignment = Assignment(0, 1, 1, 1, np.zeros(1, np.float32), 5, 0.1)
-    made = Journey(assignment, "ticket", 0.0)
-    made.begun = 100.0
+    made = LiveTrip(assignment, "ticket", 0.0)
+    made.wall_start = 100.0
     for name, value in given.items():
         setattr(made, name, value)
     return made

@@ -16,9 +16,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from freshet.cli.deploy import costs
+from freshet.cli.deploy import trip_cost_lines
 from freshet.flower.driver import Reply
-from freshet.flower.transport import ERRORS, FlowerPost
+from freshet.flower.transport import ERRORS, FlowerTransport
 
 Objects = dict[str, bytes]
 
@@ -82,11 +82,11 @@ def records(ticket: str = "x") -> RecordDict:
     return RecordDict({"answer": ConfigRecord({"ticket": ticket})})
 
 
-def post_over(client: Client) -> FlowerPost:
+def post_over(client: Client) -> FlowerTransport:
     """The post over Flower's own grid, with a SuperLink of ours behind it."""
     grid: Any = HttpGrid(token="t")
     grid._run, grid._client = SimpleNamespace(run_id=1), client
-    return FlowerPost(grid)
+    return FlowerTransport(grid)
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -125,12 +125,12 @@ def test_whatever_goes_wrong_is_a_connection_that_failed(problem: Exception, mon
     """Also what a device sends and Flower cannot unpack: it must not end the server."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    post = FlowerPost(Grid(problem))
+    post = FlowerTransport(Grid(problem))
     for call in (post.nodes, lambda: post.receive(["a"]), lambda: post.send(3, RecordDict(), 10.0)):
         with pytest.raises(ConnectionError, match=type(problem).__name__):
             call()
     with pytest.raises(ConnectionError, match="did not take"):
-        FlowerPost(Grid()).send(3, RecordDict(), 10.0)
+        FlowerTransport(Grid()).send(3, RecordDict(), 10.0)
 
 
 @pytest.mark.parametrize("code", [*ERRORS, 99])
@@ -167,10 +167,10 @@ def test_an_answer_that_nobody_waits_for_any_more_is_given_up() -> None:
     client.late = set(slow[2])
     post = post_over(client)
     assert post.receive(["slow"]) == []
-    [fetch] = post._fetches.values()
+    [fetch] = post.fetches.values()
     post.close()
     fetch.join(60.0)
-    assert not fetch.is_alive() and post._fetches == {} and client.confirmed == []
+    assert not fetch.is_alive() and post.fetches == {} and client.confirmed == []
 
 
 def test_an_answer_that_cannot_be_unpacked_takes_no_other_along() -> None:
@@ -204,7 +204,7 @@ def test_where_a_trips_time_went_is_printed_by_phase() -> None:
         "whole": 14.25,
         "cpu": 3.0,
     }
-    lines = costs({"uploads": 7, "messages": 9, "trips": 8, "trip_seconds": phases})
+    lines = trip_cost_lines({"uploads": 7, "messages": 9, "trips": 8, "trip_seconds": phases})
     assert lines[0] == "a trip in seconds (medians of 7, 9 messages for 8 trips):"
     assert [line.split()[2] for line in lines[1:]] == ["down", "start", "import", "load", "train", "up", "whole"]
-    assert costs({"trip_seconds": {}}) == []
+    assert trip_cost_lines({"trip_seconds": {}}) == []

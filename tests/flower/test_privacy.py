@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet.assembly import Assembly
 from freshet.config import resolve
 from freshet.core.messages import Assignment
 from freshet.errors import ConfigError
 from freshet.flower import wire
 from freshet.flower.device import Device
 from freshet.methods.asmu.rule import FreshModelRule
-from freshet.parts import Given, assemble
 
 TABLES = {
     "method": {"name": "fedavg"},
@@ -23,8 +23,8 @@ TABLES = {
 
 def answered(tmp_path: Path, name: str, privacy: dict, ticket: str = "t", device: Device | None = None) -> wire.Answer:
     config = resolve(TABLES | {"privacy": privacy})
-    weights = np.zeros(assemble(config, Given()).layout.size, np.float32)
-    order = wire.Order(Assignment(0, 1, 1, 1, weights, 1, 0.1), "session", ticket, wire.Way())
+    weights = np.zeros(Assembly(config).layout.size, np.float32)
+    order = wire.Order(Assignment(0, 1, 1, 1, weights, 1, 0.1), "session", ticket, wire.FreshChannel())
     return (device or Device()).handle(order, config, {"folder": str(tmp_path / name)}, 1)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.flower.device import SESSIONS, DeviceFolder, Kept
+from freshet.flower.device import KEPT_SESSIONS, DeviceFolder, DeviceRecord
 
 MEMORY = {"q": np.arange(4.0), "last": 3, "name": "x"}
 
 
 def test_memory_comes_back_after_a_restart(tmp_path: Path) -> None:
-    DeviceFolder(tmp_path / "d", "s").write(Kept(dict(MEMORY), "t", {"w": np.ones(3, np.float32)}))
+    DeviceFolder(tmp_path / "d", "s").write(DeviceRecord(dict(MEMORY), "t", {"w": np.ones(3, np.float32)}))
     kept = DeviceFolder(tmp_path / "d", "s").read()
     assert np.array_equal(kept.memory["q"], MEMORY["q"]) and kept.memory["last"] == 3
     assert kept.ticket == "t"
@@ -21,33 +21,33 @@ def test_memory_comes_back_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_another_session_begins_with_nothing(tmp_path: Path) -> None:
-    DeviceFolder(tmp_path, "one").write(Kept(dict(MEMORY), "t"))
-    DeviceFolder(tmp_path, "one").pause("t", {"epoch": 1})
+    DeviceFolder(tmp_path, "one").write(DeviceRecord(dict(MEMORY), "t"))
+    DeviceFolder(tmp_path, "one").write_paused("t", {"epoch": 1})
     other = DeviceFolder(tmp_path, "two")
-    assert other.read() == Kept({}) and other.paused("t") is None
+    assert other.read() == DeviceRecord({}) and other.read_paused("t") is None
 
 
 def test_a_paused_trip_is_found_by_its_ticket_only(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
-    assert folder.paused("t") is None
-    folder.pause("t", {"epoch": 1, "weights": np.ones(2)})
-    found = folder.paused("t")
-    assert found is not None and found["epoch"] == 1 and folder.paused("other") is None
+    assert folder.read_paused("t") is None
+    folder.write_paused("t", {"epoch": 1, "weights": np.ones(2)})
+    found = folder.read_paused("t")
+    assert found is not None and found["epoch"] == 1 and folder.read_paused("other") is None
 
 
 def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
-    folder.write(Kept(dict(MEMORY)))
+    folder.write(DeviceRecord(dict(MEMORY)))
     (file,) = tmp_path.glob("memory.*")
     for damaged in (b"", file.read_bytes()[:-5], b"\x80\x04\x95 a pickle", b"{}"):
         file.write_bytes(damaged)
-        assert folder.read() == Kept({})
+        assert folder.read() == DeviceRecord({})
 
 
 def test_nothing_is_left_beside_the_files(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     for number in range(3):
-        folder.write(Kept({"n": number}))
+        folder.write(DeviceRecord({"n": number}))
     (file,) = tmp_path.iterdir()
     assert re.fullmatch(r"memory\.[0-9a-f]{16}\.safetensors", file.name)
 
@@ -58,8 +58,8 @@ def test_only_its_owner_reads_what_a_device_remembers(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         folder = DeviceFolder(made, "s")
-        folder.write(Kept(dict(MEMORY)))
-        folder.pause("t", {"epoch": 1})
+        folder.write(DeviceRecord(dict(MEMORY)))
+        folder.write_paused("t", {"epoch": 1})
     finally:
         os.umask(before)
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
@@ -71,20 +71,20 @@ def test_two_runs_on_one_device_do_not_wipe_each_others_memory(tmp_path: Path) -
     for trip in range(3):
         for folder, name in ((one, "one"), (two, "two")):
             assert folder.read().memory.get("trips", 0) == trip
-            folder.write(Kept({"trips": trip + 1}, name))
-            folder.pause(name, {"epoch": trip})
+            folder.write(DeviceRecord({"trips": trip + 1}, name))
+            folder.write_paused(name, {"epoch": trip})
     assert (one.read().ticket, two.read().ticket) == ("one", "two")
-    assert one.paused("one") == two.paused("two") == {"epoch": 2}
+    assert one.read_paused("one") == two.read_paused("two") == {"epoch": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_the_memory_of_old_runs_goes(tmp_path: Path) -> None:
-    for number in range(3 * SESSIONS):
+    for number in range(3 * KEPT_SESSIONS):
         folder = DeviceFolder(tmp_path, str(number))
-        folder.write(Kept({"n": number}))
-        folder.pause("t", {"n": number})
+        folder.write(DeviceRecord({"n": number}))
+        folder.write_paused("t", {"n": number})
         for path in tmp_path.iterdir():  # all are a minute older when the next run comes
             os.utime(path, (path.stat().st_atime - 60, path.stat().st_mtime - 60))
-    assert len(list(tmp_path.iterdir())) == 2 * SESSIONS
-    kept = [DeviceFolder(tmp_path, str(number)).read().memory.get("n") for number in range(3 * SESSIONS)]
-    assert kept == [None] * 2 * SESSIONS + list(range(2 * SESSIONS, 3 * SESSIONS))
+    assert len(list(tmp_path.iterdir())) == 2 * KEPT_SESSIONS
+    kept = [DeviceFolder(tmp_path, str(number)).read().memory.get("n") for number in range(3 * KEPT_SESSIONS)]
+    assert kept == [None] * 2 * KEPT_SESSIONS + list(range(2 * KEPT_SESSIONS, 3 * KEPT_SESSIONS))

@@ -33,9 +33,9 @@ def test_another_key_makes_other_tokens() -> None:
 
 def test_the_key_outlives_the_process_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "token.key"
-    token = Tokens.stored(path).make(1, 2, 3, "t")
-    assert Tokens.stored(path).fits(token, 1, 2, 3, "t")
+    token = Tokens.load(path).make(1, 2, 3, "t")
+    assert Tokens.load(path).fits(token, 1, 2, 3, "t")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_bytes(b"short")
     with pytest.raises(RunError, match="too short"):
-        Tokens.stored(path)
+        Tokens.load(path)

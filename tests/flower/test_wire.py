@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from freshet.core.messages import Assignment, Fresh, Slot, Upload
 from freshet.flower import wire
-from freshet.flower.wire import Malformed, from_bytes, to_bytes
+from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 
 WEIGHTS = np.arange(6, dtype=np.float32)
 CONTROL = np.ones(4, np.float32)
@@ -23,20 +23,20 @@ def over_the_wire(record: RecordDict) -> RecordDict:
 
 def test_an_order_comes_back_as_it_was() -> None:
     assignment = Assignment(2, 7, 5, 4, WEIGHTS, 3, 0.1, {"meta_slot": 2, "alpha_k": 0.5}, {"control": CONTROL})
-    order = wire.Order(assignment, "session", "ticket", wire.Way("side", "host:1", "PEM", "token", True))
+    order = wire.Order(assignment, "session", "ticket", wire.FreshChannel("side", "host:1", "PEM", "token", True))
     back = wire.read_order(over_the_wire(wire.order_record(order)))
     assert isinstance(back, wire.Order)
     assert back.assignment[:4] == assignment[:4] and back.assignment[5:8] == assignment[5:8]
     assert np.array_equal(back.assignment.weights, WEIGHTS) and np.array_equal(
         back.assignment.vectors["control"], CONTROL
     )
-    assert (back.session, back.ticket, back.way) == (order.session, order.ticket, order.way)
+    assert (back.session, back.ticket, back.channel) == (order.session, order.ticket, order.channel)
 
 
 @pytest.mark.parametrize("fresh", [None, Fresh(9, 8, WEIGHTS, {"control": CONTROL})])
 def test_the_second_message_comes_back_as_it_was(fresh: Fresh | None) -> None:
-    back = wire.read_order(over_the_wire(wire.onward_record(wire.Onward("s", "t", fresh))))
-    assert isinstance(back, wire.Onward) and (back.fresh is None) == (fresh is None)
+    back = wire.read_order(over_the_wire(wire.delivery_record(wire.FreshDelivery("s", "t", fresh))))
+    assert isinstance(back, wire.FreshDelivery) and (back.fresh is None) == (fresh is None)
     if fresh is not None and back.fresh is not None:
         assert back.fresh[:2] == (9, 8) and np.array_equal(back.fresh.weights, WEIGHTS)
 
@@ -92,12 +92,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_no_flat_float32_array_is_refused(name: str) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         wire.read_answer(hostile(CASES[name]))
 
 
 def test_another_serialisation_is_refused() -> None:
-    with pytest.raises(Malformed, match="not a flat array"):
+    with pytest.raises(MalformedMessage, match="not a flat array"):
         wire.read_answer(hostile(saved(WEIGHTS), "pickle"))
 
 
@@ -116,18 +116,18 @@ def test_another_serialisation_is_refused() -> None:
 def test_scalars_of_another_type_are_refused(change: dict[str, object]) -> None:
     record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
     record["answer"] = ConfigRecord(dict(record["answer"]) | change)
-    with pytest.raises(Malformed, match=next(iter(change))):
+    with pytest.raises(MalformedMessage, match=next(iter(change))):
         wire.read_answer(record)
 
 
 def test_records_that_are_missing_or_of_another_kind_are_refused() -> None:
     whole = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1, {"loss": 1.0})))
     for name, other in (("answer", whole["model"]), ("model", whole["answer"]), ("report", whole["model"])):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedMessage):
             wire.read_answer(RecordDict({key: whole[key] for key in whole} | {name: other}))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         wire.read_answer(RecordDict({}))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         wire.read_order(RecordDict({}))
 
 
@@ -135,7 +135,7 @@ def test_a_report_of_texts_or_lists_is_refused() -> None:
     for value in ("1", [1.0], True):
         record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
         record["report"] = ConfigRecord({"loss": value})
-        with pytest.raises(Malformed, match="report"):
+        with pytest.raises(MalformedMessage, match="report"):
             wire.read_answer(record)
 
 
@@ -146,5 +146,5 @@ def test_trees_come_back_and_other_bytes_do_not() -> None:
     back["a"][0] = 5  # may be written to
     good = to_bytes(tree)
     for bad in (b"", b"x" * 100, good[:-1], pickle.dumps(tree), good[:8] + b"[" + good[9:], b"\xff" * 8 + good[8:]):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedMessage):
             from_bytes(bad)

@@ -114,15 +114,15 @@ def server(directory: Dir, dry_run: DryRun = False) -> None:
     folder = _folder(directory)
     from freshet.config import load_tables, resolve
     from freshet.flower import commands
-    from freshet.flower.running import serve
+    from freshet.flower.running import run_server
 
     devices = resolve(load_tables(folder.root / "federation.toml")).fleet.devices
     link, executor = commands.superlink(folder)
-    new = [node for node in range(devices) if node not in folder.registered()]
+    new = [node for node in range(devices) if node not in folder.registered_nodes()]
     for command in [link, executor, *(commands.register(folder, node) for node in new), commands.run(folder)]:
         typer.echo(str(command), err=not dry_run)
     if not dry_run:
-        _finish(folder.out(), serve(folder, _say))
+        _finish(folder.out(), run_server(folder, _say))
 
 
 @deploy_app.command("device")
@@ -141,7 +141,7 @@ def device(
     """Start device K on this machine; its SuperNode is started again whenever it ends."""
     folder = _folder(directory)
     from freshet.flower import commands
-    from freshet.flower.running import attend
+    from freshet.flower.running import run_device
 
     if not folder.key(node).is_file():
         raise RunError(
@@ -151,7 +151,7 @@ def device(
     command = commands.supernode(folder, node, absolute, model)
     typer.echo(str(command), err=not dry_run)
     if not dry_run:
-        attend(command, _say)
+        run_device(command, _say)
 
 
 @deploy_app.command("status")
@@ -159,22 +159,22 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
     """Say what runs, who is registered, and how far the run is."""
     folder = _folder(directory)
     from freshet.flower import commands
-    from freshet.flower.running import scored
+    from freshet.flower.running import score_text
     from freshet.runs.reader import RunDirectory
 
     if dry_run:
-        typer.echo(str(commands.listing(folder)))
+        typer.echo(str(commands.list_nodes(folder)))
         return
     pid = commands.server_process(folder)
     typer.echo(f"server app: {'process ' + str(pid) if pid else 'not running'}")
-    for number, node_id in sorted(folder.registered().items()):
+    for number, node_id in sorted(folder.registered_nodes().items()):
         typer.echo(f"device {number}: node {node_id}")
     if (folder.out() / "metrics.jsonl").is_file():
         rows = RunDirectory(folder.out()).metrics()
         if rows:
             last = rows[-1]
             typer.echo(
-                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, {scored(last)}"
+                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, {score_text(last)}"
             )
     typer.echo(f"{folder.out()}")
 
@@ -191,7 +191,7 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
     if dry_run:
         typer.echo(f"kill -TERM {pid}")
         return
-    commands.end(folder)
+    commands.stop_deploy_server(folder)
     typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
 
 
@@ -201,7 +201,7 @@ def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
     folder = _folder(directory)
     from freshet.flower import commands
 
-    known = folder.registered()
+    known = folder.registered_nodes()
     if node not in known:
         raise ConfigError("--node", f"device {node} is not registered; registered are {sorted(known)}")
     command = commands.unregister(folder, known.pop(node))
@@ -209,7 +209,7 @@ def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
         typer.echo(str(command))
         return
     commands.call(command)
-    commands.revoked(folder, node)
+    commands.revoke_key(folder, node)
     commands.write_nodes(folder, known)
     typer.echo(f"device {node} is locked out; trips that it has under way are lost")
 
@@ -235,7 +235,7 @@ def local(
     """
     _needs_flower()
     from freshet.config import resolve, seconds
-    from freshet.flower.running import local_run
+    from freshet.flower.running import run_local
 
     tables = _tables(method, cell, config, devices, settings)
     given: dict[str, Any] = {"seed": seed, "rounds": rounds, "until": None if until is None else seconds(until)}
@@ -244,7 +244,7 @@ def local(
         tables["run"]["until"] = 90.0
     tables["run"].setdefault("eval_every", 5.0)
     resolve(tables)
-    directory, state = local_run(tables, out, keep, {"fresh": fresh}, dry_run, _say)
+    directory, state = run_local(tables, out, keep, {"fresh": fresh}, dry_run, _say)
     if directory is not None:
         _finish(directory, state)
 
@@ -259,7 +259,7 @@ def _finish(out: Path, status: str) -> None:
     summary = RunDirectory(out).summary()
     console = wide_console()
     console.print(fitting_table(console, [summary]))
-    for line in costs(summary):
+    for line in trip_cost_lines(summary):
         typer.echo(line)
     typer.echo(str(out))
     if status == "interrupted":
@@ -281,7 +281,7 @@ PHASES = {
 }
 
 
-def costs(summary: dict[str, Any]) -> list[str]:
+def trip_cost_lines(summary: dict[str, Any]) -> list[str]:
     """Where the time of a trip went: medians over all trips, and how many messages a trip took."""
     phases = summary.get("trip_seconds") or {}
     lines = [f"  {phases[name]:6.2f} s  {name:7s} {text}" for name, text in PHASES.items() if name in phases]

@@ -6,4 +6,4 @@ Built on ``core.coordinator`` (server) and ``training.trip`` (device). Nothing h
 import time
 
 #: When this package was loaded: in the process of a trip, what comes before is Flower's and what follows is ours.
-LOADED = time.time()
+IMPORTED_AT = time.time()

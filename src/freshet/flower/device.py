@@ -24,18 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from freshet.assembly import Assembly, Overrides
+from freshet.compute.executor import Setup
 from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
-from freshet.data.archives import damaged
+from freshet.data.archives import as_data_errors
 from freshet.data.dataset import DataSet, check, own_data
 from freshet.errors import ConfigError, DataError
 from freshet.files import open_regular, replacing
-from freshet.flower import LOADED, wire
-from freshet.flower.wire import Malformed, from_bytes, to_bytes
-from freshet.parts import Given, Parts, assemble
+from freshet.flower import IMPORTED_AT, wire
+from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 from freshet.runs.checkpoint import Tree
+from freshet.training.batches import FederatedData
 from freshet.training.network import Factory
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
@@ -45,11 +47,11 @@ if TYPE_CHECKING:
 
 
 #: Runs that a device remembers, the latest; it may take part in several at once.
-SESSIONS = 4
+KEPT_SESSIONS = 4
 
 
 @dataclass
-class Kept:
+class DeviceRecord:
     """The device's memory, and its last answer with the ticket it belongs to."""
 
     memory: Memory
@@ -66,25 +68,25 @@ class DeviceFolder:
         with contextlib.suppress(PermissionError):  # it is somebody else's; the files are ours in any case
             folder.chmod(0o700)  # Flower may have made it, open to all
 
-    def read(self) -> Kept:
+    def read(self) -> DeviceRecord:
         """What is kept of this session; nothing, if there is none or it cannot be read."""
         tree = self._read("memory")
         if tree is None:
-            return Kept({})
+            return DeviceRecord({})
         try:
-            return Kept(dict(tree["memory"]), tree["ticket"], tree["answer"])
+            return DeviceRecord(dict(tree["memory"]), tree["ticket"], tree["answer"])
         except (KeyError, TypeError, ValueError):
-            return Kept({})
+            return DeviceRecord({})
 
-    def write(self, kept: Kept) -> None:
+    def write(self, kept: DeviceRecord) -> None:
         """Replace it."""
         self._write("memory", dict(vars(kept)))
 
-    def pause(self, ticket: str, trip: Tree) -> None:
+    def write_paused(self, ticket: str, trip: Tree) -> None:
         """Keep a trip until the fresh model comes."""
         self._write("paused", {"ticket": ticket, "trip": trip})
 
-    def paused(self, ticket: str) -> Tree | None:
+    def read_paused(self, ticket: str) -> Tree | None:
         """The trip of this ticket that was paused, or None when it is lost."""
         tree = self._read("paused")
         found: Any = None if tree is None or tree.get("ticket") != ticket else tree.get("trip")
@@ -97,21 +99,21 @@ class DeviceFolder:
     def _write(self, kind: str, tree: Tree) -> None:
         with replacing(self._file(kind), 0o600) as file:
             file.write(to_bytes({"session": self.session} | tree))
-        self._forget(kind)
+        self._remove_old(kind)
 
-    def _forget(self, kind: str) -> None:
+    def _remove_old(self, kind: str) -> None:
         """Of runs that are long over nothing stays."""
         found = dict[Path, float]()
         for path in self.folder.glob(f"{kind}.*safetensors"):
             with contextlib.suppress(FileNotFoundError):  # another run's trip has just done the same
                 found[path] = path.stat().st_mtime
-        for path in sorted(found, key=lambda each: found[each])[:-SESSIONS]:
+        for path in sorted(found, key=lambda each: found[each])[:-KEPT_SESSIONS]:
             path.unlink(missing_ok=True)
 
     def _read(self, kind: str) -> Tree | None:
         try:
             tree = from_bytes(self._file(kind).read_bytes())
-        except (FileNotFoundError, Malformed):
+        except (FileNotFoundError, MalformedMessage):
             return None
         return tree if tree.get("session") == self.session else None
 
@@ -121,12 +123,7 @@ NodeConfig = Mapping[str, Any]
 #: Gives a device its training samples: ``(x, y)``, a torch Dataset or a Hugging Face Dataset.
 Load = Callable[[NodeConfig], Any]
 #: Seconds between two looks whether the server is in a hurry.
-LOOK = 1.0
-
-
-def _nobody(*_: Any) -> list[int]:
-    """Devices are selected on the server."""
-    return []
+HURRY_POLL_SECONDS = 1.0
 
 
 class Device:
@@ -150,7 +147,7 @@ class Device:
         answer = self.handle(wire.read_order(message.content), resolve(load_tables(federation)), node, context.node_id)
         return Message(wire.answer_record(answer), reply_to=message)
 
-    def handle(self, order: wire.Order | wire.Onward, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
+    def handle(self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
         """Do what the server asks. Under [privacy] not even the text of an error leaves the device."""
         try:
             return self._handle(order, config, node, node_id)
@@ -160,39 +157,41 @@ class Device:
             _log.exception("the trip failed")
             return wire.Answer(order.ticket, lost="the device's app failed")
 
-    def _handle(self, order: wire.Order | wire.Onward, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
+    def _handle(self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
         """The answer is kept until the next one, so that it can be given again (and no second noise with it)."""
         began = time.time()
-        folder = DeviceFolder(folder_of(node, node_id), order.session)
+        folder = DeviceFolder(device_folder(node, node_id), order.session)
         kept = folder.read()
         if kept.ticket == order.ticket and kept.answer is not None:
-            return _again(order.ticket, kept.answer)
-        paused = folder.paused(order.ticket) if isinstance(order, wire.Onward) else None
-        if isinstance(order, wire.Onward) and paused is None:
+            return _repeat_answer(order.ticket, kept.answer)
+        paused = folder.read_paused(order.ticket) if isinstance(order, wire.FreshDelivery) else None
+        if isinstance(order, wire.FreshDelivery) and paused is None:
             return wire.Answer(order.ticket, lost="the device no longer has this trip")
         worker = _Worker(self, config, node, order.ticket, folder, kept.memory, began)
-        return worker.train(order) if isinstance(order, wire.Order) else worker.go_on(order, paused or {})
+        return worker.train(order) if isinstance(order, wire.Order) else worker.resume(order, paused or {})
 
-    def parts(self, config: Config, node: NodeConfig, device: int) -> Parts:
-        """What the configuration names, with this device's own samples if it brings any, and no shard but its own."""
+    def setup(self, config: Config, node: NodeConfig, device: int) -> Setup:
+        """What this device trains with: the network, and its own shard of the data set or the samples it brings."""
         load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
-        given = Given(factory=model, selection=_nobody if config.run.selection == CUSTOM else None)
+        overrides = Overrides(factory=model)
         if own is not None and config.data.name == CUSTOM:  # the server's samples stayed there, too
             whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
             config = replace(config, data=whole)
-            given = replace(given, dataset=only_own(own, config), shards=[[0]] * config.fleet.devices)
-        parts = assemble(config, given)
-        shards: list[Any] = [np.empty(0, np.int64)] * len(parts.shards)
+            overrides = replace(overrides, dataset=own_samples_only(own, config))
+        assembly, devices = Assembly(config, overrides), config.fleet.devices
+        _ = assembly.initial  # raises if the network does not take the samples
+        dataset, shards = assembly.dataset, [np.empty(0, np.int64)] * devices
         if own is None:
             place = node.get("partition-id", device)
-            if type(place) is not int or not 0 <= place < len(parts.shards):
-                raise ConfigError("partition-id", f"must be a number from 0 to {len(parts.shards) - 1}, not {place!r}")
-            shards[device] = parts.shards[place]
-            return replace(parts, shards=shards)
-        dataset = parts.dataset if given.dataset is not None else with_samples(parts.dataset, own, config)
-        shards[device] = np.arange(len(dataset.y_train))
-        return replace(parts, dataset=dataset, shards=shards)
+            if type(place) is not int or not 0 <= place < devices:
+                raise ConfigError("partition-id", f"must be a number from 0 to {devices - 1}, not {place!r}")
+            shards[device] = assembly.shards[place]
+        else:
+            if overrides.dataset is None:
+                dataset = with_samples(dataset, own, config)
+            shards[device] = np.arange(len(dataset.y_train))
+        return assembly.setup(FederatedData.of(dataset, shards), secret=True)
 
 
 class _Worker:
@@ -214,24 +213,23 @@ class _Worker:
         self._unreached, self._samples = "", 0
         born = process_start()
         #: Seconds by phase, and when the process began, by this machine's clock.
-        self._timing = {"began": born, "start": LOADED - born, "import": began - LOADED}
+        self._timing = {"began": born, "start": IMPORTED_AT - born, "import": began - IMPORTED_AT}
 
     def _trainer(self, number: int) -> Trainer:
         at = time.time()
-        parts = self._device.parts(self._config, self._node, number)
-        self._samples = len(parts.shards[number])
-        trainer = parts.setup(self._config).trainer()
-        trainer.outgoing = replace(trainer.outgoing, secret=True)
+        setup = self._device.setup(self._config, self._node, number)
+        self._samples = len(setup.data.shards[number])
+        trainer = setup.trainer()
         self._timing["load"] = time.time() - at
         return trainer
 
-    def _told(self) -> dict[str, float]:
+    def _reported_timing(self) -> dict[str, float]:
         """Seconds by phase, where they may be told."""
         return {} if self._config.privacy.on else self._timing
 
     def train(self, order: wire.Order) -> wire.Answer:
         """From the model that came down to the slot, and on to the end unless the fresh model comes by message."""
-        assignment, way, memory = order.assignment, order.way, self._memory
+        assignment, way, memory = order.assignment, order.channel, self._memory
         trainer, at = self._trainer(assignment.device), time.time()
         rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
         slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and way.kind != "none" else None
@@ -241,12 +239,12 @@ class _Worker:
             if asks and slot is not None and way.kind == "messages":
                 self._pause(order, slot, trip)
                 self._timing["train"] = time.time() - at
-                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._told())
+                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._reported_timing())
             if asks and slot is not None:
                 self._ask(way, trip, slot)
             return self._end(trip, assignment, at)
 
-    def go_on(self, onward: wire.Onward, paused: Tree) -> wire.Answer:
+    def resume(self, onward: wire.FreshDelivery, paused: Tree) -> wire.Answer:
         """The rest of a trip whose fresh model has come."""
         given = paused["assignment"]
         assignment = Assignment(**given)
@@ -265,16 +263,16 @@ class _Worker:
             "state": trip.save(),
             "seconds": order.seconds,
         }
-        self._folder.pause(self._ticket, tree)
+        self._folder.write_paused(self._ticket, tree)
 
-    def _ask(self, way: wire.Way, trip: LocalTrip, slot: Slot) -> None:
+    def _ask(self, way: wire.FreshChannel, trip: LocalTrip, slot: Slot) -> None:
         """Merge the fresh model; a service that does not answer costs the merge, not the trip."""
-        from freshet.flower.fresh import Unreached
+        from freshet.flower.fresh import NoFreshAnswer
 
         at, client = time.time(), _client(way, trip.assignment)
         try:
             fresh = client.ask(slot, trip.assignment.version, trip.layout.size)
-        except Unreached as problem:
+        except NoFreshAnswer as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("trains on without the fresh model: %s", problem)
             trip.unanswered()
@@ -291,16 +289,16 @@ class _Worker:
         self._timing["cpu"] = time.process_time()
         upload = outcome.upload(assignment)
         answer = wire.Answer(
-            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._told()
+            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._reported_timing()
         )
-        self._folder.write(Kept(outcome.memory, self._ticket, _tree(answer, upload)))
+        self._folder.write(DeviceRecord(outcome.memory, self._ticket, _answer_tree(answer, upload)))
         return answer
 
 
 class _Listener:
     """Looks now and then whether the server is in a hurry, and tells the trip."""
 
-    def __init__(self, way: wire.Way, trip: LocalTrip) -> None:
+    def __init__(self, way: wire.FreshChannel, trip: LocalTrip) -> None:
         self._ended = threading.Event()
         self._way, self._trip = way, trip
         self._thread: threading.Thread | None = None
@@ -317,29 +315,29 @@ class _Listener:
 
     def _listen(self) -> None:
         client = _client(self._way, self._trip.assignment)
-        while not self._ended.wait(LOOK):
+        while not self._ended.wait(HURRY_POLL_SECONDS):
             if client.is_urgent():
                 self._trip.hurry()
                 break
         client.close()
 
 
-def _client(way: wire.Way, assignment: Assignment) -> "FreshClient":
+def _client(way: wire.FreshChannel, assignment: Assignment) -> "FreshClient":
     from freshet.flower.fresh import FreshClient
 
     return FreshClient(way.address, way.certificate, assignment.device, assignment.trip, way.token)
 
 
-def _tree(answer: wire.Answer, upload: Upload) -> Tree:
+def _answer_tree(answer: wire.Answer, upload: Upload) -> Tree:
     up = upload._asdict() | {key: dict(getattr(upload, key)) for key in ("report", "merged", "vectors")}
     return {"upload": up, "samples": answer.samples, "unreached": answer.unreached}
 
 
-def _again(ticket: str, kept: Tree) -> wire.Answer:
+def _repeat_answer(ticket: str, kept: Tree) -> wire.Answer:
     return wire.Answer(ticket, Upload(**kept["upload"]), samples=kept["samples"], unreached=kept["unreached"])
 
 
-def folder_of(node: NodeConfig, node_id: int) -> Path:
+def device_folder(node: NodeConfig, node_id: int) -> Path:
     """Where a device remembers: as its node config says, or by its node number in the user's data folder."""
     given = node.get("folder")
     if isinstance(given, str) and given:
@@ -367,17 +365,17 @@ def _loader(text: str) -> Load | None:
         return None
     if text.endswith(".npz"):
         return lambda node: _read_npz(Path(text))
-    load: Load = _named("--data", text, "a file .npz with x and y, or module:function")
+    load: Load = _import_name("--data", text, "a file .npz with x and y, or module:function")
     return load
 
 
 def _factory(text: object) -> Factory | None:
     """What ``--model`` names: nothing (the configuration's network), or ``module:Class``."""
-    factory: Factory | None = _named("--model", str(text), "module:Class") if text else None
+    factory: Factory | None = _import_name("--model", str(text), "module:Class") if text else None
     return factory
 
 
-def _named(option: str, text: str, wanted: str) -> Any:
+def _import_name(option: str, text: str, wanted: str) -> Any:
     module, colon, name = text.partition(":")
     if not (colon and module and name):
         raise ConfigError(option, f"must be {wanted}, but {text!r} was given")
@@ -388,7 +386,7 @@ def _named(option: str, text: str, wanted: str) -> Any:
 
 
 def _read_npz(path: Path) -> tuple[Any, Any]:
-    with damaged(path), open_regular(path) as file:
+    with as_data_errors(path), open_regular(path) as file:
         arrays = np.load(file, allow_pickle=False)
         if not {"x", "y"} <= set(getattr(arrays, "files", ())):
             raise DataError(f"{path} has no arrays x and y; make it with: numpy.savez({path.name!r}, x=..., y=...)")
@@ -403,7 +401,7 @@ def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:
     return check(replace(dataset, x_train=found.x_train, y_train=found.y_train, groups=None))
 
 
-def only_own(own: Any, config: Config) -> DataSet:
+def own_samples_only(own: Any, config: Config) -> DataSet:
     """A device's own samples where the configuration names no data set; nobody tests on them."""
     dataset = own_data(CUSTOM, own, own, None, config.data)
     assert dataset is not None

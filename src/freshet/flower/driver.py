@@ -26,7 +26,7 @@ from freshet.core.stopping import Known
 from freshet.core.vectors import Vector
 from freshet.flower import wire
 from freshet.flower.security import Tokens, new_ticket
-from freshet.flower.wire import Malformed
+from freshet.flower.wire import MalformedMessage
 from freshet.runs.checkpoint import owned
 from freshet.runs.writer import RunWriter
 from freshet.training.task import Score
@@ -35,7 +35,7 @@ from freshet.training.task import Score
 #: training, waiting for the fresh model.
 PHASES = ("start", "import", "load", "train", "fresh")
 #: Questions of one trip that are answered: a device that gets no answer tries three times, and may begin anew.
-MOST_QUESTIONS = 20
+MAX_REQUESTS = 20
 
 
 class Reply(NamedTuple):
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     error: str = ""
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Carries messages to nodes; every call may fail with ``ConnectionError``."""
 
     def nodes(self) -> set[int]:
@@ -60,7 +60,7 @@ class Post(Protocol):
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSettings:
     """How messages travel."""
 
     fresh: str = "side"
@@ -73,11 +73,11 @@ class Network:
     #: Devices that have to be there before the first trip of a run.
     wait_for: int = 1
     #: Seconds between two looks for nodes that have come or gone.
-    roll_call: float = 2.0
+    node_poll: float = 2.0
 
 
 @dataclass(slots=True)
-class Journey:
+class LiveTrip:
     """A trip under way."""
 
     assignment: Assignment
@@ -89,19 +89,19 @@ class Journey:
     slot: Slot | None = None
     fresh: Fresh | None = None
     #: Whether the second message of the trip is due (or sent).
-    onward: bool = False
+    second_message: bool = False
     urgent: bool = False
     #: When it was begun by this machine's clock; None after a restart of the server, when its time tells nothing.
-    begun: float | None = field(default_factory=time.time)
+    wall_start: float | None = field(default_factory=time.time)
     #: Seconds by phase of its first message, where it takes two.
-    spent: Mapping[str, float] = field(default_factory=dict)
+    first_timing: Mapping[str, float] = field(default_factory=dict)
     #: How often the device has asked for the fresh model.
-    asked: int = 0
+    requests: int = 0
 
-    def asks_too_often(self) -> bool:
+    def exceeds_requests(self) -> bool:
         """Count a question; whether these are more than lost answers explain."""
-        self.asked += 1
-        return self.asked > MOST_QUESTIONS
+        self.requests += 1
+        return self.requests > MAX_REQUESTS
 
     def durations(self, whole: float, timing: Mapping[str, float]) -> dict[str, float]:
         """Where a trip's time went, ``timing`` being what the device says of its last message.
@@ -109,16 +109,16 @@ class Journey:
         What the device does not account for are messages: down until its process began (as far as the two clocks
         agree), up for the rest.
         """
-        both = {phase: self.spent.get(phase, 0.0) + timing.get(phase, math.nan) for phase in (*PHASES, "cpu")}
+        both = {phase: self.first_timing.get(phase, 0.0) + timing.get(phase, math.nan) for phase in (*PHASES, "cpu")}
         found = {phase: value for phase, value in both.items() if 0 <= value < 1e6}
         messages = max(0.0, whole - sum(found[phase] for phase in PHASES if phase in found))
-        began = self.spent.get("began", timing.get("began", 0.0))
-        down = min(max(0.0, began - (self.begun or began)), messages)
+        began = self.first_timing.get("began", timing.get("began", 0.0))
+        down = min(max(0.0, began - (self.wall_start or began)), messages)
         return found | {"down": down, "up": messages - down, "messages": messages, "whole": whole}
 
 
 @dataclass(slots=True)
-class Done:
+class TripTotals:
     """How many trips a device has completed, and how long they took from trigger to upload."""
 
     trips: int = 0
@@ -134,18 +134,18 @@ def medians(seconds: Iterable[Mapping[str, Iterable[float]]]) -> dict[str, float
     return {phase: round(statistics.median(values), 3) for phase, values in sorted(phases.items())}
 
 
-def check(tree: Tree) -> None:
+def check_state(tree: Tree) -> None:
     """Raise ``ValueError`` unless a saved state is one of a run in real time."""
     missing = {"coordinator", "samples", "now", "wakes", "session", "devices", "journeys", "log"} - tree.keys()
     if missing:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
 
 
-def saved(journey: Journey) -> Tree:
+def trip_state(journey: LiveTrip) -> Tree:
     return {
         "ticket": journey.ticket,
         "started": journey.started,
-        "onward": journey.onward,
+        "onward": journey.second_message,
         "instruction": dict(journey.assignment.instruction),
         "vectors": dict(journey.assignment.vectors),
         "fresh_vectors": {} if journey.fresh is None else dict(journey.fresh.vectors),
@@ -153,38 +153,38 @@ def saved(journey: Journey) -> Tree:
 
 
 WRONG_TOKEN = "asks for the fresh model with a token that is not of its trip"  # noqa: S105
-OFTEN = "asks for the fresh model again and again"
+TOO_MANY_REQUESTS = "asks for the fresh model again and again"
 #: Refused questions that are logged, each with a line; more are only counted.
-_LOGGED_REFUSALS = 100
+LOGGED_REFUSALS = 100
 #: Trips of each device whose seconds are remembered, for the medians.
-_TIMED = 1000
+TIMED_TRIPS = 1000
 
 
-class Live:
+class LiveDriver:
     """One run in real time."""
 
     def __init__(
         self,
         coordinator: Coordinator,
-        post: Post,
+        post: Transport,
         writer: RunWriter,
         evaluate: Callable[[Vector], Score],
         tokens: Tokens,
-        network: Network,
+        network: NetworkSettings,
         *,
         nodes: Mapping[int, int],
         eval_every: float,
         stop_diverged: bool = True,
         session: str | None = None,
     ) -> None:
-        self.coordinator, self.server, self.post, self.writer = coordinator, coordinator.server, post, writer
+        self.coordinator, self.server, self.transport, self.writer = coordinator, coordinator.server, post, writer
         self.network, self.eval_every, self._stop_diverged = network, eval_every, stop_diverged
         self._evaluate, self._tokens = evaluate, tokens
         #: Nodes and the devices that they are; without a list, devices are numbered as nodes come.
         self.devices: dict[int, int] = dict(nodes)
         self._listed = bool(nodes)
         self.session = session or new_ticket()
-        self.journeys: dict[int, Journey] = {}
+        self.trips: dict[int, LiveTrip] = {}
         self.over = self._concluded = False
         self._lock = threading.RLock()
         self._online: set[int] = set()
@@ -194,11 +194,11 @@ class Live:
         self._next_test, self._last_test = 0.0, -1.0
         self._tested: tuple[int, Score] | None = None
         self._started = False
-        self.done: dict[int, Done] = defaultdict(Done)
+        self.totals: dict[int, TripTotals] = defaultdict(TripTotals)
         #: Messages that were sent: one per trip, two where the fresh model comes by message.
         self.messages = 0
         #: Seconds by device and phase, one for each of the last trips.
-        latest = partial(deque[float], maxlen=_TIMED)
+        latest = partial(deque[float], maxlen=TIMED_TRIPS)
         self.seconds: dict[int, dict[str, deque[float]]] = defaultdict(lambda: defaultdict(latest))
 
     # ---- Driver
@@ -216,8 +216,8 @@ class Live:
         while not self.over and self.now < until:
             if between():
                 return False
-            self._call_roll()
-            if not (waits := self._waits()):
+            self._poll_nodes()
+            if not (waits := self._waits_for_devices()):
                 self._tick()
                 self._send()
                 self._receive()
@@ -251,39 +251,39 @@ class Live:
     def _tick(self) -> None:
         due = [at for at in self._wakes if at <= self.now]
         self._wakes = [at for at in self._wakes if at not in due]
-        there = self._there()
+        there = self._present()
         for at in due:
             with self._lock:
-                if self.server.synchronous and not self.journeys and not there:  # a round without anybody is none
+                if self.server.synchronous and not self.trips and not there:  # a round without anybody is none
                     self._wake(self.coordinator.put_off(at, self.now))
                 else:
                     self._carry_out(self.coordinator.tick(at, there.__contains__))
 
-    def _there(self) -> set[int]:
+    def _present(self) -> set[int]:
         return {self.devices.get(node, -1) for node in self._online} - {-1}
 
-    def _waits(self) -> bool:
+    def _waits_for_devices(self) -> bool:
         """Before its first trip a run waits for its devices, and its clock stands still."""
-        there, wanted, before = len(self._there()), self.network.wait_for, self._came
-        if self.messages or self.journeys or there >= wanted:
+        there, wanted, before = len(self._present()), self.network.wait_for, self._came
+        if self.messages or self.trips or there >= wanted:
             return False
         if there != before:
             self.writer.say(f"waiting for {wanted} device{'s' * (wanted > 1)}; {there} there")
         self._start, self._came = time.monotonic(), there
         return True
 
-    def _call_roll(self) -> None:
+    def _poll_nodes(self) -> None:
         """Who is there; a node that is not on the list gets the next free device number, where there is no list."""
-        if time.monotonic() - self._called < self.network.roll_call:
+        if time.monotonic() - self._called < self.network.node_poll:
             return
         self._called = time.monotonic()
         try:
-            found = self.post.nodes()
+            found = self.transport.nodes()
         except ConnectionError as problem:
             self.writer.say(f"the SuperLink does not answer ({problem}); trying again")
             return
         for node in sorted(found - self.devices.keys()):
-            free = sorted(set(range(self.server.world.devices)) - set(self.devices.values()))
+            free = sorted(set(range(self.server.context.devices)) - set(self.devices.values()))
             if self._listed or not free:
                 self.writer.say(f"node {node} is not one of this federation's devices and is left alone")
             number = -1 if self._listed or not free else free[0]
@@ -299,61 +299,61 @@ class Live:
         for event in effects.events:
             self.writer.event(now, event)
         for assignment in effects.assignments:
-            self.journeys[assignment.device] = Journey(assignment, new_ticket(), now)
+            self.trips[assignment.device] = LiveTrip(assignment, new_ticket(), now)
         for device in effects.hurry:
-            self.journeys[device].urgent = True
+            self.trips[device].urgent = True
         self._wake(effects.wake_at)
         self._wake(effects.look_at)
         self.over |= self.coordinator.over
 
     def _send(self) -> None:
         """Send what is due to nodes that are there; a node that stays away has lost its trip."""
-        for device, journey in [(d, j) for d, j in self.journeys.items() if not j.message]:
+        for device, journey in [(d, j) for d, j in self.trips.items() if not j.message]:
             node = self._node(device)
             if node in self._online and node is not None:
                 content = self._content(node, journey)
                 try:
-                    journey.message, journey.sent = self.post.send(node, content, self.network.ttl), self.now
+                    journey.message, journey.sent = self.transport.send(node, content, self.network.ttl), self.now
                     self.messages += 1
                 except ConnectionError as problem:
                     self.writer.say(f"device {device} cannot be sent its model now ({problem}); trying again")
             elif self.now - max(journey.started, journey.sent) > self.network.patience:
                 self._lose(device, "the device is away")
 
-    def _content(self, node: int, journey: Journey) -> Any:
-        if journey.onward:
-            return wire.onward_record(wire.Onward(self.session, journey.ticket, journey.fresh))
+    def _content(self, node: int, journey: LiveTrip) -> Any:
+        if journey.second_message:
+            return wire.delivery_record(wire.FreshDelivery(self.session, journey.ticket, journey.fresh))
         a, rule, net = journey.assignment, self.server.rule, self.network
         kind, side = net.fresh if rule.asks else "none", net.fresh == "side"
         token = self._tokens.make(node, a.device, a.trip, journey.ticket) if side else ""
         hurries = side and not rule.asks and not self.server.synchronous
-        way = wire.Way(kind, net.address if side else "", net.certificate if side else "", token, hurries)
-        done = self.done[a.device]
+        way = wire.FreshChannel(kind, net.address if side else "", net.certificate if side else "", token, hurries)
+        done = self.totals[a.device]
         seconds = done.seconds / done.trips if rule.timed and done.trips else None
         return wire.order_record(wire.Order(a, self.session, journey.ticket, way, seconds))
 
     # ---- answers
 
     def _receive(self) -> None:
-        waiting = {journey.message: device for device, journey in self.journeys.items() if journey.message}
+        waiting = {journey.message: device for device, journey in self.trips.items() if journey.message}
         if not waiting:
             return
         try:
-            replies = self.post.receive(list(waiting))
+            replies = self.transport.receive(list(waiting))
         except ConnectionError as problem:
             self.writer.say(f"the SuperLink does not answer ({problem}); trying again")
             return
         for reply in replies:
             device = waiting.pop(reply.message, None)
             if device is not None:
-                self._take(device, reply)
+                self._handle_reply(device, reply)
         for device in waiting.values():
-            if self.now - self.journeys[device].sent > self.network.ttl + self.network.patience:
+            if self.now - self.trips[device].sent > self.network.ttl + self.network.patience:
                 self._lose(device, f"no answer within {self.network.ttl:g} s")
 
-    def _take(self, device: int, reply: Reply) -> None:
+    def _handle_reply(self, device: int, reply: Reply) -> None:
         """An answer to a trip's message is there."""
-        journey = self.journeys[device]
+        journey = self.trips[device]
         if reply.error:
             self._online = self._online - {self._node(device)}  # until the next roll call says otherwise
             self._lose(device, reply.error)
@@ -361,28 +361,28 @@ class Live:
         try:
             answer = wire.read_answer(reply.content)
             if answer.ticket != journey.ticket:
-                raise Malformed("belongs to another trip")
+                raise MalformedMessage("belongs to another trip")
             if answer.upload is not None and (answer.upload.device, answer.upload.trip) != journey.assignment[:2]:
-                raise Malformed("names another trip")
-        except Malformed as problem:
+                raise MalformedMessage("names another trip")
+        except MalformedMessage as problem:
             self._lose(device, f"its answer cannot be used: {problem}")
             return
         if answer.upload is not None:
             self._upload(device, journey, answer)
-        elif answer.slot is not None and not journey.onward and self.network.fresh == "messages":
-            self._onward(device, journey, answer.slot, answer.timing)
+        elif answer.slot is not None and not journey.second_message and self.network.fresh == "messages":
+            self._send_fresh(device, journey, answer.slot, answer.timing)
         else:
             self._lose(device, answer.lost or "asks a second time")
 
-    def _upload(self, device: int, journey: Journey, answer: wire.Answer) -> None:
+    def _upload(self, device: int, journey: LiveTrip, answer: wire.Answer) -> None:
         upload, trip = answer.upload, journey.assignment.trip
         assert upload is not None
-        self._time(device, journey, answer)
+        self._record_timing(device, journey, answer)
         with self._lock:
-            now, done = self.now, self.done[device]
-            del self.journeys[device]
+            now, done = self.now, self.totals[device]
+            del self.trips[device]
             done.trips, done.seconds = done.trips + 1, done.seconds + now - journey.started
-            samples, before = self.server.world.samples, int(self.server.world.samples[device])
+            samples, before = self.server.context.samples, int(self.server.context.samples[device])
             if 0 < answer.samples < 2**31:
                 samples[device] = answer.samples
             effects = self.coordinator.arrived(now, device, trip, lambda: upload)
@@ -393,22 +393,22 @@ class Live:
                 note = {"device": device, "trip": trip, "reason": answer.unreached}
                 self.writer.event(self.now, Noted("trained on without the fresh model", note))
 
-    def _onward(self, device: int, journey: Journey, slot: Slot, timing: Mapping[str, float]) -> None:
+    def _send_fresh(self, device: int, journey: LiveTrip, slot: Slot, timing: Mapping[str, float]) -> None:
         """The device asks by message: the second message of its trip brings the model of this moment."""
         with self._lock:
             effects = self.coordinator.request(Request(device, journey.assignment.trip, slot))
             self._carry_out(effects)
-            journey.slot, journey.fresh, journey.onward, journey.message = slot, effects.fresh, True, ""
-            journey.spent = dict(timing)
+            journey.slot, journey.fresh, journey.second_message, journey.message = slot, effects.fresh, True, ""
+            journey.first_timing = dict(timing)
 
     def _lose(self, device: int, reason: str) -> None:
         with self._lock:
-            journey = self.journeys.pop(device)
+            journey = self.trips.pop(device)
             self._carry_out(self.coordinator.lost(self.now, device, journey.assignment.trip, reason))
 
-    def _time(self, device: int, journey: Journey, answer: wire.Answer) -> None:
+    def _record_timing(self, device: int, journey: LiveTrip, answer: wire.Answer) -> None:
         """Write down what a trip's time went to; an answer that is given again has none."""
-        if answer.timing and journey.begun is not None:
+        if answer.timing and journey.wall_start is not None:
             parts = journey.durations(self.now - journey.started, answer.timing)
             for phase, value in parts.items():
                 self.seconds[device][phase].append(value)
@@ -418,9 +418,9 @@ class Live:
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
         """The model of this moment for a device in mid-training; raises ``Refused``."""
         with self._lock:
-            journey = self._entitled(device, trip, token)
-            asked, often = Request(device, trip, slot), journey.asks_too_often()
-            effects = self.coordinator.refused(OFTEN) if often else self.coordinator.request(asked)
+            journey = self._authorised_trip(device, trip, token)
+            asked, often = Request(device, trip, slot), journey.exceeds_requests()
+            effects = self.coordinator.refused(TOO_MANY_REQUESTS) if often else self.coordinator.request(asked)
             if any(isinstance(event, Rejected) for event in effects.events):
                 self._note_refusal(effects)
                 raise Refused("this cannot be asked")
@@ -431,13 +431,13 @@ class Live:
     def is_urgent(self, device: int, trip: int, token: str) -> bool:
         """Whether the method wants this trip's model soon."""
         with self._lock:
-            return self._entitled(device, trip, token).urgent
+            return self._authorised_trip(device, trip, token).urgent
 
-    def _entitled(self, device: int, trip: int, token: str) -> Journey:
+    def _authorised_trip(self, device: int, trip: int, token: str) -> LiveTrip:
         """The trip that a token belongs to; a question without one is logged and refused."""
         if self._concluded:
             raise Refused("the run is over")
-        journey, node = self.journeys.get(device), self._node(device)
+        journey, node = self.trips.get(device), self._node(device)
         if journey is None or node is None or journey.assignment.trip != trip:
             reason = NO_TRIP
         elif self._tokens.fits(token, node, device, trip, journey.ticket):
@@ -450,7 +450,7 @@ class Live:
     def _note_refusal(self, effects: Effects) -> None:
         """Log a refused question, unless there were so many that somebody wants to fill the disk."""
         self._refusals += 1
-        if self._refusals <= _LOGGED_REFUSALS:
+        if self._refusals <= LOGGED_REFUSALS:
             self._carry_out(effects)
 
     # ---- testing the model
@@ -477,14 +477,14 @@ class Live:
             self.writer.drain(wait=True)
             return {
                 "coordinator": self.coordinator.state(),
-                "samples": self.server.world.samples.copy(),
+                "samples": self.server.context.samples.copy(),
                 "now": self.now,
                 "wakes": list(self._wakes),
                 "session": self.session,
                 "devices": {str(node): device for node, device in self.devices.items() if device >= 0},
-                "journeys": {str(device): saved(journey) for device, journey in self._in_flight()},
+                "journeys": {str(device): trip_state(journey) for device, journey in self._in_flight()},
                 "messages": self.messages,
-                "done": {str(device): [done.trips, done.seconds] for device, done in self.done.items()},
+                "done": {str(device): [done.trips, done.seconds] for device, done in self.totals.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
             }
@@ -493,33 +493,33 @@ class Live:
         """Go on from a saved state; every trip that was under way is asked for again, with its ticket."""
         self.coordinator.restore(tree["coordinator"])
         self.server.away.clear()  # their messages are not waited for any more
-        self.server.world.samples[:] = tree["samples"]
+        self.server.context.samples[:] = tree["samples"]
         self._before, self._start = tree["now"], time.monotonic()
         self._wakes, self.session, self._started = list(tree["wakes"]), tree["session"], True
         self._next_test = next_multiple(self._before, self.eval_every)
         if not self._listed:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
         for device, journey in tree["journeys"].items():
-            self.journeys[int(device)] = self._restored(int(device), journey)
+            self.trips[int(device)] = self._restore_trip(int(device), journey)
         self.messages = tree["messages"]
         for device, (trips, seconds) in tree["done"].items():
-            self.done[int(device)] = Done(trips, seconds)
+            self.totals[int(device)] = TripTotals(trips, seconds)
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase].extend(values)
 
-    def _in_flight(self) -> list[tuple[int, Journey]]:
+    def _in_flight(self) -> list[tuple[int, LiveTrip]]:
         """Trips that were not given up (an answer to one that was is still waited for, to know that its device is
         free)."""
-        return [(device, j) for device, j in self.journeys.items() if self.server.flight(device, j.assignment.trip)]
+        return [(device, j) for device, j in self.trips.items() if self.server.active_trip(device, j.assignment.trip)]
 
-    def _restored(self, device: int, tree: Tree) -> Journey:
-        flight, store = self.server.flights[device], self.server.store
-        where = (device, flight.trip, flight.base, flight.age, store.get(flight.base), flight.epochs, flight.lr)
+    def _restore_trip(self, device: int, tree: Tree) -> LiveTrip:
+        active, store = self.server.active_trips[device], self.server.store
+        where = (device, active.trip, active.base, active.age, store.get(active.base), active.epochs, active.lr)
         assignment = Assignment(*where, tree["instruction"], owned(tree["vectors"]))
-        journey = Journey(assignment, tree["ticket"], tree["started"], sent=self.now, onward=tree["onward"])
-        journey.begun = None
-        if flight.fresh is not None:
-            fresh = (flight.fresh, flight.fresh_age, store.get(flight.fresh))
+        journey = LiveTrip(assignment, tree["ticket"], tree["started"], sent=self.now, second_message=tree["onward"])
+        journey.wall_start = None
+        if active.fresh is not None:
+            fresh = (active.fresh, active.fresh_age, store.get(active.fresh))
             journey.fresh = Fresh(*fresh, owned(tree["fresh_vectors"]))
         return journey

@@ -65,7 +65,7 @@ SERVER_APP = '''\
 
 from pathlib import Path
 
-from freshet.flower.server import server_app
+from freshet.flower.server_app import server_app
 
 app = server_app(Path(__file__).with_name("federation.toml"))
 '''
@@ -146,7 +146,7 @@ WantedBy=multi-user.target
 """
 
 
-def settings(section: str, values: Options) -> str:
+def settings_file(section: str, values: Options) -> str:
     """A file of settings with what each means above it."""
     lines = [f"[{section}]"]
     for name, field in type(values).model_fields.items():
@@ -246,7 +246,7 @@ class Folder:
     def out(self) -> Path:
         return Path(self.server().out or self.root / "run").absolute()
 
-    def registered(self) -> dict[int, int]:
+    def registered_nodes(self) -> dict[int, int]:
         """``{device: node}`` of those whose keys the SuperLink knows."""
         if not self.nodes.is_file():
             return {}
@@ -273,12 +273,12 @@ def init(
     security.make_server(folder.certificates, list(dict.fromkeys([given.host, *hosts, "localhost", "127.0.0.1"])))
     for node in range(config.fleet.devices):
         security.make_node(folder.key(node))
-    _add(folder.root / "federation.toml", tomli_w.dumps(config.tables()))
-    _add(folder.root / "server.toml", settings("server", given))
-    _add(folder.root / "device.toml", settings("device", DeviceFile(superlink=f"{given.host}:{given.port}")))
-    _add(folder.root / "README.md", readme(folder.root, given.host, given.port, given.fresh_port))
+    _write_missing(folder.root / "federation.toml", tomli_w.dumps(config.tables()))
+    _write_missing(folder.root / "server.toml", settings_file("server", given))
+    _write_missing(folder.root / "device.toml", settings_file("device", DeviceFile(superlink=f"{given.host}:{given.port}")))
+    _write_missing(folder.root / "README.md", readme(folder.root, given.host, given.port, given.fresh_port))
     for name, unit in units(folder.root).items():
-        _add(folder.root / "systemd" / name, unit)
+        _write_missing(folder.root / "systemd" / name, unit)
     write_app(folder.app, config.tables())
     return folder
 
@@ -287,14 +287,14 @@ def write_app(root: Path, tables: Mapping[str, Any]) -> None:
     """A plain Flower app: started by ``flwr run``, on any SuperLink. Files that are there stay."""
     package = root / APP
     package.mkdir(parents=True, exist_ok=True)
-    _add(root / "pyproject.toml", PYPROJECT.format(package=APP))
-    _add(package / "__init__.py", '"""A federation of Freshet, as a Flower app."""\n')
-    _add(package / "server_app.py", SERVER_APP)
-    _add(package / "client_app.py", CLIENT_APP)
-    _add(package / "federation.toml", tomli_w.dumps(dict(tables)))
+    _write_missing(root / "pyproject.toml", PYPROJECT.format(package=APP))
+    _write_missing(package / "__init__.py", '"""A federation of Freshet, as a Flower app."""\n')
+    _write_missing(package / "server_app.py", SERVER_APP)
+    _write_missing(package / "client_app.py", CLIENT_APP)
+    _write_missing(package / "federation.toml", tomli_w.dumps(dict(tables)))
 
 
-def renew_app(folder: Folder) -> dict[str, Any]:
+def update_app(folder: Folder) -> dict[str, Any]:
     """Take what federation.toml says now into the app that goes to the devices; returns its tables."""
     tables = resolve(load_tables(folder.root / "federation.toml")).tables()
     (folder.app / APP / "federation.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
@@ -327,7 +327,7 @@ def _address(hosts: Sequence[str]) -> dict[str, Any]:
     return {"host": named[0], "bind": "0.0.0.0"} if named else {}  # noqa: S104
 
 
-def _add(path: Path, content: str) -> None:
+def _write_missing(path: Path, content: str) -> None:
     if not path.exists():
         path.write_text(content, encoding="utf-8")
 

@@ -18,21 +18,21 @@ from freshet.core.messages import Fresh, Slot
 from freshet.core.server import Refused
 from freshet.errors import RunError
 from freshet.files import open_many
-from freshet.flower.wire import Malformed, from_bytes, to_bytes
+from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
 SERVICE = "freshet.Fresh"
 #: A question is a few numbers and a token; whatever is longer is refused unread.
-QUESTION_BYTES = 4096
+MAX_REQUEST_BYTES = 4096
 _THREADS = 8
 #: Connections and questions at once; what is beyond is turned away, so that strangers leave the run files to open.
-_CONNECTIONS, _QUESTIONS = 4096, 1024
+_MAX_CONNECTIONS, _MAX_REQUESTS = 4096, 1024
 #: Who has not greeted, or not asked anything, within so many seconds is left.
-_GREETING, _IDLE = 10, 60
+_HANDSHAKE_SECONDS, _IDLE_SECONDS = 10, 60
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-class Answers(Protocol):
+class FreshSource(Protocol):
     """Who answers: the driver."""
 
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
@@ -45,12 +45,12 @@ class Answers(Protocol):
 class FreshService:
     """Serves until it is closed."""
 
-    def __init__(self, answers: Answers, bind: str, key: bytes, certificate: bytes) -> None:
-        self._answers = answers
+    def __init__(self, answers: FreshSource, bind: str, key: bytes, certificate: bytes) -> None:
+        self._source = answers
         pool, options = ThreadPoolExecutor(_THREADS), [*_limits(open_many()), ("grpc.so_reuseport", 0)]
-        self._server = grpc.server(pool, options=options, maximum_concurrent_rpcs=_QUESTIONS)
+        self._server = grpc.server(pool, options=options, maximum_concurrent_rpcs=_MAX_REQUESTS)
         calls = {"ask": self._ask, "hurry": self._hurry}
-        handlers = {name: grpc.unary_unary_rpc_method_handler(_guarded(call)) for name, call in calls.items()}
+        handlers = {name: grpc.unary_unary_rpc_method_handler(_guard(call)) for name, call in calls.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             port = self._server.add_secure_port(bind, grpc.ssl_server_credentials([(key, certificate)]))
@@ -65,56 +65,56 @@ class FreshService:
         self._server.stop(1.0)
 
     def _ask(self, question: dict[str, Any]) -> bytes:
-        slot = Slot(_whole(question, "epoch"), str(question.get("by", ""))[:20], _whole(question, "action"))
-        device, trip, token = _whole(question, "device"), _whole(question, "trip"), str(question.get("token", ""))
-        fresh = self._answers.answer(device, trip, token, slot)
+        slot = Slot(_integer(question, "epoch"), str(question.get("by", ""))[:20], _integer(question, "action"))
+        device, trip, token = _integer(question, "device"), _integer(question, "trip"), str(question.get("token", ""))
+        fresh = self._source.answer(device, trip, token, slot)
         if fresh is None:
             return to_bytes({"newer": False})
         return to_bytes({"newer": True} | fresh._asdict() | {"vectors": dict(fresh.vectors)})
 
     def _hurry(self, question: dict[str, Any]) -> bytes:
-        device, trip, token = _whole(question, "device"), _whole(question, "trip"), str(question.get("token", ""))
-        return b"1" if self._answers.is_urgent(device, trip, token) else b"0"
+        device, trip, token = _integer(question, "device"), _integer(question, "trip"), str(question.get("token", ""))
+        return b"1" if self._source.is_urgent(device, trip, token) else b"0"
 
 
 def _limits(files: int) -> list[tuple[str, int]]:
     """What one who has no token may take of a process that can open so many files: half of them at most."""
     return [
-        ("grpc.max_receive_message_length", QUESTION_BYTES),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_allowed_incoming_connections", min(_CONNECTIONS, files // 2)),
+        ("grpc.max_allowed_incoming_connections", min(_MAX_CONNECTIONS, files // 2)),
         ("grpc.max_concurrent_streams", _THREADS),
-        ("grpc.server_handshake_timeout_ms", 1000 * _GREETING),
-        ("grpc.max_connection_idle_ms", 1000 * _IDLE),
+        ("grpc.server_handshake_timeout_ms", 1000 * _HANDSHAKE_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * _IDLE_SECONDS),
     ]
 
 
-def _guarded(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], bytes]:
+def _guard(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], bytes]:
     """A call whose bad questions are refused with a reason, and whose other failures tell nothing."""
 
     def handle(request: bytes, context: Any) -> bytes:
         try:
             question = json.loads(request)
             if not isinstance(question, dict):
-                raise Malformed("not a question")
+                raise MalformedMessage("not a question")
             return call(question)
         except Refused as refusal:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
-        except (Malformed, ValueError, RecursionError):
+        except (MalformedMessage, ValueError, RecursionError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a question")
         raise AssertionError("abort() raises")
 
     return handle
 
 
-def _whole(question: dict[str, Any], key: str) -> int:
+def _integer(question: dict[str, Any], key: str) -> int:
     value = question.get(key)
     if type(value) is not int or abs(value) >= 2**53:
-        raise Malformed(f"{key} is not a whole number")
+        raise MalformedMessage(f"{key} is not a whole number")
     return value
 
 
-class Unreached(Exception):
+class NoFreshAnswer(Exception):
     """The service gave no usable answer; the text says why."""
 
 
@@ -134,14 +134,14 @@ class FreshClient:
         question = self._who | {"epoch": slot.epoch, "by": slot.by, "action": slot.action}
         for left in reversed(range(tries)):
             try:
-                return _checked(from_bytes(self._call("ask", question, seconds)), base, size)
+                return _read_fresh(from_bytes(self._call("ask", question, seconds)), base, size)
             except grpc.RpcError as error:
                 final = error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
                 if final or not left:
-                    raise Unreached(f"{error.code().name.lower()}: {error.details()}"[:150]) from None
+                    raise NoFreshAnswer(f"{error.code().name.lower()}: {error.details()}"[:150]) from None
                 time.sleep(0.5)
-            except Malformed as problem:
-                raise Unreached(str(problem)[:150]) from None
+            except MalformedMessage as problem:
+                raise NoFreshAnswer(str(problem)[:150]) from None
         raise AssertionError("the last try returns or raises")
 
     def is_urgent(self) -> bool:
@@ -156,12 +156,12 @@ class FreshClient:
         return reply
 
 
-def _checked(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
+def _read_fresh(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
     """A fresh model that can be merged."""
     if tree.get("newer") is False:
         return None
     version, age, weights, vectors = (tree.get(key) for key in ("version", "age", "weights", "vectors"))
     whole = type(version) is int and type(age) is int and isinstance(weights, np.ndarray) and isinstance(vectors, dict)
     if not whole or version <= base or weights.shape != (size,) or weights.dtype != np.float32:  # type: ignore[operator, union-attr]
-        raise Malformed("the fresh model is not newer, or not of this size")
+        raise MalformedMessage("the fresh model is not newer, or not of this size")
     return Fresh(version, age, weights, vectors)  # type: ignore[arg-type]

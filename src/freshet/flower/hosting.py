@@ -14,22 +14,22 @@ from typing import Any
 import httpx
 import tomli_w
 
+from freshet.assembly import Overrides
 from freshet.config import Config
 from freshet.errors import ConfigError, RunError
-from freshet.flower import processes
+from freshet.flower import commands
+from freshet.flower.commands import Child
 from freshet.flower.folder import Folder, init, run_config
-from freshet.flower.processes import Child
-from freshet.flower.server import ServerSettings, serve
-from freshet.flower.transport import FlowerPost
-from freshet.parts import Given
+from freshet.flower.server_app import ServerSettings, serve
+from freshet.flower.transport import FlowerTransport
 from freshet.runs.lifecycle import Ended
 from freshet.runs.lock import RunLock
 
 #: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
-START, LOOK = processes.PATIENCE, 1.0
+HANDOVER_TIMEOUT_SECONDS, POLL_SECONDS = commands.FLOWER_TIMEOUT_SECONDS, 1.0
 
 
-def host(config: Config, given: Given, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> Ended:
+def host(config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> Ended:
     """Serve a federation until its run has ended, or go on with one that was stopped."""
     if config.fleet.custom:
         raise ConfigError("fleet", "is given, but real devices are as fast as they are; leave it out")
@@ -38,29 +38,29 @@ def host(config: Config, given: Given, root: Path, hosts: Sequence[str], server:
         # what Python says now holds, whatever an earlier call has left there
         (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
         with _superlink(folder), _task(folder) as grid:
-            return serve(config, ServerSettings.read(run_config(folder)), FlowerPost(grid), given)
+            return serve(config, ServerSettings.read(run_config(folder)), FlowerTransport(grid), overrides)
 
 
 @contextmanager
 def _superlink(folder: Folder) -> Iterator[None]:
     """A SuperLink with one run to hand out, started again whenever it ends."""
-    children, ended = processes.start_server(folder, executor=False), threading.Event()
+    children, ended = commands.start_server(folder, executor=False), threading.Event()
 
     def look() -> None:
-        while not ended.wait(LOOK):
-            if children[0].ended is not None:
+        while not ended.wait(POLL_SECONDS):
+            if children[0].exit_code is not None:
                 children[0] = Child(children[0].command)
 
     keeper = threading.Thread(target=look, daemon=True)
     try:
-        processes.call(processes.run(folder))
+        commands.call(commands.run(folder))
         keeper.start()
         yield
     finally:
         ended.set()
         if keeper.is_alive():
             keeper.join()
-        processes.stop(children)
+        commands.stop(children)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _task(folder: Folder) -> Iterator[Any]:
     from flwr.superlink.grid import HttpGrid
 
     authority, address = (folder.certificates / "ca.crt").read_bytes(), f"127.0.0.1:{folder.server().port}"
-    token = acquired(folder.executor_secret.read_bytes(), authority, address)
+    token = acquire_task(folder.executor_secret.read_bytes(), authority, address)
     grid = HttpGrid(address, False, authority, token=token)
     client = grid._runtime_client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -96,7 +96,7 @@ def _task(folder: Folder) -> Iterator[Any]:
         grid.close()
 
 
-def acquired(secret: bytes, authority: bytes, address: str) -> str:
+def acquire_task(secret: bytes, authority: bytes, address: str) -> str:
     """The token of the server app's task, as Flower's executor would get it."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
@@ -109,7 +109,7 @@ def acquired(secret: bytes, authority: bytes, address: str) -> str:
         SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods),
     ]
     client = RuntimeHttpClient.from_server_address(address, False, authority, interceptors)
-    end = time.monotonic() + START
+    end = time.monotonic() + HANDOVER_TIMEOUT_SECONDS
     try:
         while time.monotonic() < end:
             found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
@@ -118,4 +118,4 @@ def acquired(secret: bytes, authority: bytes, address: str) -> str:
             time.sleep(0.2)
     finally:
         client.close()
-    raise RunError(f"the SuperLink did not hand over the run within {START:g} s; see its log in state/logs")
+    raise RunError(f"the SuperLink did not hand over the run within {HANDOVER_TIMEOUT_SECONDS:g} s; see its log in state/logs")

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from freshet.errors import RunError
-from freshet.flower import processes
+from freshet.flower import commands
+from freshet.flower.commands import Child, Command
 from freshet.flower.folder import Folder, init
-from freshet.flower.processes import Child, Command
 from freshet.runs.lifecycle import interruptible
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import ENDED
 from freshet.runs.writer import RunWriter, default_directory
 
 Say = Callable[[str], None]
-_POLL = 0.5
+_POLL_SECONDS = 0.5
 #: Seconds until a server app must have begun, and before a device that was refused tries again.
-START, RETRY = 300.0, 5.0
+SERVER_APP_TIMEOUT_SECONDS, DEVICE_RETRY_SECONDS = 300.0, 5.0
 
 
 class Stopped(Exception):
@@ -57,52 +57,52 @@ class ServerRun:
 
     def __init__(self, folder: Folder, say: Say) -> None:
         self.folder, self.say, self.out = folder, say, folder.out()
-        self.children = processes.start_server(folder)
+        self.children = commands.start_server(folder)
         self._restarts = folder.server().restarts
         self._begun = 0.0
         try:
-            self._begin()
+            self._start_run()
         except BaseException:
-            processes.stop(self.children)
+            commands.stop(self.children)
             raise
 
-    def _begin(self) -> None:
+    def _start_run(self) -> None:
         for left in ("server.pid", "server.error"):
             (self.folder.state / left).unlink(missing_ok=True)
-        processes.call(processes.run(self.folder))
+        commands.call(commands.run(self.folder))
         self._begun = time.monotonic()
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """The status of the run when it has ended, None while it goes on; what has died is started again."""
         status = self.status()
         if status is not None:
             return status
         for place, child in enumerate(self.children):
-            if child.ended is not None:
-                self._count(f"{child.command.name} ended with code {child.ended}")
+            if child.exit_code is not None:
+                self._use_restart(f"{child.command.name} ended with code {child.exit_code}")
                 self.children[place] = Child(child.command)
-        if processes.server_process(self.folder) is None and not self._starting():
+        if commands.server_process(self.folder) is None and not self._starting():
             status = self.status()  # it may have ended between two looks
             failed = self.folder.state / "server.error"
             if failed.is_file():
                 raise RunError(f"the server app failed: {failed.read_text(encoding='utf-8').strip()}")
             if status is None:
-                self._count("the server app is gone")
-                self._begin()
+                self._use_restart("the server app is gone")
+                self._start_run()
         return status
 
     def status(self) -> str | None:
         path = self.out / "summary.json"
         begun = (self.folder.state / "server.pid").exists()  # else the summary is one of an earlier part of the run
-        if not begun or not path.is_file() or processes.server_process(self.folder) is not None:
+        if not begun or not path.is_file() or commands.server_process(self.folder) is not None:
             return None
         return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
 
     def _starting(self) -> bool:
         began = (self.folder.state / "server.pid").exists()
-        return not began and time.monotonic() - self._begun < START
+        return not began and time.monotonic() - self._begun < SERVER_APP_TIMEOUT_SECONDS
 
-    def _count(self, what: str) -> None:
+    def _use_restart(self, what: str) -> None:
         log = self.folder.state / "logs"
         if not self._restarts:
             raise RunError(f"{what}, and was started again too often; see {log}")
@@ -111,17 +111,17 @@ class ServerRun:
 
     def stop(self) -> None:
         """The server app first, so that it can write its checkpoint and summary."""
-        pid = processes.server_process(self.folder)
+        pid = commands.server_process(self.folder)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-            end = time.monotonic() + 6 * processes.GRACE
-            while time.monotonic() < end and processes.server_process(self.folder) == pid:
+            end = time.monotonic() + 6 * commands.STOP_TIMEOUT_SECONDS
+            while time.monotonic() < end and commands.server_process(self.folder) == pid:
                 time.sleep(0.2)
-        processes.stop(self.children)
+        commands.stop(self.children)
 
 
-def serve(folder: Folder, say: Say) -> str:
+def run_server(folder: Folder, say: Say) -> str:
     """A server in the foreground, until its run has ended or somebody stops it; returns the run's status."""
     own = folder.state / "deploy.pid"
     with RunLock(folder.state), stoppable():  # a second server would end the run of the first
@@ -130,8 +130,8 @@ def serve(folder: Folder, say: Say) -> str:
             own.write_text(f"{os.getpid()}\n", encoding="ascii")
             server = ServerRun(folder, say)
             say(f"the federation runs; its run directory is {server.out}")
-            while (status := server.look()) is None:
-                time.sleep(_POLL)
+            while (status := server.poll()) is None:
+                time.sleep(_POLL_SECONDS)
             return status
         except Stopped:
             return "interrupted"
@@ -141,7 +141,7 @@ def serve(folder: Folder, say: Say) -> str:
             own.unlink(missing_ok=True)
 
 
-def attend(command: Command, say: Say) -> None:
+def run_device(command: Command, say: Say) -> None:
     """A device in the foreground: its SuperNode is started again whenever it ends, until somebody stops this.
 
     A SuperNode that comes back before the SuperLink has noticed that it was gone is refused, for about a minute.
@@ -150,14 +150,14 @@ def attend(command: Command, say: Say) -> None:
         child, again = Child(command), None
         try:
             while not asked():
-                if child.ended is not None and again is None:
-                    say(f"{command.name}: its SuperNode ended with code {child.ended}; started again in {RETRY:g} s")
-                    again = time.monotonic() + RETRY
+                if child.exit_code is not None and again is None:
+                    say(f"{command.name}: its SuperNode ended with code {child.exit_code}; started again in {DEVICE_RETRY_SECONDS:g} s")
+                    again = time.monotonic() + DEVICE_RETRY_SECONDS
                 if again is not None and time.monotonic() >= again:
                     child, again = Child(command), None
-                time.sleep(_POLL)
+                time.sleep(_POLL_SECONDS)
         finally:
-            processes.stop([child])
+            commands.stop([child])
 
 
 class LocalRun:
@@ -194,34 +194,34 @@ class LocalRun:
         threads = {"OMP_NUM_THREADS": "1"}
         return Command(command.name, words, command.environment | threads, log)
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """The status of the run when it has ended; devices that died are started again."""
         for node, child in enumerate(self.devices):
-            if child.ended is None:
+            if child.exit_code is None:
                 continue
-            if time.monotonic() - self._ended.setdefault(node, time.monotonic()) >= RETRY:
+            if time.monotonic() - self._ended.setdefault(node, time.monotonic()) >= DEVICE_RETRY_SECONDS:
                 del self._ended[node]
                 self.devices[node] = Child(child.command)
-        return self.server.look()
+        return self.server.poll()
 
     def wait(self, seconds: float, each: Callable[[], None] = lambda: None) -> str:
         """Until the run has ended."""
         end = time.monotonic() + seconds
-        while (status := self.look()) is None:
+        while (status := self.poll()) is None:
             each()
             if time.monotonic() > end:
                 raise RunError(f"the run has not ended within {seconds:g} s; see {self.folder.state / 'logs'}")
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
         return status
 
     def stop(self) -> None:
         self.server.stop()
-        processes.stop(self.devices)
+        commands.stop(self.devices)
         self._lock.release()
 
 
 def local_device(folder: Folder, node: int) -> Command:
-    return processes.supernode(folder, node)
+    return commands.supernode(folder, node)
 
 
 def free_ports(count: int) -> list[int]:
@@ -241,16 +241,16 @@ def ended_well(status: str) -> bool:
 
 
 #: Seconds beyond the length of a run that its start and its end may take.
-SPARE = 300.0
+LOCAL_MARGIN_SECONDS = 300.0
 
 
-def scored(row: Mapping[str, Any]) -> str:
+def score_text(row: Mapping[str, Any]) -> str:
     """What a row of metrics says of the model."""
     name = str(row.get("metric", "accuracy"))
     return f"{name} {row[name]:.3f}" if isinstance(row.get(name), int | float) else f"{name} –"
 
 
-class Lines:
+class MetricsPrinter:
     """Says every new line of a run's metrics once."""
 
     def __init__(self, out: Path, say: Say) -> None:
@@ -262,11 +262,11 @@ class Lines:
         whole = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         for line in whole[self._seen :]:
             row = json.loads(line)
-            self._say(f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {scored(row)}")
+            self._say(f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {score_text(row)}")
         self._seen = max(self._seen, len(whole))
 
 
-def local_run(
+def run_local(
     tables: Mapping[str, Any],
     out: Path | None,
     keep: Path | None,
@@ -279,9 +279,9 @@ def local_run(
     if dry_run:
         made = init(folder, tables, [], server)
         devices = range(int(tables["fleet"]["devices"]))
-        commands = [*processes.superlink(made), *(processes.register(made, node) for node in devices)]
-        commands += [*(processes.supernode(made, node) for node in devices), processes.run(made)]
-        for command in commands:
+        registrations = [commands.register(made, node) for node in devices]
+        supernodes = [commands.supernode(made, node) for node in devices]
+        for command in [*commands.superlink(made), *registrations, *supernodes, commands.run(made)]:
             print(command)
         if keep is None:
             shutil.rmtree(folder)
@@ -295,7 +295,7 @@ def local_run(
         try:
             local = LocalRun(folder, tables, directory, say, server)
             seconds = float(tables["run"].get("until") or 0.0)
-            status = local.wait(seconds + SPARE if seconds else 7 * 86400.0, Lines(directory, say))
+            status = local.wait(seconds + LOCAL_MARGIN_SECONDS if seconds else 7 * 86400.0, MetricsPrinter(directory, say))
         except Stopped:
             status = "interrupted"
         finally:

@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from freshet.errors import RunError
 from freshet.files import replacing
 
-YEARS = 10
+CERTIFICATE_YEARS = 10
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -43,7 +43,7 @@ def make_authority(folder: Path) -> None:
     if (folder / "ca.crt").exists():
         return
     for there in ("ca.key", "server.key"):
-        _refuse_beside(folder / there, "ca.crt", "bring it back: every device has it")
+        _require_absent(folder / there, "ca.crt", "bring it back: every device has it")
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("freshet deployment")
     certificate = (
@@ -63,7 +63,7 @@ def make_server(folder: Path, hosts: list[str]) -> None:
     if has_key and has_certificate:
         return
     if not has_key:
-        _refuse_beside(
+        _require_absent(
             folder / "server.crt", "server.key", "bring it back, or remove server.crt to have both made anew"
         )
     if not (folder / "ca.key").exists():
@@ -88,7 +88,7 @@ def make_server(folder: Path, hosts: list[str]) -> None:
     _publish(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _refuse_beside(there: Path, missing: str, remedy: str) -> None:
+def _require_absent(there: Path, missing: str, remedy: str) -> None:
     """Raise if a file is there that no new one of the other name would fit."""
     if there.exists():
         raise RunError(
@@ -130,7 +130,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .not_valid_after(now + timedelta(days=365 * CERTIFICATE_YEARS))
     )
 
 
@@ -180,7 +180,7 @@ class Tokens:
         self._key = key
 
     @staticmethod
-    def stored(path: Path | None) -> "Tokens":
+    def load(path: Path | None) -> "Tokens":
         """With the key of a file, made on first use, so that tokens outlive the process; without one, a new key."""
         if path is None:
             return Tokens(secrets.token_bytes(KEY_BYTES))

@@ -15,22 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from freshet.assembly import Assembly, Overrides
 from freshet.config import Config, check_deployable, load_tables, resolve
-from freshet.core.coordinator import Coordinator
-from freshet.core.method import MethodContext
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.errors import ConfigError, FreshetError, RunError
-from freshet.flower.driver import Live, Network, check
+from freshet.files import write_atomically
+from freshet.flower.driver import LiveDriver, NetworkSettings, check_state
 from freshet.flower.fresh import FreshService
 from freshet.flower.security import Tokens
-from freshet.flower.transport import FlowerPost
-from freshet.parts import Given, Parts, assemble
+from freshet.flower.transport import FlowerTransport
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ended, Ready, drive
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import RunWorld, write_world
-from freshet.runs.writer import RunWriter, default_directory, write_atomically
+from freshet.runs.writer import RunWriter, default_directory
 
 _log = logging.getLogger(__name__)
 
@@ -82,21 +81,21 @@ class ServerSettings:
         return settings
 
 
-def server_app(federation: str | Path, given: Given | None = None) -> Any:
-    """The Flower server app of a federation; ``given`` replaces what its configuration names."""
+def server_app(federation: str | Path, overrides: Overrides | None = None) -> Any:
+    """The Flower server app of a federation; ``overrides`` replaces what its configuration names."""
     from flwr.serverapp import ServerApp
 
     app: Any = ServerApp()
-    app.main()(lambda grid, context: _main(Path(federation), given or Given(), grid, context))
+    app.main()(lambda grid, context: _main(Path(federation), overrides or Overrides(), grid, context))
     return app
 
 
-def _main(federation: Path, given: Given, grid: Any, context: Any) -> None:
+def _main(federation: Path, overrides: Overrides, grid: Any, context: Any) -> None:
     settings = ServerSettings.read(context.run_config)
     if settings.pid:
         write_atomically(Path(settings.pid), f"{os.getpid()}\n".encode())
     try:
-        serve(resolve(load_tables(federation)), settings, FlowerPost(grid), given)
+        serve(resolve(load_tables(federation)), settings, FlowerTransport(grid), overrides)
     except Exception as error:
         if settings.pid:  # whoever started it should hear why it ended
             text = str(error) if isinstance(error, FreshetError) else traceback.format_exc()
@@ -104,27 +103,26 @@ def _main(federation: Path, given: Given, grid: Any, context: Any) -> None:
         raise
 
 
-def serve(config: Config, settings: ServerSettings, post: FlowerPost, given: Given) -> Ended:
+def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overrides: Overrides) -> Ended:
     """Run a federation to its end, or go on with one that was stopped or killed."""
     check_deployable(config)
-    parts = assemble(config, given)
-    world = replace(parts.world(config), uploads=0, fastest=0.0)  # nobody knows how fast real devices are
-    config = parts.settled(config, world)
+    assembly = Assembly(config, overrides, deployed=True).check().begin()
+    config = assembly.config
     directory = Path(settings.out) if settings.out else default_directory(config.method_name, config.run.seed)
-    tree = _saved(directory, config) if (directory / "config.toml").is_file() else None
+    tree = _read_checkpoint(directory, config) if (directory / "config.toml").is_file() else None
 
     def open_log() -> RunWriter:
         if tree is not None:
             return RunWriter(directory, resume=tree["log"])
-        return RunWriter.create(directory, config.tables(), note=parts.dataset.part())
+        return RunWriter.create(directory, config.tables(), note=assembly.dataset.reduction_notice())
 
-    with _ready(parts, config, world, settings, post, open_log) as ready:
+    with _ready(assembly, settings, post, open_log) as ready:
         live = ready.driver
-        assert isinstance(live, Live)
+        assert isinstance(live, LiveDriver)
         try:
-            return drive(parts.plan(config), _opened(ready), tree)
+            return drive(assembly.plan, _opened(ready), tree)
         finally:  # who the devices are and how fast is known now, and not before
-            write_world(directory, surroundings(parts, config, world, live.seconds))
+            write_world(directory, measured_world(assembly, live.seconds))
 
 
 @contextmanager
@@ -134,26 +132,18 @@ def _opened(ready: Ready) -> Iterator[Ready]:
 
 @contextmanager
 def _ready(
-    parts: Parts,
-    config: Config,
-    world: MethodContext,
-    settings: ServerSettings,
-    post: FlowerPost,
-    open_log: Callable[[], RunWriter],
+    assembly: Assembly, settings: ServerSettings, post: FlowerTransport, open_log: Callable[[], RunWriter]
 ) -> Iterator[Ready]:
     """Server, driver and log; the service listens as long as they are in use."""
-    server = parts.server(config, world)
-    trainer = parts.setup(config).trainer()
+    config, coordinator = assembly.config, assembly.coordinator
+    trainer = assembly.setup().trainer()
     load_kernels(_log.info)
-    coordinator = Coordinator(
-        server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
-    )
-    tokens = Tokens.stored(Path(settings.token_key) if settings.token_key else None)
+    tokens = Tokens.load(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
     if not 1 <= settings.wait_for <= config.fleet.devices:
         raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the federation's devices")
-    network = Network(
+    network = NetworkSettings(
         settings.fresh,
         settings.fresh_address,
         authority,
@@ -162,7 +152,7 @@ def _ready(
         settings.patience,
         settings.wait_for,
     )
-    live = Live(
+    live = LiveDriver(
         coordinator,
         post,
         open_log(),
@@ -178,14 +168,14 @@ def _ready(
         key, certificate = (Path(path).read_bytes() for path in (settings.key, settings.certificate))
         service = FreshService(live, settings.fresh_bind, key, certificate)
     try:
-        yield Ready(live, server, live.writer)
+        yield Ready(live, coordinator.server, live.writer)
     finally:
         post.close()
         if service is not None:
             service.close()
 
 
-def _saved(directory: Path, config: Config) -> Tree:
+def _read_checkpoint(directory: Path, config: Config) -> Tree:
     """The checkpoint of a run that is gone on with."""
     run = RunDirectory(directory)
     run.check_resumable()
@@ -193,7 +183,7 @@ def _saved(directory: Path, config: Config) -> Tree:
         raise RunError(f"{directory} was made with another configuration; choose another run directory")
     found = checkpoint.read(directory)
     try:
-        check(found.tree)
+        check_state(found.tree)
     except ValueError as error:
         raise RunError(f"{directory} has a checkpoint of another kind ({error})") from None
     found.remove_useless()
@@ -214,15 +204,13 @@ def read_nodes(path: Path, devices: int) -> dict[int, int]:
     return nodes
 
 
-def surroundings(
-    parts: Parts, config: Config, world: MethodContext, seconds: Mapping[int, Mapping[str, Sequence[float]]]
-) -> RunWorld:
+def measured_world(assembly: Assembly, seconds: Mapping[int, Mapping[str, Sequence[float]]]) -> RunWorld:
     """world.json: of each device the medians of its trips, in the terms of a simulated fleet (0 where none was made).
 
     Before it trains pass ``down + start + import + load``; a fresh model takes the latency of the downlink; the rest of
     a trip is its upload, ``model_bytes / up_rate``.
     """
-    assumed, devices = parts.surroundings(config, parts.fingerprint(config)), config.fleet.devices
+    assumed, devices = assembly.run_world, assembly.config.fleet.devices
 
     def of(device: int, *phases: str) -> float:
         return sum(_median(seconds.get(device, {}).get(phase, [])) for phase in phases)
@@ -230,7 +218,7 @@ def surroundings(
     latency = _median([s for by in seconds.values() for s in by.get("fresh", [])])
     before = [of(device, "down", "start", "import", "load") for device in range(devices)]
     up = [of(device, "up") for device in range(devices)]
-    samples = [int(count) for count in world.samples]
+    samples = [int(count) for count in assembly.context.samples]
     if samples != assumed.samples:  # devices brought their own, and their labels stay with them
         assumed = replace(assumed, classes=["samples"], label_counts=[[count] for count in samples])
     return replace(

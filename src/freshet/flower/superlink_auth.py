@@ -20,27 +20,27 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 #: Open to all: SuperNodes sign every call with their keys, and whether a process lives is no secret.
-OPEN, HEALTH = "/v1/fleet/", "/health"
+OPEN_TO_ALL, HEALTH = "/v1/fleet/", "/health"
 #: For processes of this machine that have the executor's secret or the token of a task.
-HERE = "/v1/runtime/"
+LOCAL_ONLY = "/v1/runtime/"
 _HOOK = "flwr.ee.superlink.extensions"
 #: Refused calls that are told, and lines per hour of each logger that anybody who reaches the port can make write.
-TOLD, HOURLY = 100, 1000
-NOISY = ("uvicorn.error", "flwr")
+LOGGED_REFUSALS, MAX_LINES_PER_HOUR = 100, 1000
+LIMITED_LOGGERS = ("uvicorn.error", "flwr")
 
 
 def may_pass(path: str, client: str, authorisation: list[bytes], token: str) -> bool:
     """Whether a call may go on to Flower."""
     if ".." in path:
         return False
-    if path.startswith(OPEN) or path == HEALTH:
+    if path.startswith(OPEN_TO_ALL) or path == HEALTH:
         return True
-    if path.startswith(HERE):
-        return is_here(client)
+    if path.startswith(LOCAL_ONLY):
+        return is_local(client)
     return len(authorisation) == 1 and hmac.compare_digest(authorisation[0], f"Bearer {token}".encode())
 
 
-def is_here(client: str) -> bool:
+def is_local(client: str) -> bool:
     """Whether an address is of this machine."""
     try:
         return ipaddress.ip_address(client).is_loopback
@@ -48,7 +48,7 @@ def is_here(client: str) -> bool:
         return False
 
 
-class Gate:
+class AuthMiddleware:
     """ASGI middleware that answers 401 to whoever may not pass; the first of them are in the log of the SuperLink."""
 
     def __init__(self, app: Any, token: str) -> None:
@@ -68,10 +68,10 @@ class Gate:
     def _count(self, scope: Scope) -> None:
         """Who calls again and again must not fill the disk."""
         self.refused += 1
-        if self.refused > TOLD:
+        if self.refused > LOGGED_REFUSALS:
             return
         client = (scope.get("client") or ("somebody",))[0]
-        last = "; further ones are not told" if self.refused == TOLD else ""
+        last = "; further ones are not told" if self.refused == LOGGED_REFUSALS else ""
         told = f"refused: {scope.get('method', '')[:20]} {scope['path'][:100]!r} from {client}{last}"
         print(told, file=sys.stderr, flush=True)
 
@@ -86,11 +86,11 @@ def install(token: str) -> None:
     from starlette.middleware import Middleware
 
     hook: Any = ModuleType(_HOOK)
-    hook.get_middleware = lambda: (Middleware(Gate, token=token),)
+    hook.get_middleware = lambda: (Middleware(AuthMiddleware, token=token),)
     sys.modules[_HOOK] = hook
 
 
-class _Few(logging.Filter):
+class _HourlyLimit(logging.Filter):
     """Lets so many lines through in an hour."""
 
     def __init__(self) -> None:
@@ -101,19 +101,19 @@ class _Few(logging.Filter):
         if time.monotonic() - self._since >= 3600:
             self._since, self._passed = time.monotonic(), 0
         self._passed += 1
-        return self._passed <= HOURLY
+        return self._passed <= MAX_LINES_PER_HOUR
 
 
-def quiet() -> None:
+def limit_logging() -> None:
     """No line per call, and few of what strangers can cause; filters stay when uvicorn sets up its loggers."""
     logging.getLogger("uvicorn.access").addFilter(lambda record: False)
-    for name in NOISY:
-        logging.getLogger(name).addFilter(_Few())
+    for name in LIMITED_LOGGERS:
+        logging.getLogger(name).addFilter(_HourlyLimit())
 
 
 def main() -> None:
     token_file, *options = sys.argv[1:]
-    quiet()
+    limit_logging()
     install(Path(token_file).read_text(encoding="ascii").strip())
     from flwr.superlink.cli.flower_superlink import flower_superlink
 

@@ -27,15 +27,15 @@ ERRORS = {
     8: "the device's app crashed",
 }
 #: Seconds that ``receive`` gives answers that have just been announced, and after which a broken fetch is tried again.
-_PROMPT, _AGAIN = 0.05, 1.0
+_PROMPT_SECONDS, _RETRY_SECONDS = 0.05, 1.0
 
 
-class FlowerPost:
+class FlowerTransport:
     """Carries messages over Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
-        self._fetches: dict[str, _Fetch] = {}
+        self.fetches: dict[str, _Fetch] = {}
 
     def nodes(self) -> set[int]:
         return set(_call(self._grid.get_node_ids))
@@ -49,26 +49,26 @@ class FlowerPost:
 
     def receive(self, messages: list[str]) -> list[Reply]:
         """Those answers that are whole; one that nobody waits for any more is given up."""
-        for number in self._fetches.keys() - set(messages):
-            self._fetches.pop(number).give_up()
-        waiting = [number for number in messages if number not in self._fetches]
-        begun = _call(self._announced, waiting) if waiting else []
-        self._fetches |= {fetch.number: fetch for fetch in begun}
-        prompt = time.monotonic() + _PROMPT
+        for number in self.fetches.keys() - set(messages):
+            self.fetches.pop(number).cancel()
+        waiting = [number for number in messages if number not in self.fetches]
+        begun = _call(self._new_fetches, waiting) if waiting else []
+        self.fetches |= {fetch.number: fetch for fetch in begun}
+        prompt = time.monotonic() + _PROMPT_SECONDS
         for fetch in begun:
             fetch.start()
         for fetch in begun:
             fetch.join(max(0.0, prompt - time.monotonic()))
-        done = [fetch for fetch in self._fetches.values() if not fetch.is_alive()]
+        done = [fetch for fetch in self.fetches.values() if not fetch.is_alive()]
         for fetch in done:
-            del self._fetches[fetch.number]
+            del self.fetches[fetch.number]
         return [fetch.reply for fetch in done]
 
     def close(self) -> None:
         """Give up what is still on its way."""
         self.receive([])
 
-    def _announced(self, messages: list[str]) -> list["_Fetch"]:
+    def _new_fetches(self, messages: list[str]) -> list["_Fetch"]:
         """What the SuperLink has of these; it says so once, and keeps the parts until their receipt is confirmed."""
         client = self._grid._runtime_client
         found = client.PullMessages(PullAppMessagesRequest(message_ids=messages))
@@ -80,7 +80,7 @@ class FlowerPost:
         return fetches
 
 
-class _GivenUp(Exception):
+class _Cancelled(Exception):
     """Nobody waits for this answer any more."""
 
 
@@ -88,14 +88,14 @@ class _Client:
     """Flower's client, for which only one answer is announced."""
 
     def __init__(self, client: Any, announced: PullAppMessagesResponse) -> None:
-        self._client, self._announced, self.given_up = client, announced, threading.Event()
+        self._client, self._announced, self.cancelled = client, announced, threading.Event()
 
     def PullMessages(self, _: Any) -> PullAppMessagesResponse:  # noqa: N802
         return self._announced
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        if self.given_up.is_set():
-            raise _GivenUp
+        if self.cancelled.is_set():
+            raise _Cancelled
         return self._client.PullObject(request)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,18 +111,18 @@ class _Fetch(threading.Thread):
         self._grid = copy.copy(grid)
         self._grid._client = client
 
-    def give_up(self) -> None:
-        self._client.given_up.set()
+    def cancel(self) -> None:
+        self._client.cancelled.set()
 
     def run(self) -> None:
         try:
-            while not self._client.given_up.is_set():
+            while not self._client.cancelled.is_set():
                 try:
                     self.reply = _reply(self.number, self._grid.pull_messages([self.number]))
                     return
                 except httpx.TransportError:  # the SuperLink is away; it keeps what is not confirmed
-                    self._client.given_up.wait(_AGAIN)
-        except _GivenUp:
+                    self._client.cancelled.wait(_RETRY_SECONDS)
+        except _Cancelled:
             return
         except Exception as error:
             self.reply = Reply(self.number, error=f"its answer cannot be unpacked ({type(error).__name__})")

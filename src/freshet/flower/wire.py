@@ -25,7 +25,7 @@ from freshet.runs.checkpoint import Tree, owned, pack, unpack
 _NOTE = "tree"
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
     """Bytes or records that are not what they should be; the text says why."""
 
 
@@ -41,9 +41,9 @@ def from_bytes(data: bytes) -> Tree:
         found, notes = contents(BytesIO(data))
         tree: Any = owned(unpack(json.loads(notes[_NOTE]), _views(data, found)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Malformed(f"not a tree of values and arrays ({type(error).__name__}: {error})") from None
+        raise MalformedMessage(f"not a tree of values and arrays ({type(error).__name__}: {error})") from None
     if not isinstance(tree, dict):
-        raise Malformed("not a tree of values and arrays")
+        raise MalformedMessage("not a tree of values and arrays")
     return tree
 
 
@@ -56,17 +56,17 @@ def _views(data: bytes, found: dict[str, Stored]) -> dict[str, NDArray[Any]]:
 RecordDict = Any
 
 #: Characters of a text from outside that are read at most.
-TEXT = 200
+MAX_TEXT = 200
 #: The header that numpy writes before a flat array of float32, and how long it may be.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
     re.DOTALL,
 )
-_LONGEST = 256
+_MAX_HEADER_BYTES = 256
 
 
 @dataclass(frozen=True)
-class Way:
+class FreshChannel:
     """How a device gets the fresh model: by whom it is asked for (``side``), in a second message, or not at all."""
 
     kind: str = "none"
@@ -84,13 +84,13 @@ class Order:
     assignment: Assignment
     session: str
     ticket: str
-    way: Way
+    channel: FreshChannel
     #: Mean seconds of the device's completed trips, for rules that are timed.
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Onward:
+class FreshDelivery:
     """Server to device, the second message of a trip: the fresh model, or nothing newer."""
 
     session: str
@@ -117,7 +117,7 @@ class Answer:
 
 
 def order_record(order: Order) -> RecordDict:
-    a, way = order.assignment, order.way
+    a, way = order.assignment, order.channel
     scalars = {
         "device": a.device,
         "trip": a.trip,
@@ -137,45 +137,45 @@ def order_record(order: Order) -> RecordDict:
     return _records("train", scalars, a.weights, a.vectors, {"instruction": a.instruction})
 
 
-def onward_record(onward: Onward) -> RecordDict:
+def delivery_record(onward: FreshDelivery) -> RecordDict:
     fresh, scalars = onward.fresh, {"session": onward.session, "ticket": onward.ticket}
     if fresh is None:
         return _records("onward", scalars, None, NO_VECTORS, {})
     return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
 
 
-def read_order(content: RecordDict) -> Order | Onward:
+def read_order(content: RecordDict) -> Order | FreshDelivery:
     """What the server wants; raises ``Malformed``."""
     if "onward" in content:
         got = _scalars(content, "onward")
         fresh = None
         if "model" in content:
-            fresh = Fresh(whole(got, "version"), whole(got, "age"), *_arrays(content))
-        return Onward(text(got, "session"), text(got, "ticket"), fresh)
+            fresh = Fresh(integer(got, "version"), integer(got, "age"), *_arrays(content))
+        return FreshDelivery(short_text(got, "session"), short_text(got, "ticket"), fresh)
     got = _scalars(content, "train")
     weights, vectors = _arrays(content)
-    device, trip, version, age = (whole(got, key) for key in ("device", "trip", "version", "age"))
+    device, trip, version, age = (integer(got, key) for key in ("device", "trip", "version", "age"))
     instruction = _numbers(content, "instruction")
-    epochs, lr = whole(got, "epochs"), real(got, "lr")
+    epochs, lr = integer(got, "epochs"), finite_float(got, "lr")
     assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
-    kind, certificate = text(got, "way"), got.get("certificate")
+    kind, certificate = short_text(got, "way"), got.get("certificate")
     if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
-        raise Malformed("way or certificate makes no sense")
-    way = Way(kind, text(got, "address"), certificate, text(got, "token"), got.get("hurries") is True)
-    seconds = real(got, "seconds")
-    return Order(assignment, text(got, "session"), text(got, "ticket"), way, None if seconds < 0 else seconds)
+        raise MalformedMessage("way or certificate makes no sense")
+    way = FreshChannel(kind, short_text(got, "address"), certificate, short_text(got, "token"), got.get("hurries") is True)
+    seconds = finite_float(got, "seconds")
+    return Order(assignment, short_text(got, "session"), short_text(got, "ticket"), way, None if seconds < 0 else seconds)
 
 
 # ---- device to server
 
 
 def answer_record(answer: Answer) -> RecordDict:
-    scalars: dict[str, Any] = {"ticket": answer.ticket, "samples": answer.samples, "unreached": answer.unreached[:TEXT]}
+    scalars: dict[str, Any] = {"ticket": answer.ticket, "samples": answer.samples, "unreached": answer.unreached[:MAX_TEXT]}
     numbers: dict[str, Mapping[str, Number]] = {"timing": answer.timing}
     if answer.upload is None:
         if answer.slot is not None:
             scalars |= {"epoch": answer.slot.epoch, "by": answer.slot.by, "action": answer.slot.action}
-        return _records("answer", scalars | {"lost": answer.lost[:TEXT]}, None, NO_VECTORS, numbers)
+        return _records("answer", scalars | {"lost": answer.lost[:MAX_TEXT]}, None, NO_VECTORS, numbers)
     up = answer.upload
     scalars |= {"device": up.device, "trip": up.trip, "base": up.base, "steps": up.steps}
     return _records("answer", scalars, up.weights, up.vectors, numbers | {"report": up.report, "merged": up.merged})
@@ -184,17 +184,17 @@ def answer_record(answer: Answer) -> RecordDict:
 def read_answer(content: RecordDict) -> Answer:
     """What a device answers; raises ``Malformed``. Whether its numbers make sense is for the gates to say."""
     got = _scalars(content, "answer")
-    ticket, samples, unreached = text(got, "ticket"), whole(got, "samples"), text(got, "unreached")
+    ticket, samples, unreached = short_text(got, "ticket"), integer(got, "samples"), short_text(got, "unreached")
     timing = {name: float(value) for name, value in _numbers(content, "timing").items()}
     common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing}
     if "model" in content:
         weights, vectors = _arrays(content)
-        device, trip, base = (whole(got, key) for key in ("device", "trip", "base"))
-        steps, report, merged = whole(got, "steps"), _numbers(content, "report"), _numbers(content, "merged")
+        device, trip, base = (integer(got, key) for key in ("device", "trip", "base"))
+        steps, report, merged = integer(got, "steps"), _numbers(content, "report"), _numbers(content, "merged")
         return Answer(ticket, Upload(device, trip, base, weights, steps, report, merged, vectors), **common)
     if "epoch" in got:
-        return Answer(ticket, slot=Slot(whole(got, "epoch"), text(got, "by"), whole(got, "action")), **common)
-    return Answer(ticket, lost=text(got, "lost") or "the device gives no reason", **common)
+        return Answer(ticket, slot=Slot(integer(got, "epoch"), short_text(got, "by"), integer(got, "action")), **common)
+    return Answer(ticket, lost=short_text(got, "lost") or "the device gives no reason", **common)
 
 
 # ---- parts
@@ -235,7 +235,7 @@ def _plain(value: Number) -> Number:
 def _scalars(content: RecordDict, name: str) -> dict[str, Any]:
     found: Any = content.get(name)
     if not isinstance(found, _flower().ConfigRecord):
-        raise Malformed(f"has no {name}")
+        raise MalformedMessage(f"has no {name}")
     return dict(found)
 
 
@@ -246,16 +246,16 @@ def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     if len(found) > 100 or any(
         isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
     ):
-        raise Malformed(f"{name} has something that is not a number")
+        raise MalformedMessage(f"{name} has something that is not a number")
     return found
 
 
 def _arrays(content: RecordDict) -> tuple[Vector, dict[str, Vector]]:
     kind, model, others = _flower().ArrayRecord, content.get("model"), content.get("vectors")
     if not isinstance(model, kind) or set(model) != {"weights"}:
-        raise Malformed("model is not one array of weights")
+        raise MalformedMessage("model is not one array of weights")
     if others is not None and not isinstance(others, kind):
-        raise Malformed("vectors are not arrays")
+        raise MalformedMessage("vectors are not arrays")
     return vector("model", model["weights"]), {name: vector(name, each) for name, each in (others or {}).items()}
 
 
@@ -266,30 +266,30 @@ def vector(name: str, array: Any) -> Vector:
     """
     data = array.data
     start = 10 + int.from_bytes(data[8:10], "little")
-    found = _HEADER.fullmatch(data[:start]) if array.stype == "numpy.ndarray" and start <= _LONGEST else None
+    found = _HEADER.fullmatch(data[:start]) if array.stype == "numpy.ndarray" and start <= _MAX_HEADER_BYTES else None
     if found is None:
-        raise Malformed(f"{name:.40} is not a flat array of float32")
+        raise MalformedMessage(f"{name:.40} is not a flat array of float32")
     if len(data) - start != 4 * int(found[1]):
-        raise Malformed(f"{name:.40} has {len(data) - start} bytes for {int(found[1])} numbers")
+        raise MalformedMessage(f"{name:.40} has {len(data) - start} bytes for {int(found[1])} numbers")
     return np.frombuffer(data, np.float32, offset=start).copy()
 
 
-def whole(got: Mapping[str, Any], key: str) -> int:
+def integer(got: Mapping[str, Any], key: str) -> int:
     value = got.get(key)
     if type(value) is not int:
-        raise Malformed(f"{key} is not a whole number")
+        raise MalformedMessage(f"{key} is not a whole number")
     return value
 
 
-def real(got: Mapping[str, Any], key: str) -> float:
+def finite_float(got: Mapping[str, Any], key: str) -> float:
     value = got.get(key)
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Malformed(f"{key} is not a number")
+        raise MalformedMessage(f"{key} is not a number")
     return value
 
 
-def text(got: Mapping[str, Any], key: str) -> str:
+def short_text(got: Mapping[str, Any], key: str) -> str:
     value = got.get(key)
-    if not isinstance(value, str) or len(value) > TEXT:
-        raise Malformed(f"{key} is not a short text")
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise MalformedMessage(f"{key} is not a short text")
     return value

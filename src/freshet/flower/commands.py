@@ -22,10 +22,9 @@ import httpx
 import tomli_w
 
 from freshet.errors import RunError
-from freshet.files import open_many
-from freshet.flower.folder import Folder, renew_app, run_config
+from freshet.files import open_many, write_atomically
+from freshet.flower.folder import Folder, update_app, run_config
 from freshet.flower.security import write_secret
-from freshet.runs.writer import write_atomically
 
 CONNECTION = "freshet"
 #: No telemetry, no look for updates, no packages installed behind the user's back.
@@ -35,9 +34,9 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 #: Seconds that a process is given to end by itself.
-GRACE = 10.0
+STOP_TIMEOUT_SECONDS = 10.0
 #: Seconds that a command of Flower's may take.
-PATIENCE = 300.0
+FLOWER_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Child:
             output = command.log.open("ab")
         self.process = subprocess.Popen(  # noqa: S603
             command.words,
-            env=surroundings(command),
+            env=full_environment(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -75,7 +74,7 @@ class Child:
             output.close()
 
     @property
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Its exit code, None while it runs."""
         return self.process.poll()
 
@@ -88,7 +87,7 @@ def stop(children: Sequence[Child]) -> None:
     """Ask all to end, then make them."""
     for child in children:
         child.signal(signal.SIGTERM)
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + STOP_TIMEOUT_SECONDS
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(0.1, end - time.monotonic()))
@@ -111,20 +110,20 @@ def program(name: str) -> str:
     return found
 
 
-def surroundings(command: Command) -> dict[str, str]:
+def full_environment(command: Command) -> dict[str, str]:
     """The environment of a command: Flower finds its other programs on the path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return os.environ | {"PATH": path} | command.environment
 
 
-def environment(folder: Folder) -> dict[str, str]:
+def flower_environment(folder: Folder) -> dict[str, str]:
     return QUIET | {"FLWR_HOME": str(folder.state / "flwr")}
 
 
 def superlink(folder: Folder) -> list[Command]:
     """The SuperLink behind its gate, and who starts the server app: a process of its own, which a dead SuperLink leaves
     alone."""
-    server, pems, where = folder.server(), folder.certificates, environment(folder)
+    server, pems, where = folder.server(), folder.certificates, flower_environment(folder)
     secret = ("--superexec-auth-secret-file", str(folder.executor_secret))
     link = [
         *(sys.executable, "-m", "freshet.flower.superlink_auth", str(folder.control_token)),
@@ -147,7 +146,7 @@ def superlink(folder: Folder) -> list[Command]:
 
 def register(folder: Folder, node: int) -> Command:
     words = [program("flwr"), "supernode", "register", f"{folder.key(node)}.pub", CONNECTION, "--format", "json"]
-    return Command(f"register {node}", words, environment(folder))
+    return Command(f"register {node}", words, flower_environment(folder))
 
 
 #: ``flwr supernode register`` for several keys in one process: most of its time is spent loading.
@@ -161,22 +160,22 @@ for key in sys.argv[2:]:
 
 def register_several(folder: Folder, nodes: Sequence[int]) -> Command:
     public = [f"{folder.key(node)}.pub" for node in nodes]
-    return Command("register", [sys.executable, "-c", _REGISTER, CONNECTION, *public], environment(folder))
+    return Command("register", [sys.executable, "-c", _REGISTER, CONNECTION, *public], flower_environment(folder))
 
 
 def unregister(folder: Folder, node_id: int) -> Command:
     words = [program("flwr"), "supernode", "unregister", str(node_id), CONNECTION, "--format", "json"]
-    return Command(f"unregister {node_id}", words, environment(folder))
+    return Command(f"unregister {node_id}", words, flower_environment(folder))
 
 
 def run(folder: Folder) -> Command:
     told = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder).items())
     words = [program("flwr"), "run", str(folder.app), CONNECTION, "--format", "json", "--run-config", told]
-    return Command("run", words, environment(folder))
+    return Command("run", words, flower_environment(folder))
 
 
-def listing(folder: Folder) -> Command:
-    return Command("list", [program("flwr"), "supernode", "list", CONNECTION], environment(folder))
+def list_nodes(folder: Folder) -> Command:
+    return Command("list", [program("flwr"), "supernode", "list", CONNECTION], flower_environment(folder))
 
 
 def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Command:
@@ -204,11 +203,11 @@ def call(command: Command) -> list[dict[str, Any]]:
     """Run a command of Flower's that answers in JSON; its answers, of which there is at least one."""
     try:
         done = subprocess.run(  # noqa: S603
-            command.words, env=surroundings(command), capture_output=True, text=True, check=False, timeout=PATIENCE
+            command.words, env=full_environment(command), capture_output=True, text=True, check=False, timeout=FLOWER_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"Flower has not answered `{command.name}` within {PATIENCE:g} s") from None
-    found = _documents(done.stdout)
+        raise RunError(f"Flower has not answered `{command.name}` within {FLOWER_TIMEOUT_SECONDS:g} s") from None
+    found = _json_objects(done.stdout)
     if done.returncode or not found or not all(each.get("success") for each in found):
         told = next((str(each["error-message"]) for each in found if each.get("error-message")), "")
         said = (told or done.stderr or done.stdout).strip().splitlines()
@@ -216,7 +215,7 @@ def call(command: Command) -> list[dict[str, Any]]:
     return found
 
 
-def _documents(text: str) -> list[dict[str, Any]]:
+def _json_objects(text: str) -> list[dict[str, Any]]:
     """The JSON objects in what a command has printed."""
     found: list[dict[str, Any]] = []
     decoder, place = json.JSONDecoder(), text.find("{")
@@ -252,12 +251,12 @@ def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def check_gate(folder: Folder) -> None:
+def check_auth(folder: Folder) -> None:
     """Raise unless the SuperLink turns away who calls its control interface without the token."""
     trust = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
     address = f"https://127.0.0.1:{folder.server().port}/v1/control/list-runs"
     try:
-        answer = httpx.post(address, verify=trust, timeout=PATIENCE, trust_env=False)
+        answer = httpx.post(address, verify=trust, timeout=FLOWER_TIMEOUT_SECONDS, trust_env=False)
     except httpx.HTTPError as problem:
         raise RunError(f"the SuperLink does not answer ({problem}); see state/logs/superlink.log") from None
     if answer.status_code != httpx.codes.UNAUTHORIZED:
@@ -276,7 +275,7 @@ def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
 
 def register_all(folder: Folder, devices: int) -> None:
     """Register the keys that the SuperLink does not know yet, and write down which node is which device."""
-    known = folder.registered()
+    known = folder.registered_nodes()
     new = [node for node in range(devices) if node not in known and Path(f"{folder.key(node)}.pub").is_file()]
     if new:
         answers = call(register_several(folder, new))
@@ -290,13 +289,13 @@ def write_nodes(folder: Folder, known: Mapping[int, int]) -> None:
 def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
     """SuperLink up, keys registered, and the executor up unless the server app runs elsewhere."""
     open_many()  # for all that is started here: idle connections of strangers take descriptors
-    tables = renew_app(folder)
+    tables = update_app(folder)
     connect(folder)
     link, starter = superlink(folder)
     children = [Child(link)]
     try:
-        wait_for_port(folder.server().port, PATIENCE, lambda: children[0].ended is None)
-        check_gate(folder)
+        wait_for_port(folder.server().port, FLOWER_TIMEOUT_SECONDS, lambda: children[0].exit_code is None)
+        check_auth(folder)
         if executor:
             children.append(Child(starter))
         register_all(folder, int(tables["fleet"]["devices"]))
@@ -306,7 +305,7 @@ def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
     return children
 
 
-def revoked(folder: Folder, node: int) -> None:
+def revoke_key(folder: Folder, node: int) -> None:
     """A key that is locked out is not registered again at the next start."""
     public = Path(f"{folder.key(node)}.pub")
     if public.is_file():
@@ -315,15 +314,15 @@ def revoked(folder: Folder, node: int) -> None:
 
 def server_process(folder: Folder) -> int | None:
     """The number of the server app's process, if it lives."""
-    return _process(folder.state / "server.pid", b"flwr-serverapp")
+    return _live_process(folder.state / "server.pid", b"flwr-serverapp")
 
 
 def deploy_process(folder: Folder) -> int | None:
     """The number of the process of ``deploy server``, if it lives."""
-    return _process(folder.state / "deploy.pid", b"deploy")
+    return _live_process(folder.state / "deploy.pid", b"deploy")
 
 
-def _process(path: Path, word: bytes) -> int | None:
+def _live_process(path: Path, word: bytes) -> int | None:
     """A process whose number is in a file, unless it is gone or the number is somebody else's by now."""
     try:
         pid = int(path.read_text(encoding="ascii"))
@@ -335,7 +334,7 @@ def _process(path: Path, word: bytes) -> int | None:
     return pid
 
 
-def end(folder: Folder, seconds: float = 12 * GRACE) -> None:
+def stop_deploy_server(folder: Folder, seconds: float = 12 * STOP_TIMEOUT_SECONDS) -> None:
     """Ask the process of ``deploy server`` to end, and wait until it has."""
     pid = deploy_process(folder)
     if pid is None:
