@@ -20,7 +20,6 @@ from typing import Any
 from idle import NoTraining, resident
 
 from freshet import Federation
-from freshet.core.coordinator import Coordinator
 from freshet.runs.lifecycle import Ready, drive
 from freshet.runs.world import write_world
 from freshet.runs.writer import Observer, RunWriter
@@ -66,21 +65,22 @@ def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, An
         run={"rounds": uploads // IN_FLIGHT, "per_round": IN_FLIGHT, "in_flight": IN_FLIGHT, "eval_every": 1000.0}
         | ({} if method in ("fedavg", "feddyn") else {"trigger": "concurrency"}),
     )
-    config, parts = federation.parts.settled(federation.config), federation.parts
+    assembly = federation.assembly.begin()
+    config = assembly.config
 
     @contextmanager
     def opened() -> Iterator[Ready]:
-        server = parts.server(config)
         writer = RunWriter.create(out, config.tables(), [growth])
-        write_world(out, parts.surroundings(config, federation.fingerprint))
-        coordinator = Coordinator(server, config.trigger(), config.run.rounds, endless=True)
+        write_world(out, assembly.run_world)
         yield Ready(
-            Simulation(coordinator, federation.fleet, NoTraining(move=1e-3), writer, eval_every=config.run.eval_every),
-            server,
+            Simulation(
+                assembly.coordinator, federation.fleet, NoTraining(move=1e-3), writer, eval_every=config.run.eval_every
+            ),
+            assembly.server,
             writer,
         )
 
-    return growth, drive(parts.plan(config), opened()).summary
+    return growth, drive(assembly.plan, opened()).summary
 
 
 def peak_of(arguments: list[str]) -> tuple[float, float, int]:

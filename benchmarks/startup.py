@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parents[1] / "src"
 MOMENTS = (
     ("freshet.cli.app", None, "the command is loaded"),
     ("freshet.federation", None, "the main process has loaded its libraries"),
-    ("freshet.parts", "assemble", "data are loaded and dealt"),
+    ("freshet.assembly", "Assembly.check", "data are loaded and dealt"),
     ("freshet.compute.pool", "Pool.register", "data are stored for the workers"),
     ("freshet.compute.processes", "ProcessWorker.wait_ready", "a worker is ready"),
     ("freshet.compute.processes", "ProcessWorker.install", "a worker has the data"),

@@ -65,5 +65,5 @@ federation = freshet.Federation(
 )
 result = federation.run(until="1m" if SHORT else "8m")
 whole = sum(p.numel() for p in base.parameters())
-print(f"{federation.parts.layout.size:,} numbers travel instead of {whole:,}")
+print(f"{federation.assembly.layout.size:,} numbers travel instead of {whole:,}")
 print(f"accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")

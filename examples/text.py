@@ -79,5 +79,5 @@ federation = freshet.Federation(
 )
 result = federation.run(until="1m" if SHORT else "10m")
 print(
-    f"{federation.parts.layout.size:,} numbers travel; accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}"
+    f"{federation.assembly.layout.size:,} numbers travel; accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}"
 )

@@ -5,7 +5,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,6 +265,13 @@ class Config:
         written = [] if self.training.schedule_rounds is None else ["training.schedule_rounds"]
         return written + [key for key in aside if not (key == "run.target" and self.run.stop_at_target)]
 
+    def ending(self, **run: Any) -> "Config":
+        """The same configuration with other settings in [run]; None leaves one as it is."""
+        given = self.run.model_dump(exclude_none=True) | {key: value for key, value in run.items() if value is not None}
+        config = replace(self, run=check_section("run", self.tables() | {"run": given}))
+        _check_together(config)
+        return config
+
     def trigger(self) -> Trigger:
         kind: TriggerKind = self.run.trigger  # type: ignore[assignment]  # "auto" was resolved
         return Trigger(kind, self.run.per_round, self.run.period, self.run.in_flight)
@@ -288,16 +295,22 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     name = named(given.pop("name", "fedasmu"))
     method = options_for(name, given)
     parts: dict[str, Any] = {}
-    for section, model in SECTIONS.items():
-        try:
-            parts[section] = model(**_adapted(section, tables))
-        except ValidationError as error:
-            raise first_problem(section, error, model) from None
+    for section in SECTIONS:
+        parts[section] = check_section(section, tables)
     kind = find(name)[0].about.kind
     parts["run"] = _with_trigger(parts["run"], kind)
     config = Config(name, method, **parts)
     _check_together(config)
     return config
+
+
+def check_section(section: str, tables: Mapping[str, Any]) -> Any:
+    """The options of one section, checked, with its defaults; raises ``ConfigError`` with one sentence."""
+    model = SECTIONS[section]
+    try:
+        return model(**_adapted(section, tables))
+    except ValidationError as error:
+        raise first_problem(section, error, model) from None
 
 
 def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from freshet.assembly import Assembly, Overrides
 from freshet.compute.choice import open_executor
-from freshet.compute.executor import Executor, LateExecutor
+from freshet.compute.executor import Executor, WarmupExecutor
 from freshet.compute.pool import Pool, PoolExecutor
-from freshet.config import CUSTOM, Config, resolve
-from freshet.core.coordinator import Coordinator
+from freshet.config import CUSTOM, Config, check_section, resolve
 from freshet.core.method import Method
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
 from freshet.errors import ConfigError, RunError
 from freshet.fingerprints import differing, unequal
-from freshet.parts import Given, assemble
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import Ready, drive
@@ -32,8 +30,8 @@ from freshet.runs.reader import RunDirectory
 from freshet.runs.records import whole
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, checked, default_directory, write_config
-from freshet.sim.driver import Simulation, check
-from freshet.sim.exams import Exams
+from freshet.sim.device_evaluations import EvaluationSchedule
+from freshet.sim.driver import Simulation, check_state
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import arranged
 from freshet.training.network import Factory, as_factory
@@ -81,8 +79,8 @@ class Federation:
             "attack": _table("attack", attack),
             "privacy": _table("privacy", privacy),
         }
-        own = own_data(CUSTOM, train, test, groups, resolve({"data": tables["data"]}).data)
-        given = Given(
+        own = own_data(CUSTOM, train, test, groups, check_section("data", tables))
+        overrides = Overrides(
             dataset=None if own is None else arranged(own),  # here, so that what is kept for ``configured`` is no other
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
             fleet=fleet if isinstance(fleet, Fleet) else None,
@@ -92,9 +90,9 @@ class Federation:
             schedule=tables["training"].get("schedule") if callable(tables["training"].get("schedule")) else None,
             selection=tables["run"].get("selection") if callable(tables["run"].get("selection")) else None,
         )
-        for section, follows in given.defaults().items():
+        for section, follows in overrides.defaults().items():
             tables[section] = follows | tables[section]
-        for section, stands_for in given.tables().items():
+        for section, stands_for in overrides.tables().items():
             tables[section] |= stands_for
         if isinstance(task, str):
             tables["training"]["task"] = task
@@ -102,26 +100,29 @@ class Federation:
             tables["fleet"]["devices"] = devices
         if seed is not None:
             tables["run"]["seed"] = seed
-        self._settle(resolve(tables), given)
-
-    def _settle(self, config: Config, given: Given) -> None:
-        self.config, self._given, self.parts = config, given, assemble(config, given)
+        self.assembly = Assembly(resolve(tables), overrides).check()
 
     @classmethod
-    def from_config(cls, config: Config) -> "Federation":
-        """A federation of built-in parts, as the command line makes it."""
-        sections: dict[str, Any] = config.tables()
-        return cls(**sections)
+    def from_config(cls, config: Config, overrides: Overrides | None = None) -> "Federation":
+        """A federation of the parts that a configuration names, or of those that override them."""
+        federation = cls.__new__(cls)
+        federation.assembly = Assembly(config, overrides or Overrides()).check()
+        return federation
+
+    @property
+    def config(self) -> Config:
+        """The configuration, complete and checked."""
+        return self.assembly.config
 
     def configured(self, config: Config) -> "Federation":
         """What was brought from Python to this federation, under another configuration.
 
         Test samples of the devices are left behind where a part of the training set takes the place of the test set.
         """
-        other = Federation.__new__(Federation)
-        given = replace(self._given, test_shards=None) if config.data.validation else self._given
-        other._settle(config, given)
-        return other
+        overrides = self.assembly.overrides
+        if config.data.validation:
+            overrides = replace(overrides, test_shards=None)
+        return Federation.from_config(config, overrides)
 
     def changed(self, settings: Mapping[str, Any]) -> "Federation":
         """The same federation with other settings: ``changed({"training.lr": 0.1, "method.epsilon": 0.2})``."""
@@ -133,27 +134,27 @@ class Federation:
             tables[section][key] = value
         return self.configured(resolve(tables))
 
-    @cached_property
+    @property
     def fingerprint(self) -> dict[str, str]:
         """Short hashes of data, shards, model and fleet: two federations that agree in them were made of the same."""
-        return self.parts.fingerprint(self.config)
+        return self.assembly.fingerprint
 
     @property
     def dataset(self) -> DataSet:
-        return self.parts.dataset
+        return self.assembly.dataset
 
     @property
     def factory(self) -> Factory:
-        return self.parts.factory
+        return self.assembly.factory
 
     @property
     def fleet(self) -> Fleet:
-        return self.parts.fleet
+        return self.assembly.fleet
 
     @property
     def shards(self) -> list[NDArray[np.int64]]:
         """For each device, which samples of the training set it holds."""
-        return self.parts.shards
+        return self.assembly.shards
 
     def run(
         self,
@@ -167,22 +168,21 @@ class Federation:
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
-        config = self.config
+        config, observers = self.config, checked(observers)
         if until is not None:
-            tables = config.tables()
-            end = until if isinstance(until, str) else float(until)
-            config = resolve(tables | {"run": tables["run"] | {"until": end}})
-        config, observers = self.parts.settled(config), checked(observers)
+            config = config.ending(until=until)
+        assembly = self.assembly.begin(config)
+        config = assembly.config
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
         RunWriter.check(directory)
 
         def open_log() -> RunWriter:
-            writer = RunWriter.create(directory, config.tables(), observers, self.dataset.part())
-            write_world(directory, self.parts.surroundings(config, self.fingerprint))
+            writer = RunWriter.create(directory, config.tables(), observers, self.dataset.reduction_notice())
+            write_world(directory, assembly.run_world)
             writer.settings = config.sha256()
             return writer
 
-        return self._drive(config, open_log, None, pool)
+        return self._drive(assembly, open_log, None, pool)
 
     def deploy(
         self,
@@ -199,8 +199,8 @@ class Federation:
         """
         from freshet.flower.hosting import host
 
-        ended = host(self.config, self._given, Path(directory), hosts, server or {})
-        return Result(*ended, self.parts.rebuilt(self.config))
+        ended = host(self.config, self.assembly.overrides, Path(directory), hosts, server or {})
+        return Result(*ended, self.assembly.rebuilt)
 
     def resume(
         self,
@@ -231,7 +231,7 @@ class Federation:
     ) -> Result:
         """Go on in a directory that nobody else writes to."""
         run = RunDirectory(directory)
-        tables = run.trusted(self.config.method_name)
+        tables = run.trusted_config(self.config.method_name)
         if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
             tables["method"]["name"] = self.config.method_name
         made_with = resolve(tables)
@@ -246,7 +246,7 @@ class Federation:
             raise
         found = checkpoint.read(run.directory)
         try:
-            check(found.tree, self.parts.layout.size)
+            check_state(found.tree, self.assembly.layout.size)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
         if found.tree["log"].get("settings", "") not in ("", made_with.sha256()):
@@ -259,13 +259,13 @@ class Federation:
             writer = RunWriter(run.directory, observers, resume=found.tree["log"], lock=lock)
             writer.settings = config.sha256()
             if config != made_with:
-                write_config(run.directory, config.tables(), self.dataset.part())
+                write_config(run.directory, config.tables(), self.dataset.reduction_notice())
             found.remove_useless()
             for message in [*found.problems, *writer.cuts]:
                 writer.say(message)
             return writer
 
-        return self._drive(config, open_log, found.tree, pool)
+        return self._drive(self.assembly.begin(config), open_log, found.tree, pool)
 
     def _check_same(self, run: RunDirectory, made_with: Config) -> None:
         """Raise unless this is the federation that made the run: the same settings, data, shards, model and fleet."""
@@ -289,23 +289,19 @@ class Federation:
             )
 
     def _drive(
-        self, config: Config, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
+        self, assembly: Assembly, open_log: Callable[[], RunWriter], tree: Tree | None, pool: Pool[Any] | None
     ) -> Result:
         """Run, from the start or from a checkpoint."""
-        ended = drive(self.parts.plan(config), self._ready(config, open_log, pool), tree)
-        return Result(*ended, self.parts.rebuilt(config))
+        ended = drive(assembly.plan, self._ready(assembly, open_log, pool), tree)
+        return Result(*ended, assembly.rebuilt)
 
     @contextmanager
-    def _ready(self, config: Config, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
-        """Put server, fleet, executor and log together, for a run in virtual time."""
-        server = self.parts.server(config)
-        setup, uploads = self.parts.setup(config), server.context.uploads
-        with closing(open_executor(config.run, setup, pool, uploads)) as executor:
+    def _ready(self, assembly: Assembly, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
+        """Server, fleet, executor and log of a run in virtual time."""
+        config, coordinator = assembly.config, assembly.coordinator
+        with closing(_open_executor(assembly, pool)) as executor:
             writer = open_log()
             executor = _with_kernels(executor, writer.say)
-            coordinator = Coordinator(
-                server, config.trigger(), config.run.rounds, config.run.end == math.inf, config.run.round_deadline
-            )
             simulation = Simulation(
                 coordinator,
                 self.fleet,
@@ -314,16 +310,23 @@ class Federation:
                 eval_every=config.run.eval_every,
                 stop_diverged=config.run.diverged == "stop",
                 device_memory=config.run.device_memory_mb * 2**20,
-                exams=Exams.asked(config.run),
+                device_evaluations=EvaluationSchedule.from_options(config.run.evaluate_devices, config.run.personalise),
             )
             with closing(simulation):
-                yield Ready(simulation, server, writer)
+                yield Ready(simulation, coordinator.server, writer)
+
+
+def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:
+    run = assembly.config.run
+    return open_executor(
+        assembly.setup(), run.executor, run.workers, run.address, pool=pool, uploads=assembly.context.uploads
+    )
 
 
 def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
     """The executor, for a server whose compiled loops are loaded: now, or while workers train the first trips."""
     if isinstance(executor, PoolExecutor):
-        return LateExecutor(executor, partial(load_kernels, say))
+        return WarmupExecutor(executor, partial(load_kernels, say))
     load_kernels(say)
     return executor
 
@@ -336,14 +339,9 @@ def _table(section: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:
-    """A run's configuration as it goes on: on this machine's executor, perhaps to a later end."""
-    tables = made_with.tables()
-    tables["run"] |= {key: getattr(mine.run, key) for key in ("executor", "workers", "address")}
-    if until is not None:
-        tables["run"]["until"] = until if isinstance(until, str) else float(until)
-    if rounds is not None:
-        tables["run"]["rounds"] = rounds
-    return resolve(tables)
+    """A run's configuration as it is resumed: on this machine's executor, perhaps to a later end."""
+    here = {key: getattr(mine.run, key) for key in ("executor", "workers", "address")}
+    return made_with.ending(until=until, rounds=rounds, **here)
 
 
 def _check_end(run: RunDirectory, config: Config, now: float) -> None:

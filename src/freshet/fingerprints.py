@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from freshet.data.adapters import LazyRows, spread
+from freshet.data.adapters import LazyRows, evenly_spaced
 from freshet.data.dataset import DataSet
-from freshet.data.shards import OwnTests
+from freshet.data.shards import DeviceTests
 from freshet.sim.fleet import Fleet
-from freshet.training.network import Factory, initial_module, layout_of
+from freshet.training.network import layout_of
 
 #: What each hash is of, in words for a person.
 WORDS = {"data": "data", "shards": "shards (which device holds which samples)", "model": "model", "fleet": "fleet"}
@@ -44,17 +45,16 @@ def digest(pieces: Iterable[Any]) -> str:
 
 def fingerprint(
     dataset: DataSet,
-    tests: OwnTests | None,
+    tests: DeviceTests | None,
     shards: Sequence[NDArray[np.int64]],
-    factory: Factory,
+    model: str,
     fleet: Fleet,
-    seed: int,
 ) -> dict[str, str]:
     """One hash each of data, shards, model (names, shapes, the numbers it starts with) and fleet."""
     return {
         "data": digest(_data(dataset, tests)),
         "shards": digest(shards),
-        "model": digest(_model(factory, seed)),
+        "model": model,
         "fleet": digest(_fleet(fleet)),
     }
 
@@ -72,7 +72,7 @@ def unequal(mine: Tables, theirs: Tables) -> list[str]:
     return ["method.name"] if "method.name" in found else found
 
 
-def _data(dataset: DataSet, tests: OwnTests | None) -> Iterable[Any]:
+def _data(dataset: DataSet, tests: DeviceTests | None) -> Iterable[Any]:
     yield [dataset.classes, dataset.mean, dataset.std, dataset.pad_id, dataset.vocabulary]
     for x, y in ((dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)):
         yield from (y, *_rows(x))
@@ -87,15 +87,18 @@ def _rows(x: NDArray[Any] | LazyRows) -> Iterable[Any]:
         yield x
         return
     yield [list(x.shape), x.dtype.str]
-    some = spread(len(x), SAMPLED)
+    some = evenly_spaced(len(x), SAMPLED)
     seen = x.read(some)
     if np.array_equal(seen, x.read(some)):
         yield seen
 
 
-def _model(factory: Factory, seed: int) -> Iterable[Any]:
-    """Layout, and every number that the module starts with: those that train, those that do not, and buffers."""
-    module = initial_module(factory, seed)
+def model_digest(module: nn.Module) -> str:
+    """The hash of a module at its start: layout, parameters that train, parameters that do not, buffers."""
+    return digest(_model(module))
+
+
+def _model(module: nn.Module) -> Iterable[Any]:
     yield [[entry.name, list(entry.shape), entry.kind] for entry in layout_of(module).entries]
     for named in (module.named_parameters(), module.named_buffers()):
         for name, tensor in named:

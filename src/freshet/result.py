@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from freshet.assembly import built_in
 from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.parts import built_in
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Metric, metric_of
 from freshet.runs.summary import time_to_target

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from freshet import Federation
-from freshet.data.dataset import from_arrays, remedy
+from freshet.data.dataset import from_arrays, label_remedy
 from freshet.errors import ConfigError, DataError
 
 Y = np.arange(40) % 4
@@ -65,7 +65,7 @@ def test_real_targets_beside_integers_are_asked_to_be_floats_in_both() -> None:
     [Y, Y + 0.5, Y - 1.0, np.where(Y == 3, np.nan, Y), np.stack([Y, Y], 1), np.ones((40, 4)), np.zeros((40, 4, 2))],
 )
 def test_labels_that_are_fine_or_look_like_no_classes_have_no_remedy(y: np.ndarray) -> None:
-    assert remedy(y) is None
+    assert label_remedy(y) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.data import DataSet, check, from_arrays
-from freshet.data.dataset import channel_statistics, stratified
+from freshet.data.dataset import channel_statistics, stratified_indices
 from freshet.errors import ConfigError, DataError
 
 
@@ -133,7 +133,7 @@ def test_subset_is_stratified_and_bounded() -> None:
 def test_stratified_takes_exactly_what_is_asked(labels: list[int], seed: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, len(labels)))
     y = np.array(labels)
-    picked = stratified(y, count, np.random.default_rng(seed))
+    picked = stratified_indices(y, count, np.random.default_rng(seed))
     assert len(picked) == count == len(np.unique(picked))
     share = np.bincount(y, minlength=7) * count / len(y)
     assert (np.abs(np.bincount(y[picked], minlength=7) - share) < 1 + 1e-9).all()

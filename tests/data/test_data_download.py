@@ -14,7 +14,7 @@ import pytest
 
 from freshet.data import cache, load
 from freshet.data.catalogue import CATALOGUE
-from freshet.data.download import Progress, Remote, download
+from freshet.data.download import DownloadBar, Remote, download
 from freshet.errors import DataError
 
 
@@ -130,7 +130,7 @@ def test_progress_draws_only_on_a_terminal() -> None:
             return True
 
     for stream, drawn in ((io.StringIO(), False), (Terminal(), True)):
-        bar = Progress("file", stream)
+        bar = DownloadBar("file", stream)
         bar.total = 2_000_000
         bar.update(2_000_000)
         bar.close()

@@ -10,9 +10,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from freshet import ConfigError, DataError, Federation
 from freshet.compute.executor import Setup
-from freshet.compute.share import assemble, dismantle
+from freshet.compute.share import unpack_setup, pack_setup
 from freshet.data import from_arrays
-from freshet.data.adapters import LazyRows, known_labels
+from freshet.data.adapters import LazyRows, stored_labels
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
 
@@ -128,8 +128,8 @@ def test_subsets_and_joined_datasets_are_the_same_as_their_arrays():
     found = from_arrays("t", part, ConcatDataset([whole, part]), 3)
     np.testing.assert_array_equal(found.x_train, X[[8, 6, 7]])
     np.testing.assert_array_equal(found.y_test, np.concatenate([Y, Y[[8, 6, 7]]]))
-    np.testing.assert_array_equal(known_labels(part), Y[[8, 6, 7]])
-    assert known_labels(ConcatDataset([whole])) is None
+    np.testing.assert_array_equal(stored_labels(part), Y[[8, 6, 7]])
+    assert stored_labels(ConcatDataset([whole])) is None
 
 
 def test_labels_that_are_no_integers_are_not_cut_to_integers():
@@ -231,11 +231,11 @@ def test_workers_get_a_lazy_data_set_once_and_share_its_memory():
     big = np.zeros((4000, 4), np.float32)
     source = Counted(big, np.arange(4000) % 2, keep_labels=True)
     data = FederatedData.of(from_arrays("t", source, source, lazy=True), [np.arange(4000)])
-    parts = dismantle(Setup(torch.nn.Identity, data, TrainingOptions(), 0))
+    parts = pack_setup(Setup(torch.nn.Identity, data, TrainingOptions(), 0))
     assert source.pickled == 1  # training and test set are the same object here
     assert sum(block.nbytes for block in parts.blocks) >= big.nbytes
     assert len(parts.message) < big.nbytes
-    there = assemble(parts.message, parts.blocks).data.train
+    there = unpack_setup(parts.message, parts.blocks).data.train
     assert torch.equal(there.take(torch.tensor([5]))[0], data.train.take(torch.tensor([5]))[0])
 
 
@@ -309,11 +309,11 @@ def test_tests_per_device_are_carried_to_the_workers():
     by_number = Federation(net, (X, Y), (X, Y), devices=4, test_shards=[[k, k + 4] for k in range(4)], run=RUN)
     by_data = Federation(net, (X, Y), (X, Y), devices=4, test_shards=own, run=RUN)
     for federation, wanted in ((by_number, X[[2, 6]]), (by_data, own[2][0])):
-        setup = federation.parts.setup(federation.config)
-        tests = assemble(*vars(dismantle(setup)).values()).data.device_tests
+        setup = federation.assembly.setup()
+        tests = unpack_setup(*vars(pack_setup(setup)).values()).data.device_tests
         x, _ = tests.samples.take(torch.from_numpy(tests.shards[2]))
         np.testing.assert_array_equal(x.numpy(), wanted)
-    assert Federation(net, (X, Y), (X, Y), devices=4, run=RUN).parts.setup(by_data.config).data.device_tests is None
+    assert Federation(net, (X, Y), (X, Y), devices=4, run=RUN).assembly.setup().data.device_tests is None
 
 
 def test_lazy_rows_can_be_pickled():

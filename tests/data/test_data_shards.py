@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from freshet.data import from_arrays
-from freshet.data.shards import as_shards, as_tests
+from freshet.data.shards import as_shards, as_device_tests
 from freshet.errors import ConfigError, FreshetError
 
 PARTS = [[0, 3], [1, 2, 5], [4]]
@@ -75,7 +75,7 @@ def toy():
 
 
 def test_tests_of_a_device_are_numbers_of_test_samples():
-    tests = as_tests([[0, 1], np.array([7])], 2, toy())
+    tests = as_device_tests([[0, 1], np.array([7])], 2, toy())
     assert tests.data is None
     assert [shard.tolist() for shard in tests.shards] == [[0, 1], [7]]
 
@@ -83,13 +83,13 @@ def test_tests_of_a_device_are_numbers_of_test_samples():
 def test_tests_of_a_device_may_be_data_of_its_own():
     sides = [(np.full((n, 3), n, np.float32), np.zeros(n, int)) for n in (2, 3)]
     for given in (sides, dict(enumerate(sides))):
-        tests = as_tests(given, 2, toy())
+        tests = as_device_tests(given, 2, toy())
         x, y = tests.data
         assert [shard.tolist() for shard in tests.shards] == [[0, 1], [2, 3, 4]]
         assert x[:, 0].tolist() == [2, 2, 3, 3, 3]
         assert len(y) == 5
     torch_set = torch.utils.data.TensorDataset(torch.ones(4, 3), torch.ones(4, dtype=torch.long))
-    assert [len(s) for s in as_tests([torch_set, sides[0]], 2, toy()).shards] == [4, 2]
+    assert [len(s) for s in as_device_tests([torch_set, sides[0]], 2, toy()).shards] == [4, 2]
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_tests_of_a_device_may_be_data_of_its_own():
 )
 def test_bad_tests_are_one_sentence(given, says):
     with pytest.raises(FreshetError) as caught:
-        as_tests(given, 2, toy())
+        as_device_tests(given, 2, toy())
     assert says in str(caught.value)

@@ -22,9 +22,9 @@ class Heard(Observer):
 
 
 def test_whole_sets_say_nothing(tmp_path, federate):
-    assert load("digits").part() is None
+    assert load("digits").reduction_notice() is None
     x, y = np.ones((6, 2), np.float32), np.arange(6) % 2
-    assert from_arrays("mine", (x, y), (x, y)).part() is None
+    assert from_arrays("mine", (x, y), (x, y)).reduction_notice() is None
     heard = Heard()
     federate(data={"train_samples": 0, "test_samples": 0}).run(1, out=tmp_path / "run", observers=[heard])
     assert not any("not whole" in said for said in heard.said)
@@ -72,8 +72,8 @@ def test_a_name_cannot_break_the_config(tmp_path):
 def test_the_part_of_tiny_imagenet_says_so(real_data: Path):
     data = load("tiny-imagenet", real_data)
     if len(data.y_train) == 100_000:
-        assert data.part() is None
+        assert data.reduction_notice() is None
     else:
-        assert data.part() == (
+        assert data.reduction_notice() == (
             "tiny-imagenet is not whole: trains on 20,000 of 100,000 samples and tests on 4,000 of 10,000"
         )

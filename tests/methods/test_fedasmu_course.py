@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from freshet import Federation
-from freshet.assembly import Overrides, assemble
+from freshet.assembly import Assembly
 from freshet.config import resolve
 from freshet.core.events import Aggregated
 from freshet.core.messages import Upload
@@ -198,11 +198,11 @@ def test_the_more_uploads_are_under_way_the_less_one_of_them_teaches(
 ) -> None:
     """A verdict comes as late as uploads are stale, and those that come meanwhile say the same."""
     config = resolve({"method": {"name": method}, "fleet": {"devices": 80}, "run": run})
-    settled = assemble(config, Overrides()).settled(config)
+    settled = Assembly(config).begin().config
     assert settled.method.span == span and settled.method.control_rates() == pytest.approx((rate,) * 3)
     assert resolve(settled.tables()).method == settled.method, "the run directory says so"
     given = resolve({"method": {"name": method, "span": 20}, "fleet": {"devices": 80}, "run": run})
-    assert assemble(given, Overrides()).settled(given).method.span == 20
+    assert Assembly(given).begin().config.method.span == 20
 
 
 def test_a_cell_leaves_its_rates_alone_since_the_papers_are_for_a_loss() -> None:

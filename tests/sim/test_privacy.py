@@ -88,9 +88,9 @@ def test_nothing_that_leaves_a_device_tells_of_its_samples_but_through_the_noise
     """Two devices' worlds that differ in every sample: all that is sent differs by a bounded step and nothing else."""
     for method in ("fedasmu", "fedavg", "asofed", "fedprox"):
         made = federate(options(method), privacy=PRIVACY)
-        setup, config = made.parts.setup(made.config), made.config
+        setup, config = made.assembly.setup(), made.config
         rule = find(method)[0].rule(config.method)
-        base = np.zeros(made.parts.layout.size, np.float32)
+        base = np.zeros(made.assembly.layout.size, np.float32)
         slot, fresh = (Slot(3, "fixed"), Fresh(2, 2, base + np.float32(0.01))) if rule.asks else (None, None)
         work = Work(Assignment(0, 1, 1, 1, base, 4, 0.05), slot, fresh, rule, {}, 3.0 if rule.timed else None)
         one = setup.trainer().train(work)

@@ -26,7 +26,7 @@ def test_a_module_is_copied_and_left_alone(tmp_path):
     result = run(module, tmp_path / "run")
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert any(not torch.equal(before[name], value) for name, value in result.module().state_dict().items())
-    first = Federation(module, devices=4).parts.server(Federation(module, devices=4).config).weights
+    first = Federation(module, devices=4).assembly.begin().server.weights
     np.testing.assert_array_equal(first[:640], module[1].weight.detach().numpy().ravel())
 
 
@@ -36,9 +36,9 @@ def test_a_model_may_start_from_a_file(tmp_path):
     made = Federation("mlp", devices=4, data="digits")
     save_file(made.factory().state_dict(), tmp_path / "mlp.safetensors")
     again = Federation({"name": "mlp", "start": str(tmp_path / "mlp.safetensors")}, devices=4, data="digits", seed=9)
-    first = again.parts.server(again.config).weights
+    first = again.assembly.begin().server.weights
     stored = load_file(tmp_path / "mlp.safetensors")
-    entry = again.parts.layout.entries[0]
+    entry = again.assembly.layout.entries[0]
     np.testing.assert_array_equal(entry.array(first), stored[entry.name])
 
 
@@ -94,7 +94,7 @@ def test_parameters_that_do_not_train_do_not_travel_but_belong_to_the_model(tmp_
     )
     result = federation.run(500, out=tmp_path / "run")
     travels = 4 * (64 * 2 + 2 * 10)
-    assert federation.parts.layout.size * 4 == travels
+    assert federation.assembly.layout.size * 4 == travels
     assert result.summary["bytes_up"] == result.summary["uploads"] * travels
     assert result.summary["bytes_down"] == result.summary["trips"] * travels
     stored = load_file(tmp_path / "run" / "model.safetensors")

@@ -32,9 +32,11 @@ from freshet.models.groups import layer_groups
 Factory = Callable[[], nn.Module]
 
 
-def build_quietly(factory: Factory) -> nn.Module:
+def build_quietly(factory: Factory, seed: int | None = None) -> nn.Module:
     """A module from a factory, without moving the caller's random numbers."""
     with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
         module = factory()
     if not isinstance(module, nn.Module):
         raise ConfigError("model", f"must build a torch.nn.Module, but gave {type(module).__name__}")
@@ -228,9 +230,7 @@ def initial_weights(factory: Factory, seed: int) -> Vector:
 
 def initial_module(factory: Factory, seed: int) -> nn.Module:
     """A module with the same numbers in every process, those that do not travel included."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "model"))
-        return factory()
+    return build_quietly(factory, torch_seed(seed, "model"))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import pytest
 from torch import nn
 
 from freshet import ConfigError, DataError, Federation, Fleet, FleetOptions
+from freshet.assembly import Assembly, Overrides
 from freshet.config import resolve
 from freshet.core.method import LocalRule
 from freshet.data import load
 from freshet.data.dataset import from_arrays, own_data
 from freshet.methods import names
-from freshet.parts import Given, assemble
 from freshet.sim.forecast import expected_uploads, trip_seconds
 from freshet.training.network import build_quietly, initial_weights, layout_of
 
@@ -41,19 +41,19 @@ def net() -> nn.Module:
 
 
 def test_every_part_follows_from_the_configuration():
-    parts = assemble(config(), Given())
+    parts = Assembly(config()).check()
     assert (len(parts.dataset.y_train), len(parts.dataset.y_test)) == (240, 60)
     assert parts.layout == layout_of(build_quietly(parts.factory)) and parts.layout.size == 650
     drawn = Fleet.draw(FleetOptions(devices=6), 5)
     sizes = np.array([len(shard) for shard in parts.shards])
     np.testing.assert_allclose(parts.fleet.train_seconds, drawn.train_seconds * sizes / sizes.mean(), rtol=1e-12)
-    trip = assemble(config(fleet={"time": "trip"}), Given()).fleet
+    trip = Assembly(config(fleet={"time": "trip"})).check().fleet
     np.testing.assert_array_equal(trip.train_seconds, drawn.train_seconds)
     assert sorted(np.concatenate(parts.shards)) == list(range(240)) and len(parts.shards) == 6
 
 
 def test_the_same_configuration_gives_the_same_parts_and_another_seed_others():
-    one, same, other = (assemble(config(run={"seed": seed}), Given()) for seed in (5, 5, 6))
+    one, same, other = (Assembly(config(run={"seed": seed})).check() for seed in (5, 5, 6))
     for name in ("x_train", "y_train", "x_test", "y_test"):
         np.testing.assert_array_equal(getattr(one.dataset, name), getattr(same.dataset, name))
     assert [list(shard) for shard in one.shards] == [list(shard) for shard in same.shards]
@@ -64,14 +64,14 @@ def test_the_same_configuration_gives_the_same_parts_and_another_seed_others():
 def test_validation_is_cut_from_the_training_samples_that_are_used():
     whole = load("digits")
     train, test = ({row.tobytes() for row in x} for x in (whole.x_train, whole.x_test))
-    dataset = assemble(config(data={"validation": 0.25}), Given()).dataset
+    dataset = Assembly(config(data={"validation": 0.25})).check().dataset
     assert (len(dataset.y_train), len(dataset.y_test)) == (180, 60)
     held_out = {row.tobytes() for row in dataset.x_test}
     assert held_out <= train and not held_out & (test - train)
 
 
 def test_parts_are_not_changed_once_they_are_made():
-    parts = assemble(config(), Given())
+    parts = Assembly(config()).check()
     with pytest.raises(FrozenInstanceError):
         parts.fleet = Fleet.draw(FleetOptions(devices=6), 0)
 
@@ -82,7 +82,7 @@ def test_parts_are_not_changed_once_they_are_made():
 def test_what_is_given_is_used_as_it_is_and_named_custom():
     dataset, shards = from_arrays("custom", toy(), toy(1)), [np.arange(20), np.arange(20, 40)]
     fleet = Fleet(np.array([1.0, 2.0]), np.full(2, 1e6), np.full(2, 1e6))
-    given = Given(dataset, net, fleet, shards)
+    given = Overrides(dataset, net, fleet, shards)
     assert given.tables() == {
         "fleet": {"devices": 2, "custom": True, "time": "trip"},
         "model": {"name": "custom"},
@@ -90,14 +90,14 @@ def test_what_is_given_is_used_as_it_is_and_named_custom():
         "run": {},
         "training": {},
     }
-    parts = assemble(resolve(given.tables()), given)
+    parts = Assembly(resolve(given.tables()), given).check()
     assert parts.fleet is fleet and parts.factory is net and parts.layout.size == 21
     np.testing.assert_array_equal(parts.dataset.x_train, dataset.x_train)
     assert [list(shard) for shard in parts.shards] == [list(shard) for shard in shards]
 
 
 def test_nothing_given_says_nothing():
-    assert Given().tables() == {"fleet": {}, "model": {}, "data": {}, "run": {}, "training": {}}
+    assert Overrides().tables() == {"fleet": {}, "model": {}, "data": {}, "run": {}, "training": {}}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_custom_without_what_it_stands_for_is_one_sentence(section: str, key: st
     model = {} if section == "model" else TABLES["model"]
     tables = TABLES | {"model": model} | {section: (model if section == "model" else TABLES[section]) | {key: value}}
     with pytest.raises(ConfigError, match="from Python") as caught:
-        assemble(resolve(tables), Given())
+        Assembly(resolve(tables)).check()
     assert caught.value.key == f"{section}.{key}" and "\n" not in str(caught.value)
 
 
@@ -133,14 +133,14 @@ def test_data_are_given_as_both_sets_or_none():
 )
 def test_shards_that_do_not_fit_are_one_sentence(shards, said: str):
     with pytest.raises(ConfigError, match=said) as caught:
-        assemble(config(data={"partition": "custom"}), Given(shards=shards))
+        Assembly(config(data={"partition": "custom"}), Overrides(shards=shards)).check()
     assert caught.value.key == "shards"
 
 
 def test_a_fleet_of_another_size_is_one_sentence():
     fleet = Fleet.draw(FleetOptions(devices=5), 0)
     with pytest.raises(ConfigError, match="is 6, but the fleet has 5 devices"):
-        assemble(config(), Given(fleet=fleet))
+        Assembly(config(), Overrides(fleet=fleet)).check()
 
 
 # ---- what a run makes of them
@@ -149,8 +149,8 @@ def test_a_fleet_of_another_size_is_one_sentence():
 @pytest.mark.parametrize("trigger", ["periodic", "concurrency"])
 def test_the_method_knows_its_world(trigger: str):
     asked = config(run={"trigger": trigger, "in_flight": 4, "until": 200.0}, fleet={"up_mbps": 0.002})
-    parts = assemble(asked, Given())
-    world, worth = parts.world(asked), 4 if trigger == "concurrency" else 2
+    parts = Assembly(asked).check()
+    world, worth = parts.begin().context, 4 if trigger == "concurrency" else 2
     assert (world.devices, world.epochs, world.per_round, world.seed) == (6, 5, worth, 5)
     assert list(world.samples) == [len(shard) for shard in parts.shards]
     assert world.uploads == expected_uploads(parts.fleet, asked.trigger(), 4 * 650, 200.0, 0, worth=worth) > 0
@@ -159,32 +159,32 @@ def test_the_method_knows_its_world(trigger: str):
 
 def test_options_that_follow_from_the_run_are_filled_in_and_those_given_stay():
     asked = config(method={"name": "asofed"})
-    parts = assemble(asked, Given())
-    settled = parts.settled(asked)
-    assert settled.method.delay_unit == parts.world(asked).fastest
+    parts = Assembly(asked).check()
+    settled = parts.begin().config
+    assert settled.method.delay_unit == parts.begin().context.fastest
     assert replace(settled, method=asked.method) == asked, "nothing else changes"
-    assert parts.settled(settled) == settled
+    assert parts.begin(settled).config == settled
 
 
 def test_the_server_starts_with_the_seeds_own_model_as_version_one():
     asked = config(training={"lr": 0.25})
-    parts = assemble(asked, Given())
-    server = parts.server(asked)
-    assert server.version == 1 and server.world.layout == parts.layout
+    parts = Assembly(asked).check()
+    server = parts.begin().server
+    assert server.version == 1 and server.context.layout == parts.layout
     np.testing.assert_array_equal(server.store.get(1), initial_weights(parts.factory, 5))
 
 
 def test_workers_get_the_data_the_model_and_the_seed():
     asked = config()
-    parts = assemble(asked, Given())
-    setup = parts.setup(asked)
+    parts = Assembly(asked).check()
+    setup = parts.setup()
     assert (setup.factory, setup.training, setup.seed) == (parts.factory, asked.training, 5)
 
 
 def test_the_method_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch):
     seen: list[nn.Module] = []
     monkeypatch.setattr(LocalRule, "check", lambda self, module: seen.append(module))
-    assemble(config(method={"name": "fedavg"}), Given())
+    Assembly(config(method={"name": "fedavg"})).check()
     assert len(seen) == 1 and isinstance(seen[0], nn.Module)
 
 

@@ -1,0 +1,484 @@
+"""From a configuration to the parts that it names: data, network, shards, fleet, server."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from freshet.compute.executor import Setup
+from freshet.config import CUSTOM, Config, check_layout
+from freshet.core.compression import Links, down_and_up
+from freshet.core.coordinator import Coordinator
+from freshet.core.defence import Defence
+from freshet.core.layout import Layout
+from freshet.core.method import MethodContext
+from freshet.core.scheduling import Choice, Selection
+from freshet.core.server import Server
+from freshet.core.streams import stream
+from freshet.core.vectors import Vector
+from freshet.data.dataset import DataSet
+from freshet.data.partition import label_counts, partition
+from freshet.data.shards import DeviceTests, as_device_tests, as_shards, device_count, without_held_out
+from freshet.data.sources import load
+from freshet.errors import ConfigError
+from freshet.fingerprints import fingerprint, model_digest
+from freshet.models.registry import build
+from freshet.privacy import Accountant
+from freshet.runs.lifecycle import Plan
+from freshet.runs.records import Metric
+from freshet.runs.segments import rotating
+from freshet.runs.world import RunWorld
+from freshet.sim.fleet import Fleet
+from freshet.sim.forecast import check_length, expected_uploads, scale_links, trip_seconds
+from freshet.training.batches import FederatedData, Samples, arranged
+from freshet.training.network import Factory, FlatModel, Rebuilt, initial_module, started
+from freshet.training.optimisers import optimiser
+from freshet.training.options import TrainingOptions
+from freshet.training.outgoing import Outgoing
+from freshet.training.schedules import OwnSchedule, rates
+from freshet.training.task import TASKS, Task, check_output, check_targets
+
+#: Epochs over an average shard that take a device its seconds, when time follows work.
+USUAL_EPOCHS = TrainingOptions().epochs
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a user brings from Python in the place of what the configuration names."""
+
+    dataset: DataSet | None = None
+    factory: Factory | None = None
+    fleet: Fleet | None = None
+    shards: Any = None
+    test_shards: Any = None
+    selection: Choice | None = None
+    task: Task | None = None
+    schedule: OwnSchedule | None = None
+
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
+        groups = None if self.dataset is None else self.dataset.groups
+        if self.shards is not None:
+            devices = device_count(self.shards)
+            return {"fleet": {"devices": devices}} if devices else {}
+        if groups is None:
+            dealt = self.dataset is None or self.dataset.has_classes
+            return {} if dealt else {"data": {"partition": "iid"}}
+        return {"data": {"partition": "natural"}, "fleet": {"devices": len(set(groups.tolist()))}}
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What the configuration says of it."""
+        # The seconds of a fleet from Python are what they say: those of a whole local training.
+        fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True, "time": "trip"}
+        model = {} if self.factory is None else {"name": CUSTOM}
+        data = {} if self.dataset is None else {"name": CUSTOM}
+        dealt = {} if self.shards is None else {"partition": CUSTOM}
+        selection = {} if self.selection is None else {"selection": CUSTOM}
+        training = ({} if self.task is None else {"task": CUSTOM}) | (
+            {} if self.schedule is None else {"schedule": CUSTOM}
+        )
+        return {"fleet": fleet, "model": model, "data": data | dealt, "run": selection, "training": training}
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """The network as every run starts it."""
+
+    layout: Layout
+    weights: Vector
+    #: Parameters that do not train. They do not travel, but they are part of the final model.
+    frozen: dict[str, NDArray[np.float32]] = field(repr=False)
+    #: A hash of every number that the module starts with.
+    digest: str = ""
+
+
+#: Parts that all runs of one federation share.
+_SHARED = {"task", "_data", "shards", "tests", "fleet", "selection", "factory", "initial", "_context", "fingerprint"}
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """The parts of a federation under one configuration. Each part is made once, by whoever needs it first.
+
+    ``check()`` makes every part that a user can get wrong. A mistake is then one sentence, before a file is written.
+    ``begin()`` gives the parts of one run: data, network, shards and fleet are shared, the server is new.
+    """
+
+    config: Config
+    overrides: Overrides = Overrides()
+    #: A deployment does not know how fast its devices are.
+    deployed: bool = False
+
+    def check(self) -> Self:
+        """Make all parts; raise ``ConfigError`` or ``DataError`` with one sentence. Returns itself."""
+        _ = self.task, self.dataset, self.initial, self.shards, self.fleet, self.tests, self.selection
+        self.config.method_class(self.config.method, self._context)
+        return self
+
+    def begin(self, config: Config | None = None) -> "Assembly":
+        """The parts of one run, with the options filled in that follow from it.
+
+        ``config`` may differ from this one in where the run trains and when it ends, and in nothing else.
+        """
+        made = {name: part for name, part in vars(self).items() if name in _SHARED}
+        run = replace(self, config=config or self.config)
+        vars(run).update(made)
+        made["context"] = run.context
+        run = replace(run, config=run._with_derived())
+        vars(run).update(made)
+        return run
+
+    # ---- data and devices
+
+    @cached_property
+    def task(self) -> Task:
+        """Loss and metrics."""
+        if self.overrides.task is not None:
+            return self.overrides.task
+        if self.config.training.task == CUSTOM:
+            problem = "'custom' stands for a Task given from Python; choose another or give one"
+            raise ConfigError("training.task", problem)
+        return TASKS[self.config.training.task]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that runs are judged by."""
+        return Metric(self.task.primary, str(self.task.direction))
+
+    @property
+    def dataset(self) -> DataSet:
+        """Training and test samples, without those held out for validation."""
+        return self._data[0]
+
+    @cached_property
+    def _data(self) -> tuple[DataSet, NDArray[np.int64]]:
+        """The data set, and the indices of the training samples that are held out for validation."""
+        options, seed = self.config.data, self.config.run.seed
+        dataset = self.overrides.dataset
+        if dataset is None:
+            dataset = _load(self.config)
+        if options.train_samples or options.test_samples:
+            dataset = dataset.subset(options.train_samples or None, options.test_samples or None, seed)
+        held_out = np.empty(0, np.int64)
+        if options.validation:
+            held_out = dataset.validation_indices(options.validation, seed)
+            dataset = dataset.with_validation(options.validation, seed)
+        dataset = arranged(dataset)
+        check_targets(self.task, dataset.y_train, dataset.name)
+        return dataset, held_out
+
+    @cached_property
+    def shards(self) -> list[NDArray[np.int64]]:
+        """The training samples that each device holds, as indices."""
+        given, (dataset, held_out) = self.overrides.shards, self._data
+        if given is None:
+            return _deal(self.config, dataset)
+        samples = len(dataset.y_train) + len(held_out)
+        shards = as_shards(given, self.config.fleet.devices, samples)
+        return without_held_out(shards, held_out, samples) if len(held_out) else shards
+
+    @cached_property
+    def tests(self) -> DeviceTests | None:
+        """The test samples that each device holds, if the user gave any."""
+        if self.overrides.test_shards is None:
+            return None
+        options = self.config.data
+        columns = (options.input_column, options.label_column)
+        return as_device_tests(self.overrides.test_shards, self.config.fleet.devices, self.dataset, columns)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """How fast the devices and their links are."""
+        return _fleet(self.config, self.overrides.fleet, self.shards)
+
+    @cached_property
+    def selection(self) -> Selection:
+        """How idle devices are chosen."""
+        if self.overrides.selection is not None:
+            return self.overrides.selection
+        if self.config.run.selection == CUSTOM:
+            problem = "'custom' stands for a function given from Python; choose uniform or by_samples"
+            raise ConfigError("run.selection", problem)
+        return self.config.run.selection
+
+    # ---- the network
+
+    @cached_property
+    def factory(self) -> Factory:
+        """Builds the network; with the weights of ``model.start``, if there is such a file."""
+        factory, data = self.overrides.factory, self.dataset
+        if factory is None:
+            factory = built_in(self.config, data.sample_shape, data.classes, data.vocabulary, data.pad_id)
+        return started(factory, Path(self.config.model.start)) if self.config.model.start else factory
+
+    @cached_property
+    def initial(self) -> InitialModel:
+        """The network at the start. It takes the data, its outputs suit the task, and it suits the method."""
+        config = self.config
+        module = initial_module(self.factory, config.run.seed)
+        digest = model_digest(module)
+        frozen = {
+            name: tensor.detach().numpy().copy()
+            for name, tensor in module.named_parameters()
+            if not tensor.requires_grad
+        }
+        flat = FlatModel(module)
+        weights = flat.dump()
+        config.method_class.rule(config.method).check(module)
+        check_layout(config, flat.layout)
+        _check_outputs(module, self.dataset, self.task)
+        return InitialModel(flat.layout, weights, frozen, digest)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor of the network lies in the flat vector."""
+        return self.initial.layout
+
+    @property
+    def rebuilt(self) -> Rebuilt:
+        """Turns final weights into a module that takes inputs as they are in the data set."""
+        return Rebuilt(self.factory, self.config.run.seed, self.dataset.mean, self.dataset.std)
+
+    # ---- one run
+
+    @cached_property
+    def _context(self) -> MethodContext:
+        """What the method may know of the federation, whatever the length of the run.
+
+        Under constant concurrency a round's worth of uploads is what is in flight.
+        """
+        config, run = self.config, self.config.run
+        per_round = run.in_flight if run.trigger == "concurrency" else run.per_round
+        return MethodContext(
+            config.fleet.devices,
+            np.array([len(shard) for shard in self.shards], np.int64),
+            config.training.epochs,
+            per_round,
+            self.layout,
+            run.seed,
+            own_epochs=_own_epochs(config),
+            under_way=run.per_round if config.method_class.about.kind == "sync" else run.in_flight,
+            reach=optimiser(config.training).reach,
+        )
+
+    @cached_property
+    def context(self) -> MethodContext:
+        """What the method may know of this run."""
+        context, config, run = self._context, self.config, self.config.run
+        if self.deployed:
+            return context
+        size, trigger = 4 * self.layout.size, config.trigger()
+        fleet = scale_links(self.fleet, size, down_and_up(config.links, self.layout))
+        uploads = expected_uploads(fleet, trigger, size, run.end, run.rounds, worth=context.per_round)
+        check_length(fleet, trigger, size, run.end, uploads, run.eval_every)
+        return replace(context, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
+
+    def _with_derived(self) -> Config:
+        """The configuration with options that follow from this run and hold however long it becomes: the method's, and
+        the length of a cosine schedule."""
+        config, training = self.config, self.config.training
+        if training.schedule == "cosine":
+            training = training.model_copy(update={"schedule_rounds": self._schedule_rounds})
+        method = config.method.with_derived(self.context)
+        return replace(config, method=method, training=training)
+
+    @property
+    def _schedule_rounds(self) -> int:
+        """The rounds of the run, or those expected until its end. An extended run keeps those of its first end."""
+        config, context = self.config, self.context
+        return config.training.schedule_rounds or config.run.rounds or max(1, context.uploads // context.per_round)
+
+    @cached_property
+    def server(self) -> Server:
+        """The server at its start: the method, and the initial model as version 1."""
+        config, layout = self.config, self.layout
+        return Server(
+            config.method_class(config.method, self.context),
+            self.context,
+            self.initial.weights,
+            rates(config.training, self.overrides.schedule, self._schedule_rounds),
+            self.selection,
+            None if config.run.gate == "off" else float(config.run.gate),
+            None if config.links.plain else Links(config.links, layout),
+            None if config.defence.rule == "none" else Defence(config.defence, layout),
+        )
+
+    @cached_property
+    def coordinator(self) -> Coordinator:
+        """The rules of the run over this server."""
+        run = self.config.run
+        return Coordinator(self.server, self.config.trigger(), run.rounds, run.end == math.inf, run.round_deadline)
+
+    @property
+    def plan(self) -> Plan:
+        """What the run is to do, whatever drives it."""
+        config, run = self.config, self.config.run
+        return Plan(
+            config.method_name,
+            run.seed,
+            run.target,
+            run.end,
+            run.checkpoint_every,
+            run.checkpoint_minutes,
+            stop_diverged=run.diverged == "stop",
+            stop_at_target=run.stop_at_target,
+            keep=run.keep_checkpoint,
+            data=self.dataset.facts(),
+            metric=self.metric,
+            frozen=self.initial.frozen,
+            rotate_bytes=rotating(run.rotate_log),
+            accountant=Accountant(config.privacy) if config.privacy.on else None,
+        )
+
+    def setup(self, data: FederatedData | None = None, *, secret: bool = False) -> Setup:
+        """What a worker needs to train. A real device gives its own ``data``, and its noise is ``secret``."""
+        config = self.config
+        if data is None:
+            data = FederatedData.of(self.dataset, self.shards, self.tests)
+        own_task = self.task if self.task.name == CUSTOM else None
+        outgoing = Outgoing(config.links, config.attack, config.privacy, config.run.seed, secret)
+        return Setup(self.factory, data, config.training, config.run.seed, own_task, outgoing)
+
+    # ---- what a run writes down about its parts
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Short hashes of data, shards, model and fleet."""
+        return fingerprint(self.dataset, self.tests, self.shards, self.initial.digest, self.fleet)
+
+    @property
+    def run_world(self) -> RunWorld:
+        """Fleet and data of the run, for world.json."""
+        config, fleet, data = self.config, self.fleet, self.dataset
+        return RunWorld(
+            data=config.data.name,
+            classes=[str(name) for name in data.class_names or range(data.classes)] if data.has_classes else [],
+            train_samples=len(data.y_train),
+            test_samples=len(data.y_test),
+            model_bytes=4 * self.layout.size,
+            train_seconds=fleet.train_seconds.tolist(),
+            up_rate=fleet.up_rate.tolist(),
+            down_rate=fleet.down_rate.tolist(),
+            start_seconds=fleet.start_seconds.tolist(),
+            samples=[len(shard) for shard in self.shards],
+            label_counts=_label_counts(data, self.shards),
+            up_latency=fleet.up_latency,
+            down_latency=fleet.down_latency,
+            on_seconds=fleet.on_seconds,
+            off_seconds=fleet.off_seconds,
+            loss=fleet.loss,
+            aside=config.aside(),
+            curves=list(config.method_class.about.curves),
+            metric=self.metric.name,
+            direction=self.metric.direction,
+            mean=None if data.mean is None else list(data.mean),
+            std=None if data.std is None else list(data.std),
+            sample_shape=list(data.sample_shape),
+            outputs=data.classes,
+            vocabulary=data.vocabulary,
+            pad_id=data.pad_id,
+            fingerprint=self.fingerprint,
+        )
+
+
+def _load(config: Config) -> DataSet:
+    options = config.data
+    if options.name == CUSTOM:
+        raise ConfigError(
+            "data.name", "'custom' stands for data given from Python; name a data set (`freshet data list`)"
+        )
+    return load(options.name, options.dir or None, vocabulary=options.vocabulary, length=options.length)
+
+
+def built_in(config: Config, shape: Sequence[int], classes: int, vocabulary: int | None, pad_id: int | None) -> Factory:
+    """A factory of the network that a configuration names, for samples of this shape."""
+    options = config.model
+    if options.name == CUSTOM:
+        raise ConfigError(
+            "model.name", "'custom' stands for a model given from Python; name a network (`freshet models`)"
+        )
+    return partial(
+        build,
+        options.name,
+        input_shape=tuple(shape),
+        classes=1 if config.training.task == "binary" else classes,
+        head=options.head,
+        norm=options.norm or None,
+        vocabulary=vocabulary,
+        pad_id=pad_id,
+        **options.own(),
+    )
+
+
+def _check_outputs(module: nn.Module, dataset: DataSet, task: Task) -> None:
+    """Raise one sentence unless the network takes the samples and its outputs suit the task."""
+    x, y = next(Samples.of(dataset, test=True).chunks(2))
+    try:
+        with torch.no_grad():
+            output = module.float().eval()(x)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+        raise ConfigError("model", f"cannot take samples of shape {dataset.sample_shape}: {problem}") from None
+    check_output(task, output, y, dataset.classes)
+
+
+def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:
+    if config.fleet.custom and given is None:
+        raise ConfigError("fleet.custom", "stands for a Fleet given from Python; set it to false or give one")
+    work = _work(config.training, shards)
+    fleet = Fleet.draw(config.fleet, config.run.seed, work) if given is None else given
+    if len(fleet) != config.fleet.devices:
+        raise ConfigError("fleet.devices", f"is {config.fleet.devices}, but the fleet has {len(fleet)} devices")
+    if config.fleet.time == "trip" or fleet.trace is not None or config.fleet.measured:
+        return fleet
+    return fleet.scale_to_work(work, USUAL_EPOCHS * sum(len(shard) for shard in shards) / len(shards))
+
+
+def _work(options: TrainingOptions, shards: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Samples that each device goes through in one local training: steps x batch, or all of its own once per epoch."""
+    if options.steps:
+        return np.full(len(shards), float(options.steps * options.batch_size))
+    return np.array([len(shard) for shard in shards]) * float(options.epochs)
+
+
+def _own_epochs(config: Config) -> NDArray[np.int64] | None:
+    """Each device's number of local epochs, drawn once, where they differ."""
+    span, seed = config.training.local_epochs, config.run.seed
+    if not span:
+        return None
+    return stream(seed, "local epochs").integers(span[0], span[1] + 1, size=config.fleet.devices)
+
+
+def _label_counts(dataset: DataSet, shards: list[NDArray[np.int64]]) -> list[list[int]]:
+    """Samples of each class that each device has; empty rows where there are no classes."""
+    if not dataset.has_classes:
+        return [[] for _ in shards]
+    counts: list[list[int]] = label_counts(dataset.y_train, shards, dataset.classes).tolist()
+    return counts
+
+
+def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
+    options = config.data
+    if options.partition == CUSTOM:
+        raise ConfigError("data.partition", "'custom' stands for shards given from Python; choose another or give them")
+    if not dataset.has_classes and options.partition not in ("iid", "natural"):
+        problem = f"{options.partition} deals by class, and these targets are no classes; use iid or natural"
+        raise ConfigError("data.partition", problem)
+    labels = dataset.y_train if dataset.has_classes else np.zeros(len(dataset.y_train), np.int64)
+    return partition(
+        labels,
+        config.fleet.devices,
+        options.partition,
+        seed=config.run.seed,
+        concentration=options.concentration,
+        min_samples=options.min_samples,
+        shards_per_device=options.shards_per_device,
+        groups=dataset.groups,
+    )
