@@ -1,4 +1,4 @@
-"""MOON: FedAvg with a loss that draws representations towards the global model's and away from the device's previous ones.
+"""MOON: FedAvg with a loss that draws features towards the global model's and away from the device's previous ones.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
 
