@@ -24,12 +24,12 @@ from freshet.errors import ConfigError, RunError
 from freshet.fingerprints import differing, unequal
 from freshet.result import Result
 from freshet.runs import checkpoint
-from freshet.runs.lifecycle import Ready, drive
+from freshet.runs.lifecycle import OpenRun, drive
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import whole
 from freshet.runs.world import read_world, write_world
-from freshet.runs.writer import Observer, RunWriter, checked, default_directory, write_config
+from freshet.runs.writer import Observer, RunWriter, check_observers, default_directory, write_config
 from freshet.sim.device_evaluations import EvaluationSchedule
 from freshet.sim.driver import Simulation, check_state
 from freshet.sim.fleet import Fleet
@@ -168,13 +168,13 @@ class Federation:
 
         ``pool`` lets several runs share their worker processes; without it the run starts its own.
         """
-        config, observers = self.config, checked(observers)
+        config, observers = self.config, check_observers(observers)
         if until is not None:
             config = config.ending(until=until)
         assembly = self.assembly.begin(config)
         config = assembly.config
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
-        RunWriter.check(directory)
+        RunWriter.check_empty(directory)
 
         def open_log() -> RunWriter:
             writer = RunWriter.create(directory, config.tables(), observers, self.dataset.reduction_notice())
@@ -260,7 +260,7 @@ class Federation:
             writer.settings = config.sha256()
             if config != made_with:
                 write_config(run.directory, config.tables(), self.dataset.reduction_notice())
-            found.remove_useless()
+            found.remove_damaged()
             for message in [*found.problems, *writer.cuts]:
                 writer.say(message)
             return writer
@@ -296,7 +296,7 @@ class Federation:
         return Result(*ended, assembly.rebuilt)
 
     @contextmanager
-    def _ready(self, assembly: Assembly, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[Ready]:
+    def _ready(self, assembly: Assembly, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[OpenRun]:
         """Server, fleet, executor and log of a run in virtual time."""
         config, coordinator = assembly.config, assembly.coordinator
         with closing(_open_executor(assembly, pool)) as executor:
@@ -313,7 +313,7 @@ class Federation:
                 device_evaluations=EvaluationSchedule.from_options(config.run.evaluate_devices, config.run.personalise),
             )
             with closing(simulation):
-                yield Ready(simulation, coordinator.server, writer)
+                yield OpenRun(simulation, coordinator.server, writer)
 
 
 def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import freshet
-from freshet.cli.screen import LiveProgress, marked, number, size
+from freshet.cli.screen import LiveProgress, name_with_marks, number, size
 from freshet.paper.cells import CELLS
 from tests.methods import strangers
 
@@ -88,8 +88,8 @@ def test_what_must_be_said_of_a_method_stands_beside_its_name(command):
     assert "[R] reconstructed" in listed
     assert "ASO-Fed(-F)" in command("methods", "asofed").out
     assert "[R] reconstructed" in command("methods", "fedsa").out
-    assert "[" not in marked("fedavg") and marked("nobody:Knows") == "nobody:Knows"
-    assert marked("fedsa") == "fedsa [R]"
+    assert "[" not in name_with_marks("fedavg") and name_with_marks("nobody:Knows") == "nobody:Knows"
+    assert name_with_marks("fedsa") == "fedsa [R]"
 
 
 # ---- run

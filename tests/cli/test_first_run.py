@@ -54,14 +54,14 @@ def test_the_expected_duration_follows_from_the_pace_once_the_first_trips_are_ov
     timer.now += 25.0  # workers start, loops are compiled: that is not the pace of the run
     uploads(progress, 3)
     progress.on_progress(20.0)
-    assert progress.expected() is None
+    assert progress.expected_seconds() is None
     timer.now += 4.0
     progress.on_progress(40.0)
-    assert progress.expected() == pytest.approx(25.0 + 4.0 * 980 / 20)
+    assert progress.expected_seconds() == pytest.approx(25.0 + 4.0 * 980 / 20)
     assert progress.bar.tasks[0].fields["expected"] == "of about 3:41"
     timer.now += 14.0
     progress.on_progress(200.0)  # faster now
-    assert progress.expected() == pytest.approx(25.0 + 18.0 * 980 / 180)
+    assert progress.expected_seconds() == pytest.approx(25.0 + 18.0 * 980 / 180)
 
 
 def test_a_resumed_run_is_timed_by_what_is_left_of_it(timer):
@@ -71,7 +71,7 @@ def test_a_resumed_run_is_timed_by_what_is_left_of_it(timer):
     progress.on_progress(500.0)
     timer.now += 10.0
     progress.on_progress(600.0)
-    assert progress.expected() == pytest.approx(50.0)
+    assert progress.expected_seconds() == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize(("per_step", "said"), [(10.0, "expected to take about 8:20 in all"), (0.2, "")])

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli.screen import _reading, accuracy_table, fitting_parts
+from freshet.cli.screen import _reading_notes, accuracy_table, split_to_fit
 from freshet.paper.cells import CELLS
 from freshet.report.columns import DEVICES
 from tests.report.helpers import line as line_of
@@ -18,7 +18,7 @@ SMALL = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samp
 
 def printed(table: Table, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    for part in fitting_parts(console, table):
+    for part in split_to_fit(console, table):
         console.print(part)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
@@ -82,8 +82,8 @@ def test_how_to_read_a_comparison_names_its_metric() -> None:
     for each in lines:
         each |= {key: spread(None, 0) for key in DEVICES} | {"marks": {}}
     facts = {"target": None, "metric": "rmse", "direction": "min"}
-    said = " ".join(_reading(results("curves", [world("mine", lines) | facts])))
+    said = " ".join(_reading_notes(results("curves", [world("mine", lines) | facts])))
     assert said.startswith("rmse, best: median") and "References: b against a" in said and "rmse vs: mean" in said
     assert "accuracy" not in said and "target" not in said
-    usual = " ".join(_reading(results("curves", [world("mine", lines)])))
+    usual = " ".join(_reading_notes(results("curves", [world("mine", lines)])))
     assert usual.startswith("accuracy, best, times: median") and "1.60x = takes" in usual

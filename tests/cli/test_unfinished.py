@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet import ConfigError
-from freshet.cli.util import fresh, writable
+from freshet.cli.util import unused_name, make_writable
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def test_a_folder_without_permission_is_said(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"^--out: .* cannot be written \(Permission denied\); choose another folder$"
     ):
-        writable(tmp_path / "new")
+        make_writable(tmp_path / "new")
 
 
 def test_a_taken_folder_gets_a_number(tmp_path):
-    assert fresh(tmp_path / "a") == tmp_path / "a"
+    assert unused_name(tmp_path / "a") == tmp_path / "a"
     for name in ("a", "a-2"):
         (tmp_path / name).mkdir()
-    assert fresh(tmp_path / "a") == tmp_path / "a-3"
+    assert unused_name(tmp_path / "a") == tmp_path / "a-3"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from freshet.data import archives, imdb, tiny_imagenet
 from freshet.data.archives import members, read_bounded
 from freshet.data.cifar import read_python
-from freshet.data.plain_pickle import DEEPEST, load_plain
+from freshet.data.plain_pickle import MAX_DEPTH, load_plain
 from freshet.errors import DataError
 
 
@@ -85,7 +85,7 @@ def test_honest_plain_data_are_read_as_pickle_reads_them(value: object, protocol
     try:
         assert load_plain(content) == value
     except DataError as error:
-        assert f"more than {DEEPEST} deep" in str(error)
+        assert f"more than {MAX_DEPTH} deep" in str(error)
 
 
 @given(st.binary(max_size=200))
@@ -142,7 +142,7 @@ def test_an_archive_that_is_a_pipe_is_refused(tmp_path: Path, name: str) -> None
 
 
 def test_an_archive_that_unpacks_to_many_times_its_size_is_refused_unread(tmp_path: Path) -> None:
-    content, zeros = io.BytesIO(), bytes(archives.MEMBER_LIMIT // 4)
+    content, zeros = io.BytesIO(), bytes(archives.MAX_MEMBER_BYTES // 4)
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.bin", zeros)
         archive.writestr("b.bin", zeros)

@@ -54,7 +54,7 @@ def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path: Pa
     def full(*_: Any) -> None:
         raise MemoryError
 
-    with pytest.raises(MemoryError), archives.damaged(tmp_path):
+    with pytest.raises(MemoryError), archives.as_data_errors(tmp_path):
         full()
 
 

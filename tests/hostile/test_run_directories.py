@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from freshet import Federation, Observer, RunError
-from freshet.cli.app import sentence
+from freshet.cli.app import error_sentence
 from freshet.config import resolve
 from freshet.methods import known
 from freshet.report import live
@@ -343,5 +343,5 @@ def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: s
 
 
 def test_sentences_for_what_the_machine_refuses() -> None:
-    assert sentence(OSError(28, "No space left on device", "/x")) == "/x: No space left on device (with --debug: where)"
-    assert "nested too deeply" in sentence(RecursionError()) and "memory" in sentence(MemoryError())
+    assert error_sentence(OSError(28, "No space left on device", "/x")) == "/x: No space left on device (with --debug: where)"
+    assert "nested too deeply" in error_sentence(RecursionError()) and "memory" in error_sentence(MemoryError())

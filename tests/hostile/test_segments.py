@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from freshet import RunError
-from freshet.cli.util import reading
+from freshet.cli.util import reading_bar
 from freshet.errors import FreshetError
 from freshet.report import live
 from freshet.report.reading import read
@@ -98,7 +98,7 @@ def refused(place: Path, words: str) -> None:
     found = read(place)
     assert any(words in note and "what follows is not shown" in note for note in found.notes), found.notes
     assert len(list(found.events)) == len(found.events)
-    with reading([place]):
+    with reading_bar([place]):
         pass
 
 
@@ -157,12 +157,12 @@ def test_a_segment_is_removed_only_if_the_live_file_holds_the_very_same(place: P
     content = b"".join(segments.lines(place / LIVE))
     (place / SECOND).unlink()
     (place / LIVE).write_bytes(content)
-    segments.mend(place / LIVE)
+    segments.repair(place / LIVE)
     assert not (place / FIRST).exists() and (place / LIVE).read_bytes() == content
     split(place, 0.5)
     (place / LIVE).write_bytes(content.replace(b"trigger", b"triggex"))
     with pytest.raises(RunError, match=r"hold other events of the same numbers"):
-        segments.mend(place / LIVE)
+        segments.repair(place / LIVE)
     assert (place / FIRST).exists()
 
 
@@ -231,7 +231,7 @@ def test_random_damage_is_a_result_or_one_sentence(base: Path, hurt: Callable[[b
         bears(lambda: read(base))
         bears(lambda: checkpoint.read(base))
         try:
-            segments.mend(base / LIVE)
+            segments.repair(base / LIVE)
         except FreshetError as error:
             assert str(error)
     finally:

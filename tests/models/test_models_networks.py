@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freshet.models import Network, build, count_parameters, has_features, names
+from freshet.models import BuiltInModel, build, count_parameters, has_features, names
 
 CIFAR, MNIST, TINY, DIGITS = (3, 32, 32), (1, 28, 28), (3, 64, 64), (1, 8, 8)
 VOCABULARY = 50
 IMAGE_NETWORKS = ["lenet5", "cnn", "resnet20", "alexnet", "vgg11", "mlp", "digits"]
 
 
-def small(name: str, **settings: object) -> Network:
+def small(name: str, **settings: object) -> BuiltInModel:
     """One network of each name at its smallest sensible input."""
     torch.manual_seed(0)
     if name == "textcnn":
@@ -112,7 +112,7 @@ def test_one_step_lowers_the_loss_of_the_cnn(settings: dict[str, object]) -> Non
     check_one_step(small("cnn", **settings), "cnn")
 
 
-def check_one_step(network: Network, name: str) -> None:
+def check_one_step(network: BuiltInModel, name: str) -> None:
     """One plain SGD step on a fixed batch; dropout off so that both losses are of the same function."""
     x, y = batch(name)
     network.train()

@@ -143,7 +143,7 @@ def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
     monkeypatch.setattr(bar, "LONG_BYTES", 1000)
     monkeypatch.setattr(bar, "PORTION", 100)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    with bar.reading([place], console=console) as seen:
+    with bar.reading_bar([place], console=console) as seen:
         read(place, seen)
     assert isinstance(console.file, io.StringIO) and ("reading" in console.file.getvalue()) is terminal
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Observer
-from freshet.cli.util import reading
+from freshet.cli.util import reading_bar
 from freshet.errors import ConfigError, RunError
 from freshet.report.export import tidy
 from freshet.report.log import Log
@@ -148,7 +148,7 @@ def test_a_kill_at_any_moment_leaves_a_directory_that_resumes_to_the_same_log(
             continue
         if fall_back:
             spoil_newest(again.directory)
-        double += len(packed(again.directory)) and segments.begins(again.directory / LIVE) < sum(
+        double += len(packed(again.directory)) and segments.live_start(again.directory / LIVE) < sum(
             segments._segment(path).size for path in again.directory.glob("*.zst")
         )
         half += any(name.startswith(".events") for name in state)
@@ -301,7 +301,7 @@ def test_the_bar_knows_how_much_there_is_uncompressed(pair: tuple[Path, Path], m
     totals: list[float] = []
     monkeypatch.setattr("freshet.cli.util.Progress.add_task", lambda self, text, total: totals.append(total) or 0)
     for place in pair:
-        with reading([place], passes=2):
+        with reading_bar([place], passes=2):
             pass
     assert totals == [2 * (pair[0] / LIVE).stat().st_size] * 2
 

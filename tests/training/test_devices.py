@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from freshet.core.streams import stream
 from freshet.data import from_arrays
-from freshet.data.shards import OwnTests
+from freshet.data.shards import DeviceTests
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import Exam, examine, share_of, spread
 from freshet.training.network import FlatModel, initial_weights
@@ -23,7 +23,7 @@ from .test_trainer import mlp, with_batch_norm, with_dropout, work
 SEED, CLASSES = 5, 3
 
 
-def data(own: OwnTests | None = None, test_classes: int = CLASSES) -> FederatedData:
+def data(own: DeviceTests | None = None, test_classes: int = CLASSES) -> FederatedData:
     """Four devices: all classes in the test set's proportions, one class, two classes, and what is left."""
     rng = np.random.default_rng(2)
     y_test = np.repeat(np.arange(test_classes), 10 * np.arange(1, test_classes + 1))
@@ -93,7 +93,7 @@ def test_classes_that_nobody_is_tested_on_are_left_out_and_a_device_with_no_othe
 
 def test_a_device_with_tests_of_its_own_is_scored_by_their_mean() -> None:
     shards = [np.array([0, 5, 9]), np.array([11]), np.arange(30), np.array([3, 3, 4])]
-    federated = data(OwnTests(shards))
+    federated = data(DeviceTests(shards))
     right, losses = by_hand(module_of(WEIGHTS), federated)
     scores = examine(trainer(federated), Exam(WEIGHTS, 4, range(4)))
     assert scores.accuracy == pytest.approx([float(right[shard].mean()) for shard in shards])

@@ -6,11 +6,11 @@ import sys
 def main() -> None:
     """Run the command. What it needs is loaded here, so that Ctrl-C while loading ends it without a traceback."""
     try:
-        from freshet.cli.util import at_once
+        from freshet.cli.util import exit_on_interrupt
 
-        with at_once():
+        with exit_on_interrupt():
             if _needs_workers(sys.argv[1:]):
-                from freshet.compute.forking import start_early
+                from freshet.compute.fork_server import start_early
 
                 start_early()  # the workers' libraries are loaded beside those of this process
             from freshet.cli.app import main as command

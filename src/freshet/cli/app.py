@@ -87,13 +87,13 @@ def main() -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a library in Rust that finds no memory raises nothing less
-        if debug or not (isinstance(error, FreshetError | OSError | RecursionError) or out_of_memory(error)):
+        if debug or not (isinstance(error, FreshetError | OSError | RecursionError) or is_out_of_memory(error)):
             raise
-        _print(sentence(error))
+        _print(error_sentence(error))
         sys.exit(2)
 
 
-def out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether memory was short somewhere on the way: torch says so in words only, and what follows may say anything."""
     while error is not None:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY in str(error):
@@ -102,7 +102,7 @@ def out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """What is wrong, for somebody who does not read tracebacks."""
     if isinstance(error, FreshetError):
         return str(error)

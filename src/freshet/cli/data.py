@@ -24,7 +24,7 @@ DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with da
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def print_errors() -> Iterator[None]:
     """Print an error that the user can mend as one sentence on stderr and leave with code 2."""
     try:
         yield
@@ -38,7 +38,7 @@ def list_command(data_dir: DataDir = None) -> None:
     """Show the data sets and where each is found on this machine."""
     from freshet import data
 
-    with sentences():
+    with print_errors():
         table = Table(title="Data sets", title_justify="left", box=None, header_style="bold", pad_edge=False)
         for column in ("name", "kind", "classes", "train", "test", "on this machine"):
             number = column in ("classes", "train", "test")
@@ -55,7 +55,7 @@ def get_command(name: Name, data_dir: DataDir = None) -> None:
     """Find the data set, or download the official archive to the user's cache, and read it once."""
     from freshet import data
 
-    with sentences():
+    with print_errors():
         dataset = data.load(name, data_dir)
         found = data.locate(name, data_dir)
         place = "built in" if found is None else f"{found.place} ({found.format.title})"
@@ -69,7 +69,7 @@ def check_command(name: Name, data_dir: DataDir = None) -> None:
     """Compare the local copy with the published counts and checksums; exit code 1 if it differs."""
     from freshet import data
 
-    with sentences():
+    with print_errors():
         rows = data.verify(name, data_dir)
     table = Table(title=f"Check of {name}", title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in ("what", "published", "here", ""):
@@ -104,15 +104,15 @@ def partition_command(
     from freshet.cli.partition import draw_partition, print_skew
     from freshet.config import resolve
 
-    with sentences():
+    with print_errors():
         if out.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ConfigError("--out", f"{out.name!r} is no picture file; allowed: .png, .svg, .pdf")
         sizes = {"min_samples": min_samples, "shards_per_device": shards_per_device}
         config = resolve(
             {
-                "data": _given(name=name, partition=scheme, concentration=concentration, **sizes),
-                "fleet": _given(devices=devices),
-                "run": _given(seed=seed),
+                "data": _without_none(name=name, partition=scheme, concentration=concentration, **sizes),
+                "fleet": _without_none(devices=devices),
+                "run": _without_none(seed=seed),
             }
         )
         dataset, dealt, devices, seed = data.load(name, data_dir), config.data, config.fleet.devices, config.run.seed
@@ -144,7 +144,7 @@ def partition_command(
     typer.echo(f"picture: {out}")
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_none(**options: Any) -> dict[str, Any]:
     """The options that were given; the others have the defaults of a run."""
     return {key: value for key, value in options.items() if value is not None}
 

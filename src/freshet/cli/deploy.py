@@ -251,14 +251,14 @@ def local(
 
 def _finish(out: Path, status: str) -> None:
     """The table that a simulation ends with, and where a trip's time went."""
-    from freshet.cli.screen import fitting_table, wide_console
+    from freshet.cli.screen import summary_table, wide_console
     from freshet.runs.reader import RunDirectory
 
     if not (out / "summary.json").is_file():
         raise typer.Exit(130)
     summary = RunDirectory(out).summary()
     console = wide_console()
-    console.print(fitting_table(console, [summary]))
+    console.print(summary_table(console, [summary]))
     for line in trip_cost_lines(summary):
         typer.echo(line)
     typer.echo(str(out))

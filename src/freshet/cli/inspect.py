@@ -98,7 +98,7 @@ def cells(
     name: Annotated[str | None, typer.Argument(help="Show one cell's settings and published results.")] = None,
 ) -> None:
     """List the paper's twelve cells (network x data set); with a name, its settings, length and published results."""
-    from freshet.cli.screen import fitting_parts
+    from freshet.cli.screen import split_to_fit
     from freshet.paper.cells import CELLS
 
     if name is not None:
@@ -114,7 +114,7 @@ def cells(
         ours = (f"{cell.published[m].accuracy:g} in {cell.published[m].time or '–'}" for m in ("fedasmu", "fedssmu"))
         table.add_row(cell.name, cell.dataset, f"{cell.lr:g}", f"{cell.target:g}", *ours)
     console = Console()
-    for part in fitting_parts(console, table):
+    for part in split_to_fit(console, table):
         console.print(part)
     console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
@@ -177,12 +177,12 @@ def _show(console: Console, directory: Path) -> None:
 
 def _ended(console: Console, run: RunDirectory) -> None:
     """The results of a run that has a summary."""
-    from freshet.cli.screen import fitting_table
+    from freshet.cli.screen import summary_table
     from freshet.runs.summary import remarks
 
     summary = run.summary()
     try:
-        table, facts = fitting_table(console, [summary]), _facts(summary)
+        table, facts = summary_table(console, [summary]), _facts(summary)
         said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{run.directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
@@ -195,12 +195,12 @@ def _ended(console: Console, run: RunDirectory) -> None:
 def _unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> None:
     """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
     from freshet.cli.screen import number
-    from freshet.cli.util import reading
+    from freshet.cli.util import reading_bar
     from freshet.report.reading import read
     from freshet.runs.records import number as figure
 
     folder = run.directory
-    with reading([folder]) as seen:
+    with reading_bar([folder]) as seen:
         found = read(folder, seen)
     kinds = found.events.kinds
     until, rounds = (figure(config.get("run", {}).get(key)) for key in ("until", "rounds"))
@@ -258,13 +258,13 @@ def audit(
 
     A run whose formulas are not at hand is said to be "not audited", and the exit code is 3 unless another run failed.
     """
-    from freshet.cli.util import reading
+    from freshet.cli.util import reading_bar
     from freshet.report.discovery import runs_to
     from freshet.runs.audit import audit as audit_run
 
     failed = unaudited = False
     for directory in runs_to("audit", directories):
-        with reading([directory]) as seen:
+        with reading_bar([directory]) as seen:
             found = audit_run(RunDirectory(directory), method, seen)
         failed |= not found.passed
         unaudited |= not found.audited

@@ -32,12 +32,12 @@ def report(
     Example: freshet report runs/demo -o report.html --open
     """
     from freshet.cli.screen import size
-    from freshet.cli.util import reading
+    from freshet.cli.util import reading_bar
     from freshet.report.discovery import find
     from freshet.report.page import PASSES
     from freshet.report.page import report as write
 
-    with reading(find(runs).runs, PASSES) as seen:
+    with reading_bar(find(runs).runs, PASSES) as seen:
         path = write(runs, out, target, seen=seen)
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
@@ -75,7 +75,7 @@ def export(
     Example: freshet export runs/demo --csv metrics.csv --latex table.tex
     """
     from freshet.cli.screen import size
-    from freshet.cli.util import reading
+    from freshet.cli.util import reading_bar
     from freshet.report import export as to
     from freshet.report.discovery import runs_to
     from freshet.report.reading import read_all
@@ -94,7 +94,7 @@ def export(
     for option, path, _ in places:
         _check(option, path)
     found = runs_to("export", runs)
-    with reading(found) as seen:
+    with reading_bar(found) as seen:
         data = read_all(found, seen)
     with TemporaryDirectory() as folder:
         for option, _, write in places:

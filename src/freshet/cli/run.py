@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from freshet.cli.util import fresh, loading, writable
+from freshet.cli.util import unused_name, quick_imports, make_writable
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 
@@ -62,7 +62,7 @@ def run(
 
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
-    with loading():
+    with quick_imports():
         from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
         from freshet.federation import Federation
@@ -73,7 +73,7 @@ def run(
         raise ConfigError("--method", "give a method (see `freshet methods`) or a --config file")
     tables: dict[str, Any] = load_tables(config) if config else {}
     if fleet_from is not None:
-        tables = _measured(fleet_from, tables, method)
+        tables = _with_measured_fleet(fleet_from, tables, method)
     if method is not None:
         with_method(tables, method)
     if cell is not None:
@@ -96,9 +96,9 @@ def run(
     _finish(result, quiet)
 
 
-def _measured(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
+def _with_measured_fleet(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
     """Settings with the fleet of a deployment: these, or the deployment's own where there are none."""
-    own = RunDirectory(directory).trusted(method)
+    own = RunDirectory(directory).trusted_config(method)
     found = tables or own
     fleet = found.get("fleet", {}) | {"devices": own["fleet"]["devices"], "measured": str(directory)}
     return found | {"fleet": fleet}
@@ -124,12 +124,12 @@ def resume(
 
     Example: freshet resume runs/mine --until 20m
     """
-    with loading():
+    with quick_imports():
         from freshet.cli.screen import LiveProgress
         from freshet.config import resolve, seconds
         from freshet.federation import Federation
 
-    tables = RunDirectory(directory).trusted(method)
+    tables = RunDirectory(directory).trusted_config(method)
     given = {"executor": executor, "workers": workers, "address": address}
     if executor is not None and address is None:
         given["address"] = ""  # a cluster that another executor has no use for
@@ -180,11 +180,11 @@ def pretrain(
 
 
 def _finish(result: "Result", quiet: bool) -> None:
-    from freshet.cli.screen import fitting_table, wide_console
+    from freshet.cli.screen import summary_table, wide_console
 
     if not quiet:
         console = wide_console()
-        console.print(fitting_table(console, [result.summary]))
+        console.print(summary_table(console, [result.summary]))
     typer.echo(str(result.directory))
     if result.summary["status"] == "interrupted":
         typer.echo(
@@ -205,14 +205,14 @@ def demo(
     """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
     from contextlib import closing
 
-    from freshet.cli.screen import LiveProgress, fitting_table, wide_console
+    from freshet.cli.screen import LiveProgress, summary_table, wide_console
     from freshet.compute.processes import WorkerPool
     from freshet.config import resolve, seconds
     from freshet.federation import Federation
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
 
-    out = writable(fresh(out))
+    out = make_writable(unused_name(out))
     results: list[Result] = []
     pool = WorkerPool()
     with LiveProgress(Console(stderr=True)) as progress, closing(pool):
@@ -223,7 +223,7 @@ def demo(
             if results[-1].summary["status"] == "interrupted":
                 break
     screen = wide_console()
-    screen.print(fitting_table(screen, [result.summary for result in results]))
+    screen.print(summary_table(screen, [result.summary for result in results]))
     screen.print("fedasmu, fedssmu: the paper's methods; -course: ours, weighs by the server's course", style="dim")
     picture = accuracy_figure([RunDirectory(result.directory) for result in results], out / "accuracy.png")
     for result in results:

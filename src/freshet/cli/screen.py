@@ -26,13 +26,13 @@ from freshet.runs.writer import Observer
 
 #: The pace of a run is taken from so many uploads on, over at least so much of its length and so many seconds: before
 #: them workers start and loops are compiled.
-FIRST_UPLOADS, FIRST_SHARE, FIRST_SECONDS = 3, 0.01, 1.0
+WARMUP_UPLOADS, WARMUP_SHARE, WARMUP_SECONDS = 3, 0.01, 1.0
 #: A shorter run is not worth a line about its duration.
-LONG_SECONDS = 20.0
+MIN_ANNOUNCED_SECONDS = 20.0
 #: Columns of a screen on which every table fits.
-NO_LIMIT = 10_000
+WIDEST_SCREEN = 10_000
 #: Columns that the names beside numbers have at least.
-MIN_NAME = 12
+MIN_NAME_COLUMNS = 12
 
 
 class LiveProgress(Observer):
@@ -55,7 +55,7 @@ class LiveProgress(Observer):
         self._task: TaskID | None = None
         self._end, self._rounds, self._share = math.inf, 0, 0.0
         self._began: tuple[float, float] | None = None
-        self._start, self._uploads, self._told = 0.0, 0, False
+        self._start, self._uploads, self._announced = 0.0, 0, False
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -67,7 +67,7 @@ class LiveProgress(Observer):
     def begin(self, label: str, until: float, rounds: int = 0) -> None:
         """A new run starts; it ends at ``until`` or after so many rounds (0: no limit), whichever is first."""
         self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
-        self._start, self._began, self._uploads, self._told = time.monotonic(), None, 0, False
+        self._start, self._began, self._uploads, self._announced = time.monotonic(), None, 0, False
         self._task = self.bar.add_task(
             label,
             total=None,
@@ -87,31 +87,31 @@ class LiveProgress(Observer):
         if self._task is None:
             return
         self._share = min(1.0, max(self._share, share))
-        if self._began is None and self._uploads >= FIRST_UPLOADS:
+        if self._began is None and self._uploads >= WARMUP_UPLOADS:
             self._began = (time.monotonic(), self._share)
-        length = self.expected()
+        length = self.expected_seconds()
         if length is not None:
             shown["expected"] = f"of about {clock(length)}"
-            self._tell(length)
+            self._announce(length)
         self.bar.update(self._task, total=1.0, completed=self._share, **shown)
 
-    def expected(self) -> float | None:
+    def expected_seconds(self) -> float | None:
         """Real seconds from start to end, by the pace since the first trips; None before them."""
         if self._began is None:
             return None
         began, share = self._began
         spent, done = time.monotonic() - began, self._share - share
-        if not self._uploads or done < FIRST_SHARE or spent < FIRST_SECONDS:
+        if not self._uploads or done < WARMUP_SHARE or spent < WARMUP_SECONDS:
             return None
         return (began - self._start) + spent / done * (1.0 - share)
 
-    def _tell(self, length: float) -> None:
+    def _announce(self, length: float) -> None:
         """On a pipe, where there is no bar: once, if the run is long."""
-        if not self._told and self.bar.disable and length >= LONG_SECONDS:
+        if not self._announced and self.bar.disable and length >= MIN_ANNOUNCED_SECONDS:
             self.on_message(
                 f"expected to take about {clock(length)} in all, by the pace of its first {self._share:.0%}"
             )
-        self._told = True
+        self._announced = True
 
     def on_progress(self, time: float) -> None:
         self._move(time / self._end, now=f"{time:.0f}")
@@ -156,7 +156,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def marked(name: str) -> str:
+def name_with_marks(name: str) -> str:
     """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
     about = known(name)
     marks = about.marks() if about else {}
@@ -174,7 +174,7 @@ def cell(column: ResultColumn, value: float | None) -> str:
     return number(value, {"share": 3, "value": 4, "mean": 1, "index": 3, "count": 0}[column.kind])
 
 
-_SHOWN = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness", "bytes_up", "bytes_down")
+_SUMMARY_COLUMNS = ("accuracy", "best", "time_raw", "uploads", "discards", "mean_staleness", "bytes_up", "bytes_down")
 
 
 def results_table(summaries: list[dict[str, Any]]) -> Table:
@@ -182,32 +182,32 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
     target, metric = summaries[0]["target"], metric_of(summaries[0])
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    columns = [judged(key, metric) for key in reachable(_SHOWN, target)]
+    columns = [judged(key, metric) for key in reachable(_SUMMARY_COLUMNS, target)]
     for column in columns:
         table.add_column(column.short.format(target=f"{target or 0:g}"), justify="right", no_wrap=True)
     for summary in summaries:
         diverged = " [red]diverged[/red]" if summary.get("diverged") is not None else ""
         if 0 < summary["uploads"] <= summary["rejected"]:
             diverged += " [red]all uploads rejected[/red]"
-        method = escape(marked(printable(summary["method"]))) + diverged
+        method = escape(name_with_marks(printable(summary["method"]))) + diverged
         table.add_row(method, *(cell(column, summary[column.summary]) for column in columns))
     return table
 
 
-def fitting_table(console: Console, summaries: list[dict[str, Any]]) -> Table:
+def summary_table(console: Console, summaries: list[dict[str, Any]]) -> Table:
     """The same; where the screen is too narrow for it, one line per figure: no number is ever cut."""
     table = results_table(summaries)
-    return table if _width(console, table) <= console.width else _turned(table)
+    return table if _width(console, table) <= console.width else _transpose(table)
 
 
-def fitting_parts(console: Console, table: Table) -> list[Table]:
+def split_to_fit(console: Console, table: Table) -> list[Table]:
     """A table; where the screen is too narrow for it, several that all begin with its first column: no number is ever
     cut."""
     if _width(console, table) <= console.width:
         return [table]
     first, *rest = table.columns
     if not first.no_wrap:
-        first.max_width = max(MIN_NAME, console.width // 3)
+        first.max_width = max(MIN_NAME_COLUMNS, console.width // 3)
     found: list[list[Column]] = []
     for column in rest:
         if not found or _width(console, _part(table, [first, *found[-1], column])) > console.width:
@@ -218,7 +218,7 @@ def fitting_parts(console: Console, table: Table) -> list[Table]:
 
 def _width(console: Console, table: Table) -> int:
     """Columns of a screen on which it is whole."""
-    return Measurement.get(console, console.options.update(max_width=NO_LIMIT), table).maximum
+    return Measurement.get(console, console.options.update(max_width=WIDEST_SCREEN), table).maximum
 
 
 def _part(table: Table, columns: list[Column]) -> Table:
@@ -229,7 +229,7 @@ def _part(table: Table, columns: list[Column]) -> Table:
     return part
 
 
-def _turned(table: Table) -> Table:
+def _transpose(table: Table) -> Table:
     turned = Table(box=None, show_header=False, pad_edge=False)
     turned.add_column(style="bold", no_wrap=True)
     for _ in table.rows:
@@ -242,18 +242,18 @@ def _turned(table: Table) -> Table:
 Record = Mapping[str, Any]
 
 
-def span(value: Record) -> str:
+def seed_range(value: Record) -> str:
     """Least and greatest over seeds: 0.805–0.820."""
     return f"{number(value['low'])}–{number(value['high'])}" if value["count"] > 1 else "–"
 
 
-def reached(value: Record) -> str:
+def time_to_target(value: Record) -> str:
     """Median time to the target, a dash when it was not reached, and how many seeds reached it if not all did."""
     text = "–" if value["median"] is None else f"{value['median']:.0f} s"
     return f"{text} ({value['count']}/{value['of']})" if 0 < value["count"] < value["of"] else text
 
 
-def ratio(value: Record | None) -> str:
+def time_ratio(value: Record | None) -> str:
     """Time to target over the reference's: 1.60x, or a bound where one of them never got there."""
     return "–" if value is None else str(Ratio(value["ratio"], value["bound"]))
 
@@ -276,9 +276,9 @@ def accuracy_table(world: Record) -> Table:
     published = ["published", f"its time to {target:g}"] if paper and timed else []
     table = _table(["runs", accuracy, "range", best, *times, *held, *published])
     for line in lines:
-        row = [escape(line["label"]), _runs(line), number(line["accuracy"]["median"]), span(line["accuracy"])]
-        row += [number(line["best"]["median"]), *([reached(line[key]) for key in _TIMES] if timed else [])]
-        row += _against(world, line)
+        row = [escape(line["label"]), _runs(line), number(line["accuracy"]["median"]), seed_range(line["accuracy"])]
+        row += [number(line["best"]["median"]), *([time_to_target(line[key]) for key in _TIMES] if timed else [])]
+        row += _reference_cells(world, line)
         if published:
             theirs = line["published"]
             row.append("–" if theirs is None else f"{theirs['accuracy']:g}")
@@ -290,11 +290,11 @@ def accuracy_table(world: Record) -> Table:
 _TIMES = ("time_raw", "time_mean")
 
 
-def _against(world: Record, line: Record) -> list[str]:
+def _reference_cells(world: Record, line: Record) -> list[str]:
     """A method beside its reference: time where there is a target, difference and p."""
     against = line.get("against") or {}
     difference = against.get("difference")
-    time = ratio(against.get("time_raw")) if against else _reference(world, line)
+    time = time_ratio(against.get("time_raw")) if against else _reference(world, line)
     told = "–" if difference is None else f"{difference:+.3f}"
     return [*([] if world["target"] is None else [time]), told, number(against.get("p"))]
 
@@ -363,34 +363,34 @@ def print_results(console: Console, results: Record) -> None:
         length = f"until {world['until']:g} s, tested every {world['eval_every']:g} s"
         console.print(Text(f"\n{name}, {devices}, {length}", style="bold"))
         for table in (accuracy_table(world), devices_table(world), cost_table(world), traffic_table(world)):
-            for part in [] if table is None else fitting_parts(console, table):
+            for part in [] if table is None else split_to_fit(console, table):
                 console.print(part)
         for line in world["lines"]:
             for run in line["runs"]:
                 if run["error"]:
                     console.print(Text(f"failed: {run['key']}: {run['error']}", style="red"), soft_wrap=True)
-    for note in [*_reading(results), *results["notes"]]:
+    for note in [*_reading_notes(results), *results["notes"]]:
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 
-_HOW_TIMES = (
+_TIMES_NOTE = (
     " Times: first test with the target reached, and first with the mean of five tests there; – means never, (1/3) by "
     "one seed of 3"
 )
-_HOW_RATIOS = (
+_RATIOS_NOTE = (
     "time vs reference: 1.60x = takes 1.6 times as long as its reference to reach the target, 0.50x = half as long; "
     ">2.10x: had not reached it when its runs ended, <0.50x: the reference had not. "
 )
 
 
-def _reading(results: Record) -> list[str]:
+def _reading_notes(results: Record) -> list[str]:
     """How to read the tables."""
     lines = [line for world in results["worlds"] for line in world["lines"]]
     held = [line for line in lines if "against" in line]
     pairs = max((line["against"]["pairs"] for line in held), default=0)
     name = "/".join(dict.fromkeys(metric_of(world).name for world in results["worlds"])) or "accuracy"
     timed = any(world["target"] is not None for world in results["worlds"])
-    told, times = (f"{name}, best, times", _HOW_TIMES) if timed else (f"{name}, best", "")
+    told, times = (f"{name}, best, times", _TIMES_NOTE) if timed else (f"{name}, best", "")
     notes = [f"{told}: median over the seeds that came to their end; range: least–greatest.{times}"]
     if any(line[key]["count"] for line in lines for key in DEVICES):
         notes.append(
@@ -402,7 +402,7 @@ def _reading(results: Record) -> list[str]:
         for line in held:
             named.setdefault(line["against"]["reference"], []).append(line["label"])
         said = "; ".join(f"{', '.join(dict.fromkeys(names))} against {reference}" for reference, names in named.items())
-        notes.append(f"{_HOW_RATIOS if timed else ''}References: {said}")
+        notes.append(f"{_RATIOS_NOTE if timed else ''}References: {said}")
     if pairs:
         notes.append(
             f"{name} vs: mean difference of {name} to the reference over common seeds; p: exact paired sign-flip "

@@ -20,7 +20,7 @@ from freshet.errors import ConfigError, RunError
 from freshet.runs.segments import LIVE, size
 
 
-def writable(folder: Path) -> Path:
+def make_writable(folder: Path) -> Path:
     """The folder, made if it is not there yet; one sentence if nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,19 +32,19 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def fresh(folder: Path) -> Path:
+def unused_name(folder: Path) -> Path:
     """The folder, or one beside it with a number when it is taken."""
     names = (folder if n == 0 else folder.with_name(f"{folder.name}-{n + 1}") for n in range(10_000))
     return next(name for name in names if not name.exists())
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def quick_imports() -> Iterator[None]:
     """For imports: without the garbage collector, which finds nothing then and takes a tenth of the time; what they
     have made is not looked at later, either. Ctrl-C ends them at once."""
     gc.disable()
     try:
-        with at_once():
+        with exit_on_interrupt():
             yield
     finally:
         gc.freeze()
@@ -52,7 +52,7 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def at_once() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """Ctrl-C in here ends the process: as an exception it may get lost in a library that is being loaded."""
 
     def leave(*_: object) -> None:
@@ -71,25 +71,25 @@ def at_once() -> Iterator[None]:
 
 
 #: Logs of fewer bytes are read in a moment.
-LONG_BYTES = 20_000_000
+MIN_BAR_BYTES = 20_000_000
 #: The bar moves after so many bytes.
-PORTION = 1_000_000
+BAR_STEP_BYTES = 1_000_000
 
 
 @contextmanager
-def reading(runs: Iterable[Path], passes: int = 1, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+def reading_bar(runs: Iterable[Path], passes: int = 1, console: Console | None = None) -> Iterator[Callable[[int], None]]:
     """To be told how many bytes of these runs' logs were read, which are gone through so many times."""
     console = console or Console(stderr=True)
     total = passes * sum(_size(Path(run) / LIVE) for run in runs)
     columns = (TextColumn("reading"), BarColumn(bar_width=28), DownloadColumn(), TimeRemainingColumn())
-    shown = console.is_terminal and total >= LONG_BYTES
+    shown = console.is_terminal and total >= MIN_BAR_BYTES
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task, waiting = bar.add_task("", total=total), 0
 
         def seen(count: int) -> None:
             nonlocal waiting
             waiting += count
-            if waiting >= PORTION:
+            if waiting >= BAR_STEP_BYTES:
                 bar.advance(task, waiting)
                 waiting = 0
 

@@ -2,14 +2,14 @@
 
 from freshet.data.dataset import DataSet, check, from_arrays
 from freshet.data.partition import SCHEMES, Skew, label_counts, partition, skew
-from freshet.data.sources import Description, Finding, Found, available, digest, load, locate, obtain, verify
+from freshet.data.sources import DataSetInfo, CheckRow, LocalCopy, available, digest, load, locate, obtain, verify
 
 __all__ = [
     "SCHEMES",
     "DataSet",
-    "Description",
-    "Finding",
-    "Found",
+    "DataSetInfo",
+    "CheckRow",
+    "LocalCopy",
     "Skew",
     "available",
     "check",

@@ -17,11 +17,11 @@ from freshet.errors import DataError
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 #: Rows of a table or Dataset that are read at a time.
-CHUNK = 1000
+CHUNK_ROWS = 1000
 _LABELS = ("label", "labels", "y", "target", "targets")
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples that are read by number."""
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class PairSource:
     """A torch ``Dataset`` or ``Subset``, or any other sequence of (x, y) pairs."""
 
     where: str
@@ -55,12 +55,12 @@ class Items:
 
     def labels(self) -> Array:
         """From the list that most Datasets keep, if it agrees with the samples; else by going through them once."""
-        known = known_labels(self.items)
+        known = stored_labels(self.items)
         if known is not None and all(
-            np.array_equal(known[row], plain(self._pair(row)[1])) for row in {0, len(self) // 2, len(self) - 1}
+            np.array_equal(known[row], to_numpy(self._pair(row)[1])) for row in {0, len(self) // 2, len(self) - 1}
         ):
             return known
-        return array(self.where, [plain(self._pair(row)[1]) for row in range(len(self))])
+        return as_array(self.where, [to_numpy(self._pair(row)[1]) for row in range(len(self))])
 
     def column(self, name: str) -> Array:
         raise DataError(f"{self.where} data have no column {name!r}; give groups as an array with one entry per sample")
@@ -73,7 +73,7 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class TableSource:
     """A table with named columns: a Hugging Face ``datasets.Dataset``."""
 
     where: str
@@ -98,7 +98,7 @@ class Table:
     def column(self, name: str) -> Array:
         if name not in self.table.column_names:
             raise DataError(f"{self.where} data have no column {name!r}; columns: {', '.join(self.table.column_names)}")
-        return array(self.where, self._only(name)[:][name])
+        return as_array(self.where, self._only(name)[:][name])
 
     def _only(self, name: str) -> Any:
         """The table without what is not asked for, unless a transform of the user's may need it."""
@@ -111,16 +111,16 @@ def is_table(given: Any) -> bool:
     return all(hasattr(given, name) for name in ("column_names", "features", "select_columns"))
 
 
-def source_of(where: str, given: Any, x: str = "", y: str = "") -> Source | None:
+def as_source(where: str, given: Any, x: str = "", y: str = "") -> SampleSource | None:
     """Given data as a source; None for a pair of arrays, which is in memory already."""
     if isinstance(given, tuple | list) and len(given) == 2:
         return None
     if isinstance(given, dict):
         raise DataError(f"{where} data are a dict of {', '.join(map(str, given))[:80]}; give one of these")
     if is_table(given):
-        return Table(where, given, *_columns(where, given, x, y))
+        return TableSource(where, given, *_columns(where, given, x, y))
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str):
-        return Items(where, given)
+        return PairSource(where, given)
     kind = type(given).__name__
     raise DataError(f"{where} data are a {kind}; allowed: a pair (x, y), a torch Dataset or a Hugging Face Dataset")
 
@@ -145,42 +145,42 @@ def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
     return x, y
 
 
-def read(where: str, given: Any, x: str = "", y: str = "") -> tuple[Array, Array, tuple[str, ...]]:
+def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Array, Array, tuple[str, ...]]:
     """Inputs, labels and class names in memory."""
-    source = source_of(where, given, x, y)
+    source = as_source(where, given, x, y)
     if source is None:
-        return samples(where, array(where, given[0])), labels(where, array(where, given[1])), ()
+        return as_inputs(where, as_array(where, given[0])), as_labels(where, as_array(where, given[1])), ()
     if len(source) == 0:
         raise DataError(f"{where} set is empty; at least one sample is needed")
-    rows = (np.arange(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
-    if isinstance(source, Items):  # x and y come together, and may be costly
+    rows = (np.arange(start, min(start + CHUNK_ROWS, len(source))) for start in range(0, len(source), CHUNK_ROWS))
+    if isinstance(source, PairSource):  # x and y come together, and may be costly
         pairs = [source._pair(row) for row in range(len(source))]
         inputs = stack(where, [pair[0] for pair in pairs])
-        return samples(where, inputs), labels(where, array(where, [plain(pair[1]) for pair in pairs])), ()
+        return as_inputs(where, inputs), as_labels(where, as_array(where, [to_numpy(pair[1]) for pair in pairs])), ()
     parts = [stack(where, source.inputs(chunk)) for chunk in rows]
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(f"{where} samples differ in shape; all must have the same")
-    return samples(where, np.concatenate(parts)), labels(where, source.labels()), source.class_names
+    return as_inputs(where, np.concatenate(parts)), as_labels(where, source.labels()), source.class_names
 
 
-def known_labels(items: Any) -> Array | None:
+def stored_labels(items: Any) -> Array | None:
     """The labels that a Dataset keeps as one list, as torchvision's and torch's own do; None if it has none."""
     if hasattr(items, "dataset") and hasattr(items, "indices"):  # a Subset
-        inner = known_labels(items.dataset)
+        inner = stored_labels(items.dataset)
         return None if inner is None else inner[np.asarray(items.indices, dtype=np.int64)]
     if getattr(items, "target_transform", None) is not None:
         return None
     tensors = getattr(items, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:
-        return array("", tensors[1])
+        return as_array("", tensors[1])
     for name in ("targets", "labels"):
         value = getattr(items, name, None)
         if value is not None and hasattr(value, "__len__") and len(value) == len(items):
-            return array("", value)
+            return as_array("", value)
     return None
 
 
-def plain(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
     """A number or array instead of a tensor."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
@@ -188,8 +188,8 @@ def plain(value: Any) -> Any:
 def stack(where: str, items: Sequence[Any]) -> Array:
     """Single samples as one array."""
     if hasattr(items, "detach"):
-        return array(where, items)
-    arrays = [array(where, item) for item in items]
+        return as_array(where, items)
+    arrays = [as_array(where, item) for item in items]
     if len(items) and hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
         arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
     if len({a.shape for a in arrays}) > 1:
@@ -197,14 +197,14 @@ def stack(where: str, items: Sequence[Any]) -> Array:
     return np.stack(arrays)
 
 
-def array(where: str, value: Any) -> Array:
+def as_array(where: str, value: Any) -> Array:
     try:
-        return np.asarray(plain(value))
+        return np.asarray(to_numpy(value))
     except ValueError as error:
         raise DataError(f"{where} samples cannot form one array ({error})") from error
 
 
-def samples(where: str, x: Array) -> Array:
+def as_inputs(where: str, x: Array) -> Array:
     """Inputs in one of the three types that travel through Freshet."""
     if x.ndim == 0:
         raise DataError(f"{where} samples are a single number; an array with one row per sample is needed")
@@ -222,7 +222,7 @@ def samples(where: str, x: Array) -> Array:
         return np.ascontiguousarray(x, dtype=np.float32)
 
 
-def labels(where: str, y: Array) -> Array:
+def as_labels(where: str, y: Array) -> Array:
     """Class labels and tokens as int64, real targets as float32."""
     if y.dtype.kind == "f":
         return np.ascontiguousarray(y, dtype=np.float32)
@@ -239,17 +239,17 @@ class LazyRows:
     """
 
     where: str
-    source: Source
+    source: SampleSource
     index: Indices
     sample_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     limit: int | None = None  # token ids are below this
 
     @staticmethod
-    def of(where: str, source: Source, limit: int | None) -> LazyRows:
+    def of(where: str, source: SampleSource, limit: int | None) -> LazyRows:
         if len(source) == 0:
             raise DataError(f"{where} set is empty; at least one sample is needed")
-        first = samples(where, stack(where, source.inputs(np.zeros(1, np.int64))))
+        first = as_inputs(where, stack(where, source.inputs(np.zeros(1, np.int64))))
         return LazyRows(where, source, np.arange(len(source)), first.shape[1:], first.dtype, limit)
 
     def __len__(self) -> int:
@@ -272,7 +272,7 @@ class LazyRows:
 
     def read(self, rows: Indices) -> Array:
         """These samples in memory."""
-        x = samples(self.where, stack(self.where, self.source.inputs(self.index[rows])))
+        x = as_inputs(self.where, stack(self.where, self.source.inputs(self.index[rows])))
         if x.shape[1:] != self.sample_shape or x.dtype != self.dtype:
             raise DataError(
                 f"{self.where} samples differ: {self.dtype} {self.sample_shape} at first, {x.dtype} {x.shape[1:]} later"
@@ -293,6 +293,6 @@ def _bad_rows(x: Array, limit: int | None) -> Indices:
     return np.empty(0, np.int64)
 
 
-def spread(count: int, most: int) -> Indices:
+def evenly_spaced(count: int, most: int) -> Indices:
     """Up to ``most`` numbers, evenly spaced over 0..count-1."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))

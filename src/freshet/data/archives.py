@@ -20,18 +20,18 @@ from typing import Any, BinaryIO, cast
 from freshet.errors import DataError, FreshetError
 from freshet.files import open_regular
 
-MEMBER_LIMIT = 1 << 28  # bytes; the largest official member is 155 MB
-TOTAL_LIMIT = 1 << 31  # bytes of all members together; the largest official archive unpacks to less than 1 GB
-EXPANSION = 20  # an archive of more than SMALL bytes unpacks to so many times its size; official ones stay below 4
-SMALL = 1 << 26
-MEMBER_COUNT = 1_000_000
-HEADERS = 1 << 16  # bytes of one member's headers in a tar; those of official ones have 512
+MAX_MEMBER_BYTES = 1 << 28  # bytes; the largest official member is 155 MB
+MAX_TOTAL_BYTES = 1 << 31  # bytes of all members together; the largest official archive unpacks to less than 1 GB
+MAX_EXPANSION = 20  # an archive of more than SMALL bytes unpacks to so many times its size; official ones stay below 4
+EXPANSION_FREE_BYTES = 1 << 26
+MAX_MEMBERS = 1_000_000
+MAX_HEADER_BYTES = 1 << 16  # bytes of one member's headers in a tar; those of official ones have 512
 
-Wanted = Callable[[str], bool]
+NameFilter = Callable[[str], bool]
 
 
 @contextmanager
-def damaged(path: Path) -> Iterator[None]:
+def as_data_errors(path: Path) -> Iterator[None]:
     """Turn what a broken file makes the decoders raise into one sentence."""
     try:
         yield
@@ -51,9 +51,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or ["no details"])[0][:160].rstrip(".: ")
 
 
-def members(path: Path, wanted: Wanted, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, bytes]]:
+def members(path: Path, wanted: NameFilter, limit: int = MAX_MEMBER_BYTES) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the wanted members of a folder, a zip or a (compressed) tar, in a stable order."""
-    with damaged(path):
+    with as_data_errors(path):
         if path.is_dir():
             yield from _folder(path, wanted, limit)
         elif path.suffix == ".zip":
@@ -64,7 +64,7 @@ def members(path: Path, wanted: Wanted, limit: int = MEMBER_LIMIT) -> Iterator[t
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Contents of a plain, .gz or .xz file; more than ``limit`` bytes (a decompression bomb) is refused."""
-    with decoded(path) as file:
+    with open_decoded(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise DataError(f"{path} holds more than {limit:,} bytes, too large for this format; it is refused")
@@ -72,13 +72,13 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 @contextmanager
-def decoded(path: Path) -> Iterator[BinaryIO]:
+def open_decoded(path: Path) -> Iterator[BinaryIO]:
     """A plain, .gz or .xz file, open for reading; what a broken one makes its reader raise is one sentence."""
-    with damaged(path), open_regular(path, links=False) as raw, _decoded(path, raw) as file:
+    with as_data_errors(path), open_regular(path, links=False) as raw, _decoder(path, raw) as file:
         yield cast(BinaryIO, file)
 
 
-def _decoded(path: Path, file: BinaryIO) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:
+def _decoder(path: Path, file: BinaryIO) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=file)
     return lzma.LZMAFile(file) if path.suffix == ".xz" else file
@@ -93,12 +93,12 @@ def safe_name(archive: Path, name: str) -> str:
     return str(pure)
 
 
-def _bounded(archive: Path, name: str, size: int, limit: int) -> None:
+def _check_size(archive: Path, name: str, size: int, limit: int) -> None:
     if size > limit:
         raise DataError(f"{archive} holds the member {name!r} of {size:,} bytes; at most {limit:,} are allowed")
 
 
-def _folder(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+def _folder(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, bytes]]:
     for root, folders, files in os.walk(path):
         folders.sort()
         for file in sorted(files):
@@ -106,15 +106,15 @@ def _folder(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes
             name = full.relative_to(path.parent).as_posix()
             if wanted(name):
                 with open_regular(full, links=False) as opened:
-                    _bounded(path, name, os.fstat(opened.fileno()).st_size, limit)
+                    _check_size(path, name, os.fstat(opened.fileno()).st_size, limit)
                     yield name, opened.read(limit)
 
 
-def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+def _zip(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, bytes]]:
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
         packed = os.fstat(file.fileno()).st_size
-        _totals(path, packed, len(infos), sum(info.file_size for info in infos))
+        _check_totals(path, packed, len(infos), sum(info.file_size for info in infos))
         for info in infos:
             safe_name(path, info.filename)
             if (info.external_attr >> 16) & 0o170000 == 0o120000:
@@ -123,7 +123,7 @@ def _zip(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
             name = safe_name(path, info.filename)
             if info.is_dir() or not wanted(name):
                 continue
-            _bounded(path, name, info.file_size, limit)
+            _check_size(path, name, info.file_size, limit)
             with archive.open(info) as member:  # never gives more than the declared size, and checks the CRC
                 data = member.read(limit + 1)
             if len(data) != info.file_size:
@@ -138,7 +138,7 @@ class _Headers:
     """
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
-        self._path, self._stream, self._left = path, stream, HEADERS
+        self._path, self._stream, self._left = path, stream, MAX_HEADER_BYTES
         self.tell, self.seek = stream.tell, stream.seek
         self._archive: Any = tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")  # noqa: SIM115 (of our stream)
 
@@ -151,17 +151,17 @@ class _Headers:
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
         while (info := self._archive.next()) is not None:
             yield info
-            self._left = HEADERS
+            self._left = MAX_HEADER_BYTES
             self._archive.members.clear()
             self._archive.pax_headers.clear()
 
 
-def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
+def _tar(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, bytes]]:
     count = total = 0
-    with open_regular(path) as opened, _unpacked(opened) as stream:
+    with open_regular(path) as opened, _decompress(opened) as stream:
         for info in _Headers(path, stream):
             count, total = count + 1, total + info.size
-            _totals(path, os.fstat(opened.fileno()).st_size, count, total)
+            _check_totals(path, os.fstat(opened.fileno()).st_size, count, total)
             name = safe_name(path, info.name)
             if info.isdir():
                 continue
@@ -169,7 +169,7 @@ def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
                 raise DataError(f"{path} holds {name[:100]!r}, a link or special file; such an archive is refused")
             if not wanted(name):
                 continue
-            _bounded(path, name, info.size, limit)
+            _check_size(path, name, info.size, limit)
             stream.seek(info.offset_data)
             data = stream.read(info.size)
             if len(data) != info.size:
@@ -177,7 +177,7 @@ def _tar(path: Path, wanted: Wanted, limit: int) -> Iterator[tuple[str, bytes]]:
             yield name, data
 
 
-def _unpacked(file: BinaryIO) -> BinaryIO:
+def _decompress(file: BinaryIO) -> BinaryIO:
     """The tar in a file, as its first bytes say that it is compressed."""
     head = file.read(6)
     file.seek(0)
@@ -190,10 +190,10 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
     return file if reader is None else cast(BinaryIO, reader(file))
 
 
-def _totals(path: Path, packed: int, count: int, size: int) -> None:
-    if count > MEMBER_COUNT or size > TOTAL_LIMIT:
+def _check_totals(path: Path, packed: int, count: int, size: int) -> None:
+    if count > MAX_MEMBERS or size > MAX_TOTAL_BYTES:
         raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, beyond any known set; it is refused")
-    if size > max(SMALL, EXPANSION * packed):
+    if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * packed):
         raise DataError(
-            f"{path} has {packed:,} bytes and unpacks to {size:,}, more than {EXPANSION} times as much; it is refused"
+            f"{path} has {packed:,} bytes and unpacks to {size:,}, more than {MAX_EXPANSION} times as much; it is refused"
         )

@@ -19,7 +19,7 @@ import numpy as np
 from freshet.data.dataset import Array
 
 _VERSION = 1  # raise it when a reader's output changes: old entries are then never found
-_KEEP = 4  # entries per data set; the oldest go first
+_MAX_ENTRIES = 4  # entries per data set; the oldest go first
 
 
 def cache_dir() -> Path:
@@ -95,5 +95,5 @@ def _checksum(data: Array) -> str:
 def _prune(name: str, newest: Path) -> None:
     entries = [p for p in newest.parent.glob(f"{name}-*") if len(p.name) == len(newest.name) and p != newest]
     entries.sort(key=lambda p: p.stat().st_mtime, reverse=True)
-    for old in entries[_KEEP - 1 :]:
+    for old in entries[_MAX_ENTRIES - 1 :]:
         shutil.rmtree(old, ignore_errors=True)

@@ -12,7 +12,7 @@ from freshet.data.download import Remote
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """What shapes a text data set; zero for images."""
 
     vocabulary: int = 0
@@ -25,7 +25,7 @@ class Format:
 
     title: str
     needs: tuple[str, ...]  # files or folders, relative to the data set's folder, that must all exist
-    read: Callable[[tuple[Path, ...], Options], dict[str, Array]]
+    read: Callable[[tuple[Path, ...], ReadOptions], dict[str, Array]]
     slow: bool = False  # worth keeping decoded
     checksums: dict[str, str] = field(default_factory=dict)  # of the files named in needs, where they are published
 
@@ -53,15 +53,15 @@ def _first(read: Callable[[Path, int], dict[str, Array]], classes: int) -> Calla
     return lambda paths, _: read(paths[0], classes)
 
 
-def _imdb_official(paths: tuple[Path, ...], options: Options) -> dict[str, Array]:
+def _imdb_official(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
     return imdb.arrays(imdb.read_official(paths[0]), options.vocabulary, options.length)
 
 
-def _imdb_compact(paths: tuple[Path, ...], options: Options) -> dict[str, Array]:
+def _imdb_compact(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
     return imdb.arrays(imdb.read_compact(paths), options.vocabulary, options.length)
 
 
-def _tiny_official(paths: tuple[Path, ...], _: Options) -> dict[str, Array]:
+def _tiny_official(paths: tuple[Path, ...], _: ReadOptions) -> dict[str, Array]:
     return tiny_imagenet.read_official(paths[0])
 
 

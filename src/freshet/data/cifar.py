@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from freshet.data.archives import damaged, members
+from freshet.data.archives import as_data_errors, members
 from freshet.data.dataset import Array
 from freshet.data.plain_pickle import load_plain
 from freshet.errors import DataError
@@ -87,7 +87,7 @@ def _strips(path: Path, classes: int) -> Split:
     images: list[Array] = []
     labels: dict[str, Array] = {}
     names = sorted(members(path, lambda name: name.endswith((".webp", ".npy")), _STRIP_LIMIT))
-    with damaged(path):
+    with as_data_errors(path):
         for name, data in names:
             if name.endswith(".npy"):
                 labels[name] = np.load(io.BytesIO(data), allow_pickle=False)

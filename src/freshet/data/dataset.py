@@ -28,14 +28,14 @@ class Remedy(NamedTuple):
     give: str
 
 
-def are_plain(y: Array) -> bool:
+def are_class_labels(y: Array) -> bool:
     """Whether there is one integer per sample."""
     return y.dtype.kind == "i" and y.ndim == 1
 
 
-def remedy(y: Array) -> Remedy | None:
+def label_remedy(y: Array) -> Remedy | None:
     """How to make class labels of these, or None if they are such already or look like none."""
-    if are_plain(y) or not _are_whole(y):
+    if are_class_labels(y) or not _are_whole_numbers(y):
         return None
     cast, floats = (".astype(int)", " of floats") if y.dtype.kind == "f" else ("", "")
     if y.ndim == 1:
@@ -47,14 +47,14 @@ def remedy(y: Array) -> Remedy | None:
     return None
 
 
-def _are_whole(y: Array) -> bool:
+def _are_whole_numbers(y: Array) -> bool:
     return bool(y.size) and bool((y >= 0).all()) and bool((np.floor(y) == y).all())
 
 
-def agreement(y_train: Array, y_test: Array) -> str:
+def mismatch_remedy(y_train: Array, y_test: Array) -> str:
     """What to do about training and test labels of different types or shapes, as the end of a sentence; or nothing."""
     for side, y, other in (("train", y_train, y_test), ("test", y_test, y_train)):
-        found = remedy(y) if are_plain(other) else None
+        found = label_remedy(y) if are_class_labels(other) else None
         if found is not None:
             regression = ", for regression floats in both" if y.dtype.kind == "f" and y.ndim == 1 else ""
             return f": the {side} labels are {found.looks}; for classes give {found.give}{regression}"
@@ -63,9 +63,9 @@ def agreement(y_train: Array, y_test: Array) -> str:
 
 Rows = Array | LazyRows
 #: Images that are read for the channel mean and spread of a data set that is not in memory.
-MEASURED = 2000
+STATISTICS_SAMPLES = 2000
 #: The target of a token that does not count.
-IGNORED = -100
+IGNORED_TOKEN = -100
 
 _SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams: a split never reuses another's draws
 
@@ -89,7 +89,7 @@ class DataSet:
     pad_id: int | None = None  # text only: the id that fills short samples
     vocabulary: int | None = None  # text only: number of token ids
     groups: Array | None = None  # natural client of each training sample
-    whole: tuple[int, int] | None = None  # training and test samples of the full data set, where that is known
+    full_counts: tuple[int, int] | None = None  # training and test samples of the full data set, where that is known
     held_out: bool = False  # the test samples are a part of the training set
 
     @property
@@ -103,7 +103,7 @@ class DataSet:
         Tuning works on the result and so cannot see the real test set. Every class keeps its share; which samples
         are held out depends on ``seed`` alone.
         """
-        held = self.held_out_by(fraction, seed)
+        held = self.validation_indices(fraction, seed)
         keep = np.setdiff1d(np.arange(len(self.y_train)), held, assume_unique=True)
         return replace(
             self,
@@ -115,19 +115,19 @@ class DataSet:
             held_out=True,
         )
 
-    def held_out_by(self, fraction: float, seed: int) -> Array:
+    def validation_indices(self, fraction: float, seed: int) -> Array:
         """Which training samples ``with_validation`` holds out, sorted."""
         if not 0.0 < fraction < 1.0:
             raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
-        held = stratified(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
+        held = stratified_indices(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
         if len(held) in (0, len(self.y_train)):
             raise ConfigError("data.validation", f"{fraction} of {len(self.y_train)} samples leaves one side empty")
         return held
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
         """A stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""
-        a = _chosen("data.train_samples", self.y_train, train, seed)
-        b = _chosen("data.test_samples", self.y_test, test, seed + 1)
+        a = _subset_rows("data.train_samples", self.y_train, train, seed)
+        b = _subset_rows("data.test_samples", self.y_test, test, seed + 1)
         return replace(
             self,
             x_train=self.x_train[a],
@@ -140,14 +140,14 @@ class DataSet:
     def facts(self) -> dict[str, Any]:
         """How many samples there are, and how many the full data set has."""
         train, test = len(self.y_train), len(self.y_test)
-        whole = self.whole or (train, test)
+        whole = self.full_counts or (train, test)
         facts = {"name": self.name, "train": train, "test": test, "whole_train": whole[0], "whole_test": whole[1]}
-        return facts | {"held_out": self.held_out, "part": self.part()}
+        return facts | {"held_out": self.held_out, "part": self.reduction_notice()}
 
-    def part(self) -> str | None:
+    def reduction_notice(self) -> str | None:
         """One sentence when this is not the whole data set, for whoever reads results; else None."""
         train, test = len(self.y_train), len(self.y_test)
-        whole = self.whole or (train, test)
+        whole = self.full_counts or (train, test)
         if (train, test) == whole and not self.held_out:
             return None
         said = [f"trains on {train:,} of {whole[0]:,} samples" if train != whole[0] else "trains on all samples"]
@@ -169,15 +169,15 @@ def _stream(seed: int, purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, purpose])))
 
 
-def _chosen(key: str, labels: Array, count: int | None, seed: int) -> Array | slice:
+def _subset_rows(key: str, labels: Array, count: int | None, seed: int) -> Array | slice:
     if count is None:
         return slice(None)
     if not 1 <= count <= len(labels):
         raise ConfigError(key, f"{count} samples asked for; allowed: 1 to {len(labels)}")
-    return stratified(labels, count, _stream(seed, _SUBSET_KEY))
+    return stratified_indices(labels, count, _stream(seed, _SUBSET_KEY))
 
 
-def stratified(labels: Array, count: int, rng: np.random.Generator) -> Array:
+def stratified_indices(labels: Array, count: int, rng: np.random.Generator) -> Array:
     """Sorted indices of ``count`` samples in which every class keeps its share (largest remainders rounded up)."""
     if labels.dtype != np.int64 or labels.ndim != 1:
         return np.sort(rng.permutation(len(labels))[:count])
@@ -206,7 +206,7 @@ def check(dataset: DataSet) -> DataSet:
         raise DataError(
             f"{name}: train labels are {dataset.y_train.dtype} {dataset.y_train.shape[1:]} but test labels are "
             f"{dataset.y_test.dtype} {dataset.y_test.shape[1:]}; both must agree"
-            f"{agreement(dataset.y_train, dataset.y_test)}"
+            f"{mismatch_remedy(dataset.y_train, dataset.y_test)}"
         )
     if dataset.class_names and len(dataset.class_names) != dataset.classes:
         raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
@@ -228,7 +228,7 @@ def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
             raise DataError(f"{where} targets hold NaN or infinity; every value must be a finite number")
         low = high = 0
     else:
-        counted = y if y.ndim == 1 else y[y != IGNORED]
+        counted = y if y.ndim == 1 else y[y != IGNORED_TOKEN]
         low, high = int(counted.min(initial=0)), int(counted.max(initial=0))
     counted_by_class = dataset.y_train.dtype == y.dtype == np.int64  # else the types disagree, which is told instead
     if low < 0 or (high >= dataset.classes and counted_by_class):
@@ -306,7 +306,7 @@ def from_arrays(
         vocabulary = 1 + int(max(x_train.max(), x_test.max())) if ids else None
     mean, std = _statistics(x_train)
     if isinstance(groups, str):
-        source = adapters.source_of(f"{name}: train", train, *columns)
+        source = adapters.as_source(f"{name}: train", train, *columns)
         groups = None if source is None else source.column(groups)
         if groups is None:
             raise DataError(f"{name}: groups names a column, but the training data are arrays; give an array")
@@ -323,13 +323,13 @@ def from_arrays(
             std,
             pad_id,
             vocabulary,
-            None if groups is None else adapters.array(f"{name}: groups", groups),
+            None if groups is None else adapters.as_array(f"{name}: groups", groups),
             (len(y_train), len(y_test)),
         )
     )
 
 
-class Wishes(Protocol):
+class OwnDataOptions(Protocol):
     """Those settings of ``data`` that concern data from Python."""
 
     @property
@@ -342,12 +342,12 @@ class Wishes(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def own_data(name: str, train: Any, test: Any, groups: Any, wishes: Wishes) -> DataSet | None:
+def own_data(name: str, train: Any, test: Any, groups: Any, wishes: OwnDataOptions) -> DataSet | None:
     """The data that were given from Python, or None when none were."""
     if isinstance(train, DataSet):
         if test is not None:
             raise DataError("a DataSet has its test samples in it: leave test out")
-        return train if groups is None else check(replace(train, groups=adapters.array("groups", groups)))
+        return train if groups is None else check(replace(train, groups=adapters.as_array("groups", groups)))
     if train is None:
         if test is not None:
             raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
@@ -379,20 +379,20 @@ def _side(
     where: str, given: Any, columns: tuple[str, str], lazy: bool, vocabulary: int | None
 ) -> tuple[Rows, Array, tuple[str, ...]]:
     """Inputs, labels and class names of the training or the test set."""
-    source = adapters.source_of(where, given, *columns) if lazy else None
+    source = adapters.as_source(where, given, *columns) if lazy else None
     if source is None:
-        return adapters.read(where, given, *columns)
+        return adapters.read_samples(where, given, *columns)
     rows = LazyRows.of(where, source, vocabulary)
     if rows.dtype == np.int32 and vocabulary is None:
         raise DataError(f"{where} token ids that are not read at once need a vocabulary size; give vocabulary")
-    return rows, adapters.labels(where, source.labels()), source.class_names
+    return rows, adapters.as_labels(where, source.labels()), source.class_names
 
 
 def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Channel mean and spread of uint8 images; of images that are not in memory, those of an even sample."""
     if x.dtype != np.uint8 or not x.size:
         return None, None
-    return channel_statistics(x.read(adapters.spread(len(x), MEASURED)) if isinstance(x, LazyRows) else x)
+    return channel_statistics(x.read(adapters.evenly_spaced(len(x), STATISTICS_SAMPLES)) if isinstance(x, LazyRows) else x)
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

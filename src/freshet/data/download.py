@@ -14,7 +14,7 @@ from freshet.errors import DataError
 _ATTEMPTS = 3
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 16
-_LARGEST = 1 << 30  # bytes; the largest official archive has 248 MB
+_MAX_BYTES = 1 << 30  # bytes; the largest official archive has 248 MB
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS,
                 # pooch writes to a temporary file and moves it into place only when the checksum is right
                 return Path(pooch.retrieve(url, remote.checksum, remote.filename, folder, downloader=_fetch))
             except OSError as error:  # requests' errors are OSErrors too
-                reason = f"{url}: {_plain(error)}"
+                reason = f"{url}: {_describe(error)}"
             except ValueError:
                 reason = f"what {url} sent has a wrong checksum (expected {remote.checksum})"
     raise DataError(
@@ -57,7 +57,7 @@ def _fetch(url: str, output_file: str, pooch: object) -> None:
     import requests
     import urllib3
 
-    progress = Progress(Path(output_file).name if url.endswith("/") else url.rsplit("/", 1)[-1])
+    progress = DownloadBar(Path(output_file).name if url.endswith("/") else url.rsplit("/", 1)[-1])
     with (
         requests.get(url, stream=True, timeout=_TIMEOUT, headers={"Accept-Encoding": "identity"}) as response,
         Path(output_file).open("wb") as file,
@@ -68,8 +68,8 @@ def _fetch(url: str, output_file: str, pooch: object) -> None:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
                 file.write(chunk)
                 progress.update(len(chunk))
-                if progress.done > _LARGEST:
-                    raise OSError(f"sends more than {_LARGEST:,} bytes")
+                if progress.done > _MAX_BYTES:
+                    raise OSError(f"sends more than {_MAX_BYTES:,} bytes")
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError("the connection broke off") from error
         finally:
@@ -83,7 +83,7 @@ def verify_file(path: Path, checksum: str) -> bool:
         return hashlib.file_digest(file, algorithm).hexdigest() == expected
 
 
-def _plain(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     response = getattr(error, "response", None)
     if response is not None:
         return f"the server answered {response.status_code}"
@@ -97,7 +97,7 @@ def _plain(error: OSError) -> str:
     return error.strerror or str(error) or kind
 
 
-class Progress:
+class DownloadBar:
     """A progress bar on stderr, drawn only where somebody can see it."""
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:

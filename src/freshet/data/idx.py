@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from freshet.data.archives import decoded
+from freshet.data.archives import open_decoded
 from freshet.data.dataset import Array
 from freshet.errors import DataError
 
@@ -17,7 +17,7 @@ _LIMIT = 1 << 28  # bytes; 60,000 images of 28 x 28 are 47 MB
 
 def read_idx(path: Path, dimensions: int) -> Array:
     """The uint8 array in an IDX file with the given number of dimensions (3: images, 1: labels)."""
-    with decoded(path) as file:
+    with open_decoded(path) as file:
         head = file.read(4 + 4 * dimensions)
         if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, 8, dimensions]):
             raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimension(s)")

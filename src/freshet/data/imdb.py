@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.data.archives import damaged, members, read_bounded
+from freshet.data.archives import as_data_errors, members, read_bounded
 from freshet.data.dataset import Array
 from freshet.errors import ConfigError, DataError
 
@@ -41,7 +41,7 @@ def read_official(path: Path) -> Reviews:
         match = _REVIEW.fullmatch(name)
         if match is None:  # cannot be: members() gives only names that match
             continue
-        with damaged(path):
+        with as_data_errors(path):
             found.append((match[1], int(match[2] == "pos"), int(match[3]), data.decode("utf-8")))
     found.sort(key=lambda row: row[:3])
     splits = {split: [row for row in found if row[0] == split] for split in ("train", "test")}
@@ -54,9 +54,9 @@ def read_official(path: Path) -> Reviews:
 
 def read_compact(paths: tuple[Path, ...]) -> Reviews:
     """One review per line in an .xz file (train neg, train pos, test neg, test pos in equal parts), stars in a .npy."""
-    with damaged(paths[0]):
+    with as_data_errors(paths[0]):
         lines = read_bounded(paths[0], _TEXT_LIMIT).decode("utf-8").split("\n")
-    with damaged(paths[1]):
+    with as_data_errors(paths[1]):
         stars = np.load(io.BytesIO(read_bounded(paths[1], _STARS_LIMIT)), allow_pickle=False)
     if len(lines) % 4 or stars.shape != (len(lines),):
         raise DataError(

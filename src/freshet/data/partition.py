@@ -19,7 +19,7 @@ Labels = npt.NDArray[Any]
 
 SCHEMES = ("dirichlet", "dirichlet_by_device", "iid", "by_label", "natural")
 _PURPOSE = 0x50415254  # keeps this stream apart from every other use of the same seed
-_LARGEST = 1e8  # beyond this concentration the draws are uniform to float precision, and sums would overflow
+_MAX_CONCENTRATION = 1e8  # beyond this concentration the draws are uniform to float precision, and sums would overflow
 
 
 def partition(
@@ -35,7 +35,7 @@ def partition(
 ) -> list[Indices]:
     """Deal all samples to ``devices`` devices; the same arguments always give the same parts."""
     labels = np.asarray(labels)
-    _possible(labels, devices, min_samples)
+    _check_request(labels, devices, min_samples)
     if seed < 0:
         raise ConfigError("seed", f"{seed} is negative; allowed: 0 or more")
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _PURPOSE])))
@@ -58,7 +58,7 @@ def iid(labels: Labels, devices: int, rng: np.random.Generator) -> list[Indices]
     """Shuffle and cut: sizes differ by at most one sample."""
     owner = np.empty(len(labels), np.int64)
     owner[rng.permutation(len(labels))] = np.arange(len(labels)) % devices
-    return _collect(owner, devices)
+    return _indices_by_device(owner, devices)
 
 
 def dirichlet(
@@ -69,14 +69,14 @@ def dirichlet(
     Small concentrations give few classes per device and very unequal sizes. Instead of drawing again until every
     device has ``min_samples``, the largest devices hand samples down (see ``raise_minimum``): always one pass.
     """
-    alpha = np.full(devices, _concentration(concentration))
+    alpha = np.full(devices, _check_concentration(concentration))
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         mine = rng.permutation(np.flatnonzero(labels == label))
         bounds = np.floor(np.cumsum(_draw(rng, alpha)) * len(mine) + 0.5).astype(np.int64)
         bounds[-1] = len(mine)
         owner[mine] = np.repeat(np.arange(devices), np.diff(bounds, prepend=0))
-    return _collect(raise_minimum(owner, devices, min_samples, rng), devices)
+    return _indices_by_device(raise_minimum(owner, devices, min_samples, rng), devices)
 
 
 def dirichlet_by_device(labels: Labels, devices: int, rng: np.random.Generator, concentration: float) -> list[Indices]:
@@ -86,17 +86,17 @@ def dirichlet_by_device(labels: Labels, devices: int, rng: np.random.Generator, 
     Devices are served in random order, and the order is the only reason for that fill.
     """
     values, inverse, left = np.unique(labels, return_inverse=True, return_counts=True)
-    alpha = (_concentration(concentration) * left * (len(values) / len(labels))).astype(np.float64)
+    alpha = (_check_concentration(concentration) * left * (len(values) / len(labels))).astype(np.float64)
     sizes = np.full(devices, len(labels) // devices)
     sizes[: len(labels) % devices] += 1
     counts = np.zeros((devices, len(values)), np.int64)
     for device in rng.permutation(devices):
-        counts[device] = _fill(int(sizes[device]), _draw(rng, alpha), left, rng)
+        counts[device] = _class_counts(int(sizes[device]), _draw(rng, alpha), left, rng)
         left -= counts[device]
     owner = np.empty(len(labels), np.int64)
     for k in range(len(values)):
         owner[rng.permutation(np.flatnonzero(inverse == k))] = np.repeat(np.arange(devices), counts[:, k])
-    return _collect(owner, devices)
+    return _indices_by_device(owner, devices)
 
 
 def by_label(
@@ -115,7 +115,7 @@ def by_label(
     shard_of = np.arange(len(labels)) * shards // len(labels)
     owner = np.empty(len(labels), np.int64)
     owner[by_class] = rng.permutation(np.arange(shards) % devices)[shard_of]
-    return _collect(raise_minimum(owner, devices, min_samples, rng), devices)
+    return _indices_by_device(raise_minimum(owner, devices, min_samples, rng), devices)
 
 
 def natural(
@@ -140,7 +140,7 @@ def natural(
         raise ConfigError(
             "data.min_samples", f"{min_samples}, but a client has {smallest} samples and natural moves none"
         )
-    return _collect(owner, devices)
+    return _indices_by_device(owner, devices)
 
 
 def raise_minimum(owner: Indices, devices: int, minimum: int, rng: np.random.Generator) -> Indices:
@@ -216,7 +216,7 @@ def skew(labels: Labels, parts: list[Indices], classes: int) -> Skew:
     )
 
 
-def _possible(labels: Labels, devices: int, min_samples: int) -> None:
+def _check_request(labels: Labels, devices: int, min_samples: int) -> None:
     if labels.ndim != 1 or len(labels) == 0:
         raise ConfigError("data.partition", f"labels have shape {labels.shape}; allowed: one label per sample")
     if not 1 <= devices <= len(labels):
@@ -229,10 +229,10 @@ def _possible(labels: Labels, devices: int, min_samples: int) -> None:
         )
 
 
-def _concentration(value: float) -> float:
+def _check_concentration(value: float) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError("data.concentration", f"{value} is not possible; allowed: a number above 0")
-    return min(float(value), _LARGEST)
+    return min(float(value), _MAX_CONCENTRATION)
 
 
 def _draw(rng: np.random.Generator, alpha: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -247,7 +247,7 @@ def _draw(rng: np.random.Generator, alpha: npt.NDArray[np.float64]) -> npt.NDArr
     return shares
 
 
-def _fill(size: int, wish: npt.NDArray[np.float64], left: Indices, rng: np.random.Generator) -> Indices:
+def _class_counts(size: int, wish: npt.NDArray[np.float64], left: Indices, rng: np.random.Generator) -> Indices:
     """Counts per class for one device: its wish where samples are left, then again among the classes that remain."""
     taken = np.zeros_like(left)
     while size > 0:
@@ -261,6 +261,6 @@ def _fill(size: int, wish: npt.NDArray[np.float64], left: Indices, rng: np.rando
     return taken
 
 
-def _collect(owner: Indices, devices: int) -> list[Indices]:
+def _indices_by_device(owner: Indices, devices: int) -> list[Indices]:
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=devices))[:-1])

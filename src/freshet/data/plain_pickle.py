@@ -35,7 +35,7 @@ _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SCALARS = (str, bytes, int, float, type(None))
 #: Containers inside containers; the files that are read have four.
-DEEPEST = 10
+MAX_DEPTH = 10
 #: Bytes that an empty container or a tuple takes, and what a small file may take in any case.
 _CONTAINER, _FREE = 64, 1 << 20
 
@@ -119,16 +119,16 @@ class _Machine:
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self.memo[arg])
         elif name == "TUPLE":
-            items = self.to_mark()
+            items = self.pop_to_mark()
             stack.append(tuple(items))
         elif name in _FIXED_TUPLES:
             items = [stack.pop() for _ in range(_FIXED_TUPLES[name])]
             stack.append(tuple(reversed(items)))
         elif name in ("APPEND", "APPENDS"):
-            items = [stack.pop()] if name == "APPEND" else self.to_mark()
+            items = [stack.pop()] if name == "APPEND" else self.pop_to_mark()
             _expect(stack[-1], list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
-            items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self.to_mark()
+            items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
             for key in items[::2]:
                 if not isinstance(key, _SCALARS):  # to hash what is nested can take for ever
                     raise DataError(f"the pickle has a {type(key).__name__} as a key; it is refused")
@@ -147,7 +147,7 @@ class _Machine:
         else:
             raise DataError(f"the pickle uses the opcode {name}, which plain data never need; it is refused unread")
 
-    def to_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         at = len(self.stack) - 1
         while self.stack[at] is not _MARK:
             at -= 1
@@ -180,7 +180,7 @@ class _Machine:
 def _symbol(module: Any, attribute: Any) -> _Symbol:
     kind = _SYMBOLS.get((module, attribute)) if isinstance(module, str) and isinstance(attribute, str) else None
     if kind is None:
-        asked = f"{_shown(module)}.{_shown(attribute)}"
+        asked = f"{_for_message(module)}.{_for_message(attribute)}"
         raise DataError(f"the pickle asks for {asked}, which is not plain data; it is refused, not run")
     return _Symbol(kind)
 
@@ -194,7 +194,7 @@ def _expect(value: Any, kind: type) -> Any:
 def _code(value: Any) -> str:
     text = value.decode("ascii") if isinstance(value, bytes) else value
     if not isinstance(text, str) or not _CODE.fullmatch(text):
-        raise DataError(f"the pickle holds an array of type {_shown(text)!r}; only numbers are allowed")
+        raise DataError(f"the pickle holds an array of type {_for_message(text)!r}; only numbers are allowed")
     return text
 
 
@@ -202,7 +202,7 @@ def _build(target: Any, state: tuple[Any, ...]) -> None:
     if isinstance(target, _DType):
         order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
         if not isinstance(order, str) or order not in ("<", ">", "=", "|"):
-            raise DataError(f"the pickle holds an array with byte order {_shown(order)!r}")
+            raise DataError(f"the pickle holds an array with byte order {_for_message(order)!r}")
         target.order = order
     elif isinstance(target, _Array):
         _, shape, dtype, fortran, raw = state
@@ -219,7 +219,7 @@ def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[Any, A
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _shown(value: Any) -> str:
+def _for_message(value: Any) -> str:
     """A value for a message: a text that is not long, or the name of its type."""
     return value[:80] if isinstance(value, str) else f"a {type(value).__name__}"
 
@@ -227,7 +227,7 @@ def _shown(value: Any) -> str:
 def _check_nesting(value: Any, steps: int) -> None:
     """Raise unless the value, with all that occurs in it several times counted so often, is no larger than its file."""
     level, left = [value], steps
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inside: list[Any] = []
         for item in level:
             if isinstance(item, dict | list | tuple):
@@ -238,7 +238,7 @@ def _check_nesting(value: Any, steps: int) -> None:
         level = inside
         if not level:
             return
-    raise DataError(f"the pickle is nested more than {DEEPEST} deep; it is refused")
+    raise DataError(f"the pickle is nested more than {MAX_DEPTH} deep; it is refused")
 
 
 def _resolve(value: Any) -> Any:

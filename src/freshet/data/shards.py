@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from freshet.data.adapters import read
+from freshet.data.adapters import read_samples
 from freshet.data.dataset import Array, DataSet, check
 from freshet.errors import ConfigError
 
@@ -17,7 +17,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTests:
+class DeviceTests:
     """What each device is tested on: samples of the test set, or of ``data``, the devices' own inputs and labels."""
 
     shards: list[Indices]
@@ -29,23 +29,23 @@ class OwnTests:
         return replace(dataset, x_test=x, y_test=y)
 
 
-def as_tests(given: Any, devices: int, dataset: DataSet, columns: tuple[str, str] = ("", "")) -> OwnTests:
+def as_device_tests(given: Any, devices: int, dataset: DataSet, columns: tuple[str, str] = ("", "")) -> DeviceTests:
     """Per device numbers of test samples, in every form that shards have, or data of its own, as for ``test``."""
     key = "test_shards"
     parts = _by_device(given, devices, key)
     own = [_is_data(part) for part in parts]
     if not any(own):
-        return OwnTests(as_shards(given, devices, len(dataset.y_test), key))
+        return DeviceTests(as_shards(given, devices, len(dataset.y_test), key))
     if len(parts) != devices or not all(own):
         lack = f"device {own.index(False)} has none" if not all(own) else f"there are {len(parts)} for {devices}"
         raise ConfigError(key, f"every device needs test data of its own once one has them, but {lack}")
-    sides = [read(f"{key}: device {device}", part, *columns)[:2] for device, part in enumerate(parts)]
+    sides = [read_samples(f"{key}: device {device}", part, *columns)[:2] for device, part in enumerate(parts)]
     brief = replace(dataset, x_train=dataset.x_train[:1], y_train=dataset.y_train[:1], groups=None)
     for device, (x, y) in enumerate(sides):
         check(replace(brief, name=f"{key}: device {device}", x_test=x, y_test=y))
     bounds = np.cumsum([0, *(len(y) for _, y in sides)])
     shards = [np.arange(bounds[k], bounds[k + 1]) for k in range(devices)]
-    return OwnTests(shards, (np.concatenate([x for x, _ in sides]), np.concatenate([y for _, y in sides])))
+    return DeviceTests(shards, (np.concatenate([x for x, _ in sides]), np.concatenate([y for _, y in sides])))
 
 
 def _is_data(part: Any) -> bool:
@@ -63,7 +63,7 @@ def as_shards(given: Any, devices: int, samples: int, key: str = "shards") -> li
     return [_indices(part, device, samples, key) for device, part in enumerate(parts)]
 
 
-def remaining(shards: list[Indices], held: Array, samples: int) -> list[Indices]:
+def without_held_out(shards: list[Indices], held: Array, samples: int) -> list[Indices]:
     """The shards of ``samples`` samples once some are held out, in the numbering of those that remain."""
     keep = np.setdiff1d(np.arange(samples), held, assume_unique=True)
     place = np.full(samples, -1, np.int64)
@@ -75,7 +75,7 @@ def remaining(shards: list[Indices], held: Array, samples: int) -> list[Indices]
     return left
 
 
-def devices_of(given: Any) -> int | None:
+def device_count(given: Any) -> int | None:
     """For how many devices shards were given, or None if that cannot be told."""
     return len(given) if hasattr(given, "__len__") and not isinstance(given, str) else None
 

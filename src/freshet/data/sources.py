@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from freshet.data import cache
-from freshet.data.catalogue import CATALOGUE, Format, Options, Spec
-from freshet.data.dataset import Array, DataSet, check, stratified
+from freshet.data.catalogue import CATALOGUE, Format, ReadOptions, Spec
+from freshet.data.dataset import Array, DataSet, check, stratified_indices
 from freshet.data.download import download, verify_file
 from freshet.errors import ConfigError, DataError
 
@@ -24,7 +24,7 @@ SYSTEM_ROOTS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets")) 
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalCopy:
     """A data set on this machine: which format, which files, and which source it came from."""
 
     format: Format
@@ -38,7 +38,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Description:
+class DataSetInfo:
     """One line of ``freshet data list``."""
 
     name: str
@@ -47,15 +47,15 @@ class Description:
     classes: int
     train: int
     test: int
-    found: Found | None  # None: not on this machine, or built in
+    found: LocalCopy | None  # None: not on this machine, or built in
 
 
-def available(data_dir: str | os.PathLike[str] | None = None) -> list[Description]:
+def available(data_dir: str | os.PathLike[str] | None = None) -> list[DataSetInfo]:
     """Every data set that ``load`` knows, with where it is found on this machine."""
     rows = []
     for spec in CATALOGUE.values():
         found = None if spec.built_in else locate(spec.name, data_dir, partial_is_error=False)
-        rows.append(Description(spec.name, spec.title, spec.kind, spec.classes, *spec.counts[0], found))
+        rows.append(DataSetInfo(spec.name, spec.title, spec.kind, spec.classes, *spec.counts[0], found))
     return rows
 
 
@@ -74,12 +74,12 @@ def load(
     ``vocabulary`` and ``length`` shape texts and mean nothing to images. Unless ``any_size`` is set, a copy with other
     than the published number of samples is refused: a truncated file is then never trained on unnoticed.
     """
-    spec = spec_of(name)
+    spec = find_spec(name)
     if spec.built_in:
         return check(_digits(spec))
     found = obtain(name, data_dir, download=download)
-    options = Options(vocabulary, length) if spec.kind == "text" else Options()
-    arrays = _decoded(spec, found, options, use_cache)
+    options = ReadOptions(vocabulary, length) if spec.kind == "text" else ReadOptions()
+    arrays = _read_arrays(spec, found, options, use_cache)
     dataset = check(_assemble(spec, arrays, options))
     counts = (len(dataset.y_train), len(dataset.y_test))
     if not any_size and counts not in spec.counts:
@@ -90,9 +90,9 @@ def load(
     return dataset
 
 
-def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> Found:
+def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> LocalCopy:
     """The files of a data set; downloads the official archive to the user's cache if no local source has it."""
-    spec = spec_of(name)
+    spec = find_spec(name)
     found = locate(name, data_dir)
     if found is None and download:
         _download(spec)
@@ -106,22 +106,22 @@ def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, downloa
     return found
 
 
-def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial_is_error: bool = True) -> Found | None:
+def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial_is_error: bool = True) -> LocalCopy | None:
     """The first local source that has every file of one format, or None; no network is used.
 
     A given folder with only some of the files is an error, since going on would quietly use another copy.
     """
-    spec = spec_of(name)
+    spec = find_spec(name)
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise DataError(f"the data folder {data_dir} does not exist or is not a folder")
     for root, source in _roots(data_dir):
         partial: str | None = None
         for folder in _candidates(root, spec):
             for form in spec.formats:
-                paths = tuple(_either(folder / need) for need in form.needs)
+                paths = tuple(_packed_or_plain(folder / need) for need in form.needs)
                 here = [path for path in paths if path.exists()]
                 if len(here) == len(paths):
-                    return Found(form, paths, source)
+                    return LocalCopy(form, paths, source)
                 if here:
                     lacks = ", ".join(path.name for path in paths if path not in here)
                     partial = f"{folder} has {here[0].name} but lacks {lacks}, which {spec.title} needs too"
@@ -130,7 +130,7 @@ def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial
     return None
 
 
-def spec_of(name: str) -> Spec:
+def find_spec(name: str) -> Spec:
     """The catalogue's entry; an unknown name is answered with the nearest known one."""
     key = name.lower().replace("_", "-")
     if key in CATALOGUE:
@@ -158,7 +158,7 @@ def _candidates(root: Path, spec: Spec) -> Iterator[Path]:
     yield from (folder for folder in folders if folder.is_dir())
 
 
-def _either(path: Path) -> Path:
+def _packed_or_plain(path: Path) -> Path:
     """The file, or its unpacked form if only that exists (train-images-idx3-ubyte for ...-ubyte.gz)."""
     plain = path.with_suffix("") if path.name.endswith("-ubyte.gz") else path
     return path if path.exists() or not plain.exists() else plain
@@ -169,7 +169,7 @@ def _download(spec: Spec) -> None:
         download(spec.name, remote, cache.cache_dir() / spec.name)
 
 
-def _decoded(spec: Spec, found: Found, options: Options, use_cache: bool) -> dict[str, Array]:
+def _read_arrays(spec: Spec, found: LocalCopy, options: ReadOptions, use_cache: bool) -> dict[str, Array]:
     if not (use_cache and found.format.slow):
         return found.format.read(found.paths, options)
     key = cache.fingerprint(found.paths, spec.name, found.format.title, options.vocabulary, options.length)
@@ -180,7 +180,7 @@ def _decoded(spec: Spec, found: Found, options: Options, use_cache: bool) -> dic
     return arrays
 
 
-def _assemble(spec: Spec, arrays: dict[str, Array], options: Options) -> DataSet:
+def _assemble(spec: Spec, arrays: dict[str, Array], options: ReadOptions) -> DataSet:
     names = arrays.get("class_names")
     class_names = spec.class_names if names is None else tuple(str(n) for n in names)
     return DataSet(
@@ -195,7 +195,7 @@ def _assemble(spec: Spec, arrays: dict[str, Array], options: Options) -> DataSet
         std=spec.std,
         pad_id=0 if spec.kind == "text" else None,
         vocabulary=options.vocabulary if spec.kind == "text" else None,
-        whole=spec.counts[0],
+        full_counts=spec.counts[0],
     )
 
 
@@ -207,14 +207,14 @@ def _digits(spec: Spec) -> DataSet:
     x = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)
     y = bunch.target.astype(np.int64)
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([0])))
-    test = stratified(y, len(y) // 5, rng)
+    test = stratified_indices(y, len(y) // 5, rng)
     train = np.setdiff1d(np.arange(len(y)), test)
     whole = spec.counts[0]
-    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names, whole=whole)
+    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names, full_counts=whole)
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckRow:
     """One line of the check: what was compared, what is published, what is here."""
 
     item: str
@@ -223,18 +223,18 @@ class Finding:
     ok: bool
 
 
-def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Finding]:
+def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[CheckRow]:
     """Read the local copy afresh (no decoded cache, no network) and compare it with the published facts."""
-    spec = spec_of(name)
-    rows: list[Finding] = []
+    spec = find_spec(name)
+    rows: list[CheckRow] = []
     if not spec.built_in:
         found = obtain(name, data_dir, download=False)
         full = f"{spec.counts[0][0]:,} + {spec.counts[0][1]:,} samples"  # beside a subset's title this shows the gap
-        rows.append(Finding("copy", full, found.format.title, True))
+        rows.append(CheckRow("copy", full, found.format.title, True))
         for path in found.paths:
             if checksum := found.format.checksums.get(path.name):
                 ok = verify_file(path, checksum)
-                rows.append(Finding(f"file {path.name}", checksum[:23], "the same" if ok else "differs", ok))
+                rows.append(CheckRow(f"file {path.name}", checksum[:23], "the same" if ok else "differs", ok))
     data = load(name, data_dir, download=False, any_size=True, use_cache=False)
     counts = (len(data.y_train), len(data.y_test))
     expected = min(spec.counts, key=lambda c: abs(c[0] - counts[0]))
@@ -244,13 +244,13 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Fi
         sizes = np.bincount(y, minlength=spec.classes)
         spread = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         if spec.built_in:
-            rows.append(Finding(f"{part} samples per class", "all classes", spread, bool(sizes.min() > 0)))
+            rows.append(CheckRow(f"{part} samples per class", "all classes", spread, bool(sizes.min() > 0)))
         else:
             each = (expected[0] if part == "training" else expected[1]) // spec.classes
-            rows.append(Finding(f"{part} samples per class", str(each), spread, bool((sizes == each).all())))
+            rows.append(CheckRow(f"{part} samples per class", str(each), spread, bool((sizes == each).all())))
     if spec.digest:
         here = digest(data)
-        rows.append(Finding("contents (sha256)", spec.digest[:16], here[:16], here == spec.digest))
+        rows.append(CheckRow("contents (sha256)", spec.digest[:16], here[:16], here == spec.digest))
     return rows
 
 
@@ -263,5 +263,5 @@ def digest(data: DataSet) -> str:
     return total.hexdigest()
 
 
-def _count(item: str, expected: int, found: int) -> Finding:
-    return Finding(item, f"{expected:,}", f"{found:,}", expected == found)
+def _count(item: str, expected: int, found: int) -> CheckRow:
+    return CheckRow(item, f"{expected:,}", f"{found:,}", expected == found)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.data.archives import damaged, members, read_bounded
+from freshet.data.archives import as_data_errors, members, read_bounded
 from freshet.data.dataset import Array
 from freshet.errors import DataError
 from freshet.files import open_regular
@@ -43,7 +43,7 @@ def read_official(path: Path) -> dict[str, Array]:
         elif match := _VAL.fullmatch(name):
             val.append((match[1], int(match[2]), data))
         else:
-            with damaged(path):
+            with as_data_errors(path):
                 texts[name.rsplit("/", 1)[-1]] = data.decode("utf-8")
     answers = dict(line.split("\t")[:2] for line in texts.get("val_annotations.txt", "").splitlines() if "\t" in line)
     unlabelled = [name for name, _, _ in val if name not in answers]
@@ -72,7 +72,7 @@ def read_compact(paths: tuple[Path, ...]) -> dict[str, Array]:
     result: dict[str, Array] = {}
     for part, path in (("train", paths[0]), ("test", paths[1])):
         result[f"x_{part}"], result[f"y_{part}"] = _read_npz(path)
-    with damaged(paths[2]):
+    with as_data_errors(paths[2]):
         text = read_bounded(paths[2], _FILE_LIMIT).decode("utf-8")
         rows = [line.split("\t") for line in text.splitlines()]
         result["class_names"] = np.array([row[2] for row in rows])
@@ -80,7 +80,7 @@ def read_compact(paths: tuple[Path, ...]) -> dict[str, Array]:
 
 
 def _read_npz(path: Path) -> tuple[Array, Array]:
-    with damaged(path), open_regular(path, links=False) as file:
+    with as_data_errors(path), open_regular(path, links=False) as file:
         with zipfile.ZipFile(file) as archive:
             if max((info.file_size for info in archive.infolist()), default=0) > _NPZ_LIMIT:
                 raise DataError(f"{path} holds an array of more than {_NPZ_LIMIT:,} bytes; it is refused")
@@ -109,7 +109,7 @@ def decode(path: Path, name: str, data: bytes) -> Array:
     """One JPEG as uint8 (3, 64, 64); grey images get three equal channels."""
     from PIL import Image
 
-    with damaged(path), Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+    with as_data_errors(path), Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
         if image.size != (SIZE, SIZE):
             raise DataError(f"{path}: {name} is {image.width} x {image.height}; {SIZE} x {SIZE} is needed")
         return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))

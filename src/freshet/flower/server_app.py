@@ -26,7 +26,7 @@ from freshet.flower.fresh import FreshService
 from freshet.flower.security import Tokens
 from freshet.flower.transport import FlowerTransport
 from freshet.runs import checkpoint
-from freshet.runs.lifecycle import Ended, Ready, drive
+from freshet.runs.lifecycle import RunOutcome, OpenRun, drive
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import RunWriter, default_directory
@@ -103,7 +103,7 @@ def _main(federation: Path, overrides: Overrides, grid: Any, context: Any) -> No
         raise
 
 
-def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overrides: Overrides) -> Ended:
+def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overrides: Overrides) -> RunOutcome:
     """Run a federation to its end, or go on with one that was stopped or killed."""
     check_deployable(config)
     assembly = Assembly(config, overrides, deployed=True).check().begin()
@@ -126,14 +126,14 @@ def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overr
 
 
 @contextmanager
-def _opened(ready: Ready) -> Iterator[Ready]:
+def _opened(ready: OpenRun) -> Iterator[OpenRun]:
     yield ready
 
 
 @contextmanager
 def _ready(
     assembly: Assembly, settings: ServerSettings, post: FlowerTransport, open_log: Callable[[], RunWriter]
-) -> Iterator[Ready]:
+) -> Iterator[OpenRun]:
     """Server, driver and log; the service listens as long as they are in use."""
     config, coordinator = assembly.config, assembly.coordinator
     trainer = assembly.setup().trainer()
@@ -168,7 +168,7 @@ def _ready(
         key, certificate = (Path(path).read_bytes() for path in (settings.key, settings.certificate))
         service = FreshService(live, settings.fresh_bind, key, certificate)
     try:
-        yield Ready(live, coordinator.server, live.writer)
+        yield OpenRun(live, coordinator.server, live.writer)
     finally:
         post.close()
         if service is not None:
@@ -186,7 +186,7 @@ def _read_checkpoint(directory: Path, config: Config) -> Tree:
         check_state(found.tree)
     except ValueError as error:
         raise RunError(f"{directory} has a checkpoint of another kind ({error})") from None
-    found.remove_useless()
+    found.remove_damaged()
     for problem in found.problems:
         _log.warning(problem)
     return found.tree

@@ -41,14 +41,14 @@ def has_features(module: object) -> TypeGuard[Contrastive]:
     return callable(getattr(module, "features", None)) and callable(getattr(module, "classify", None))
 
 
-class Network(nn.Module):
+class BuiltInModel(nn.Module):
     """Base of the built-in networks: a subclass builds its encoder, calls `finish`, and defines `encode`."""
 
     project: nn.Module
     dropout: nn.Module
     classifier: nn.Linear
 
-    def finish(self, width: int, classes: int, *, head: bool, dropout: float = 0.0) -> None:
+    def add_classifier(self, width: int, classes: int, *, head: bool, dropout: float = 0.0) -> None:
         """Register head and classifier behind an encoder of `width` outputs (last, so that they come last in order)."""
         if head and width > HEAD_LIMIT:
             raise ConfigError(
@@ -118,35 +118,35 @@ def global_max(x: Tensor) -> Tensor:
     return torch.amax(x, dim=(2, 3))
 
 
-def whole(key: str, value: object, low: int = 1) -> int:
+def check_whole(key: str, value: object, low: int = 1) -> int:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(key, f"{value!r} is not a whole number of at least {low}")
     return value
 
 
-def wholes(key: str, value: object) -> tuple[int, ...]:
+def check_wholes(key: str, value: object) -> tuple[int, ...]:
     """A list of whole numbers of at least 1; it may be empty."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(key, f"{value!r} is not a list of whole numbers")
-    return tuple(whole(key, v) for v in value)
+    return tuple(check_whole(key, v) for v in value)
 
 
-def rate(key: str, value: object) -> float:
+def check_rate(key: str, value: object) -> float:
     """A dropout rate: a number from 0 up to, but not including, 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
         raise ConfigError(key, f"{value!r} is not a number in [0, 1)")
     return float(value)
 
 
-def flag(key: str, value: object) -> bool:
+def check_flag(key: str, value: object) -> bool:
     """True or false, nothing that merely looks like it."""
     if not isinstance(value, bool):
         raise ConfigError(key, f"{value!r} is not true or false")
     return value
 
 
-def image_shape(name: str, shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
+def check_image_shape(name: str, shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
     """(channels, height, width), each side at least `smallest` pixels."""
     if len(shape) != 3:
         raise ConfigError(

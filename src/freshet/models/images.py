@@ -57,25 +57,25 @@ from torch import Tensor, nn
 
 from freshet.errors import ConfigError
 from freshet.models.base import (
-    Network,
+    BuiltInModel,
     conv_block,
-    flag,
+    check_flag,
     global_max,
     he_initialise,
-    image_shape,
+    check_image_shape,
     norm_layers,
-    rate,
-    whole,
-    wholes,
+    check_rate,
+    check_whole,
+    check_wholes,
 )
 
 
-class LeNet5(Network):
+class LeNet5(BuiltInModel):
     """h = the 84 units after ReLU."""
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
-        channels, height, width = image_shape("lenet5", input_shape, smallest=12)
+        channels, height, width = check_image_shape("lenet5", input_shape, smallest=12)
         padding = 2 if min(height, width) < 32 else 0
         rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
         self.encoder = nn.Sequential(
@@ -90,14 +90,14 @@ class LeNet5(Network):
             nn.ReLU(),
         )
         he_initialise(self.encoder)
-        self.finish(84, classes, head=head)
+        self.add_classifier(84, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.encoder(x)
         return h
 
 
-class CNN(Network):
+class CNN(BuiltInModel):
     """h = the flattened 32-channel map after ReLU (and pooling, if asked for)."""
 
     def __init__(
@@ -110,8 +110,8 @@ class CNN(Network):
         pool: bool = False,
     ) -> None:
         super().__init__()
-        flag("model.pool", pool)
-        channels, rows, columns = image_shape("cnn", input_shape, smallest=8)
+        check_flag("model.pool", pool)
+        channels, rows, columns = check_image_shape("cnn", input_shape, smallest=8)
         layers: list[nn.Module] = []
         for outputs in (64, 32):
             layers += conv_block(channels, outputs, 2, norm)
@@ -120,19 +120,19 @@ class CNN(Network):
                 layers.append(nn.MaxPool2d(2))
                 rows, columns = rows // 2, columns // 2
         self.encoder = nn.Sequential(*layers, nn.Flatten(1))
-        self.finish(channels * rows * columns, classes, head=head)
+        self.add_classifier(channels * rows * columns, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.encoder(x)
         return h
 
 
-class AlexNet(Network):
+class AlexNet(BuiltInModel):
     """h = the 256 channel maxima behind the fifth convolution."""
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
-        channels, _, _ = image_shape("alexnet", input_shape, smallest=17)
+        channels, _, _ = check_image_shape("alexnet", input_shape, smallest=17)
         self.encoder = nn.Sequential(
             *conv_block(channels, 64, 11, norm, stride=4, padding=5),
             nn.MaxPool2d(2),
@@ -143,7 +143,7 @@ class AlexNet(Network):
             *conv_block(256, 256, 3, norm, padding=1),
         )
         he_initialise(self.encoder)
-        self.finish(256, classes, head=head)
+        self.add_classifier(256, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         return global_max(self.encoder(x))
@@ -153,7 +153,7 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 """Channels of the convolutions between two pools."""
 
 
-class VGG11(Network):
+class VGG11(BuiltInModel):
     """h = the last hidden dense layer after ReLU, before its dropout."""
 
     def __init__(
@@ -167,9 +167,9 @@ class VGG11(Network):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        whole("model.hidden_layers", hidden_layers, low=0)
-        p = rate("model.dropout", dropout)
-        channels, _, _ = image_shape("vgg11", input_shape, smallest=16)
+        check_whole("model.hidden_layers", hidden_layers, low=0)
+        p = check_rate("model.dropout", dropout)
+        channels, _, _ = check_image_shape("vgg11", input_shape, smallest=16)
         layers: list[nn.Module] = []
         for stage, widths in enumerate(STAGES):
             if stage > 0:
@@ -185,19 +185,19 @@ class VGG11(Network):
             dense += [nn.Linear(channels, 512), nn.ReLU()]
         self.dense = nn.Sequential(*dense)
         he_initialise(self)
-        self.finish(512, classes, head=head, dropout=p if hidden_layers else 0.0)
+        self.add_classifier(512, classes, head=head, dropout=p if hidden_layers else 0.0)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.dense(global_max(self.encoder(x)))
         return h
 
 
-class DigitsCNN(Network):
+class DigitsCNN(BuiltInModel):
     """h = the 64 units after ReLU."""
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
-        channels, height, width = image_shape("digits", input_shape, smallest=4)
+        channels, height, width = check_image_shape("digits", input_shape, smallest=4)
         self.encoder = nn.Sequential(
             *conv_block(channels, 16, 3, norm, padding=1),
             nn.MaxPool2d(2),
@@ -208,14 +208,14 @@ class DigitsCNN(Network):
             nn.ReLU(),
         )
         he_initialise(self.encoder)
-        self.finish(64, classes, head=head)
+        self.add_classifier(64, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.encoder(x)
         return h
 
 
-class MLP(Network):
+class MLP(BuiltInModel):
     """h = the last hidden layer after ReLU; with `hidden = []`, logistic regression, h is the sample itself."""
 
     def __init__(
@@ -230,12 +230,12 @@ class MLP(Network):
         super().__init__()
         width = math.prod(input_shape)
         layers: list[nn.Module] = [nn.Flatten(1)]
-        for units in wholes("model.hidden", hidden):
+        for units in check_wholes("model.hidden", hidden):
             layers += [nn.Linear(width, units), nn.ReLU()]
             width = units
         self.encoder = nn.Sequential(*layers)
         he_initialise(self.encoder)
-        self.finish(width, classes, head=head)
+        self.add_classifier(width, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.encoder(x)
@@ -270,14 +270,14 @@ class BasicBlock(nn.Module):
         return nn.functional.relu(self.shortcut(x) + self.residual(x))
 
 
-class ResNet20(Network):
+class ResNet20(BuiltInModel):
     """h = the 64 channel means behind the last block."""
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "batch") -> None:
         super().__init__()
         if norm == "none":
             raise ConfigError("model.norm", "resnet20 does not train without normalisation; choose batch or group")
-        channels, _, _ = image_shape("resnet20", input_shape, smallest=8)
+        channels, _, _ = check_image_shape("resnet20", input_shape, smallest=8)
         layers: list[nn.Module] = [*_conv_norm(channels, 16, 1, norm), nn.ReLU()]
         inputs = 16
         for outputs in (16, 32, 64):
@@ -287,7 +287,7 @@ class ResNet20(Network):
                 inputs = outputs
         self.encoder = nn.Sequential(*layers)
         he_initialise(self.encoder)
-        self.finish(64, classes, head=head)
+        self.add_classifier(64, classes, head=head)
 
     def encode(self, x: Tensor) -> Tensor:
         h: Tensor = self.encoder(x)

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from freshet.errors import ConfigError
-from freshet.models.base import NORMS, Network, flag, whole
+from freshet.models.base import NORMS, BuiltInModel, check_flag, check_whole
 from freshet.models.images import CNN, MLP, VGG11, AlexNet, DigitsCNN, LeNet5, ResNet20
 from freshet.models.textcnn import TextCNN
 
 
 @dataclass(frozen=True)
 class _Entry:
-    network: Callable[..., Network]
+    network: Callable[..., BuiltInModel]
     summary: str
     norms: tuple[str, ...]  # the first is the default
     shape: tuple[int, ...]  # reference sample and classes, for the parameter count in `describe`
@@ -38,7 +38,7 @@ _COMMON = {"self", "input_shape", "classes", "head", "norm", "vocabulary", "pad_
 
 
 @dataclass(frozen=True)
-class Description:
+class ModelInfo:
     """One line about a network; `parameters` counts those for the sample shape and classes given beside it."""
 
     name: str
@@ -84,7 +84,7 @@ def build(
     vocabulary: int | None = None,
     pad_id: int | None = None,
     **options: object,
-) -> Network:
+) -> BuiltInModel:
     """A fresh network with weights drawn from torch's global random stream.
 
     Parameters
@@ -98,9 +98,9 @@ def build(
     options : the network's own options, see `describe()`.
     """
     entry = _entry(name)
-    shape = tuple(whole("model.input_shape", side) for side in input_shape)
-    whole("model.classes", classes, low=1)
-    flag("model.head", head)
+    shape = tuple(check_whole("model.input_shape", side) for side in input_shape)
+    check_whole("model.classes", classes, low=1)
+    check_flag("model.head", head)
     known = _options(entry)
     for option in options:
         if option not in known:
@@ -125,14 +125,14 @@ def build(
     return entry.network(shape, classes, head=head, norm=norm, **options)
 
 
-def describe() -> list[Description]:
+def describe() -> list[ModelInfo]:
     """What can be built, with parameter counts at a reference shape (counted without allocating any weights)."""
     rows = []
     for name, entry in _NETWORKS.items():
         with torch.device("meta"):
             network = build(name, input_shape=entry.shape, classes=entry.classes, vocabulary=entry.vocabulary)
         rows.append(
-            Description(
+            ModelInfo(
                 name=name,
                 summary=entry.summary,
                 norms=entry.norms,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from freshet.errors import ConfigError
-from freshet.models.base import Network, rate, whole, wholes
+from freshet.models.base import BuiltInModel, check_rate, check_whole, check_wholes
 
 
 class MaxOverTime(torch.autograd.Function):
@@ -50,7 +50,7 @@ class MaxOverTime(torch.autograd.Function):
         return d_words[:, : places - width + 1], None, d_weight, g.sum(0)
 
 
-class TextCNN(Network):
+class TextCNN(BuiltInModel):
     """h = the maxima over time of all filters (3 x 100)."""
 
     def __init__(
@@ -66,12 +66,12 @@ class TextCNN(Network):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        whole("model.vocabulary", vocabulary)
-        if not 0 <= whole("model.pad_id", pad_id, low=0) < vocabulary:
+        check_whole("model.vocabulary", vocabulary)
+        if not 0 <= check_whole("model.pad_id", pad_id, low=0) < vocabulary:
             raise ConfigError("model.pad_id", f"{pad_id} is not in the vocabulary of {vocabulary} tokens")
-        whole("model.embedding_dim", embedding_dim)
-        whole("model.filters", filters)
-        widths = wholes("model.widths", widths)
+        check_whole("model.embedding_dim", embedding_dim)
+        check_whole("model.filters", filters)
+        widths = check_wholes("model.widths", widths)
         if not widths:
             raise ConfigError("model.widths", "at least one filter width is needed")
         self.pad_id = pad_id
@@ -80,7 +80,7 @@ class TextCNN(Network):
         with torch.no_grad():
             self.embedding.weight[pad_id].zero_()
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding_dim, filters, width) for width in widths)
-        self.finish(filters * len(widths), classes, head=head, dropout=rate("model.dropout", dropout))
+        self.add_classifier(filters * len(widths), classes, head=head, dropout=check_rate("model.dropout", dropout))
 
     def encode(self, x: Tensor) -> Tensor:
         real = x != self.pad_id

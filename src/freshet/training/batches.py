@@ -18,7 +18,7 @@ from torch import Tensor
 
 from freshet.data.adapters import LazyRows
 from freshet.data.dataset import DataSet, Rows
-from freshet.data.shards import OwnTests
+from freshet.data.shards import DeviceTests
 
 
 def crop_flip(x: Tensor, rng: np.random.Generator, padding: int = 4) -> Tensor:
@@ -155,7 +155,7 @@ class FederatedData:
         return FederatedData(self.train.to(device), self.test.to(device), self.shards, own)
 
     @staticmethod
-    def of(dataset: DataSet, shards: Sequence[Indices], own: OwnTests | None = None) -> "FederatedData":
+    def of(dataset: DataSet, shards: Sequence[Indices], own: DeviceTests | None = None) -> "FederatedData":
         test, tests = Samples.of(dataset, test=True), None
         if own is not None:
             samples = test if own.data is None else Samples.of(own.as_test_of(dataset), test=True)

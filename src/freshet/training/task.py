@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from freshet.data.dataset import remedy
+from freshet.data.dataset import label_remedy
 from freshet.errors import ConfigError
 
 Direction = Literal["max", "min"]
@@ -238,7 +238,7 @@ def check_targets(task: Task, y: Any, name: str) -> None:
     }
     fits, wanted = wants.get(task.name, (True, ""))
     if not fits:
-        found = remedy(y) if task.name in ("classification", "binary") else None
+        found = label_remedy(y) if task.name in ("classification", "binary") else None
         other = _suits(y)
         problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
         if found is None:
