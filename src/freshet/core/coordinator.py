@@ -189,13 +189,18 @@ class Coordinator:
 
     # ---- ends of trips
 
-    def arrived(self, now: float, device: int, trip: int, look: Callable[[], Upload]) -> Effects:
-        """An upload is there; ``look`` opens it, and is only called when the upload has to be looked at."""
+    def arrived(
+        self, now: float, device: int, trip: int, look: Callable[[], Upload], samples: int | None = None
+    ) -> Effects:
+        """An upload has arrived. ``look`` opens it, and is called only if the decision needs it.
+
+        ``samples`` is the number of samples that a deployed device reports with it.
+        """
         server, counts = self.server, self.counts
         flight, version = server.active_trip(device, trip), server.version
         if flight is None:
             return Effects(self._counted([server.unknown(device, trip)]))
-        decided, upload = server.arrival(device, flight, look)
+        decided, upload = server.arrival(device, flight, look, samples)
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size

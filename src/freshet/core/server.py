@@ -213,11 +213,29 @@ class Server:
         known = type(device) is int and type(trip) is int
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
-    def arrival(self, device: int, flight: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
-        """An upload is there: what needs no look inside, then the gates, then the method's rule.
+    def arrival(
+        self, device: int, flight: ActiveTrip, look: Callable[[], Upload], samples: int | None = None
+    ) -> tuple[list[Event], Upload | None]:
+        """Decide on an arrived upload. Returns the events, and the upload if ``look`` was called.
 
-        Gives what became of it, and the upload if it was looked at.
+        ``samples`` is the number of samples that a deployed device reports. A rejected upload leaves it unchanged.
         """
+        if samples is None:
+            return self._decide(device, flight, look)
+        before = self.set_samples(device, samples)
+        events, upload = self._decide(device, flight, look)
+        if any(isinstance(event, Rejected) and event.device == device for event in events):
+            self.set_samples(device, before)
+        return events, upload
+
+    def set_samples(self, device: int, samples: int) -> int:
+        """Set a device's number of samples, for method, selection and gates alike. Returns the previous number."""
+        before = int(self.context.samples[device])
+        self.context.samples[device] = samples
+        return before
+
+    def _decide(self, device: int, flight: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+        """First what needs no look inside, then the gates, then the method's rule."""
         unseen = self.method.discard_early(self, flight) if self._discards_early else None
         if unseen is not None:
             events = self._apply(unseen, device, flight)
