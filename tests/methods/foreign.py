@@ -15,7 +15,7 @@ from freshet.core.about import Curve, Range, Uploads
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.method import Discard, Facts
-from freshet.methods._shared.buffers import mixed, polynomial
+from freshet.methods._shared.asynchronous import mixed, polynomial
 
 
 class TrustOptions(BaseOptions):

@@ -7,7 +7,7 @@ from freshet.core.events import Contribution, Noted
 from freshet.core.messages import Fresh, Slot
 from freshet.core.method import Aggregate, Local, LocalRule, Method, Reject, Wait
 from freshet.core.vectors import mix
-from freshet.methods._shared.buffers import mixed
+from freshet.methods._shared.asynchronous import mixed
 
 
 class Half(Method):

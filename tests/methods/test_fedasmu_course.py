@@ -19,7 +19,8 @@ from freshet.core.messages import Upload
 from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods import options_for
-from freshet.methods.asmu.staleness import LARGEST, Control, Course, Past, control_gradients
+from freshet.methods.asmu.staleness import LARGEST, Control, Past, control_gradients
+from freshet.methods.asmu.steps import Course
 from freshet.paper.cells import CELLS, cell_settings
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory

@@ -19,7 +19,7 @@ def moved_on(method: str) -> tuple[Server, np.ndarray, np.ndarray]:
     base and the fresh model that it was given."""
     rng, layout = np.random.default_rng(0), plain_layout(N)
     server = server_of(method, rng.normal(size=N), layout, devices=HONEST + 1)
-    server.entrance.defence = Defence(DefenceOptions(rule="clip"), layout)
+    server.admission.defence = Defence(DefenceOptions(rule="clip"), layout)
     for device in range(HONEST + 1):
         trigger(server, device)
     base = server.weights.astype(np.float64)

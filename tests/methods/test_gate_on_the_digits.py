@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation
-from freshet.core.admission import FACTOR, START, Proportion
+from freshet.core.admission import GATE_FACTOR, START, NormGate
 from freshet.methods import names, registry
 
 LONG = int(os.environ.get("FRESHET_FUZZ", "1")) > 1
@@ -30,7 +30,7 @@ HARD: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class Watched(Proportion):
+class Watched(NormGate):
     """Remembers by how much the longest step exceeded the median."""
 
     most = 0.0
@@ -39,7 +39,7 @@ class Watched(Proportion):
         usual = self._known[0].median
         if usual is not None:
             Watched.most = max(Watched.most, lengths[0] / usual)
-        return super().excess(lengths, base, work)
+        return super().find_excess(lengths, base, work)
 
 
 def compared(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[str, Any]) -> dict[str, Any]:
@@ -47,14 +47,14 @@ def compared(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[
     tables = {name: DIGITS[name] | world.get(name, {}) for name in DIGITS}
     monkeypatch.setattr("freshet.core.admission.Proportion", Watched)
     Watched.most, found = 0.0, []
-    for gate in (FACTOR, "off"):
+    for gate in (GATE_FACTOR, "off"):
         run = tables["run"] | {"gate": gate, "seed": seed}
         federation = Federation(method=method, **(tables | {"run": run}))
         found.append(federation.run(UNTIL, out=out / str(gate)))
     on, off = (result.summary for result in found)
     assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= START
     assert (out / "100.0" / "events.jsonl").read_bytes() == (out / "off" / "events.jsonl").read_bytes()
-    assert FACTOR / 5 > Watched.most > 0.0, "the factor is generous, and the gate did look"
+    assert GATE_FACTOR / 5 > Watched.most > 0.0, "the factor is generous, and the gate did look"
     return on
 
 

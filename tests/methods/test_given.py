@@ -20,7 +20,7 @@ from freshet.errors import ConfigError
 from freshet.experiments.grid import Entry, Scenario, run_key
 from freshet.experiments.tune import space_for
 from freshet.methods import find, known, named
-from freshet.methods._shared.buffers import mixed
+from freshet.methods._shared.asynchronous import mixed
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import default_directory

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.core import saving
-from freshet.core.admission import FACTOR
+from freshet.core.admission import GATE_FACTOR
 from freshet.core.events import Aggregated, Event, Rejected
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.server import NOT_FINITE, Server
@@ -93,10 +93,10 @@ def same(one: Any, two: Any) -> bool:
 @given(seed=st.integers(0, 10**6), steps=st.integers(0, 3))
 def test_a_refused_aggregation_leaves_the_state_bit_for_bit(setting: str, seed: int, steps: int) -> None:
     name, options = SETTINGS[setting]
-    server, rng = server_of(name, devices=12, epochs=2, proportion=FACTOR, **options), np.random.default_rng(seed)
+    server, rng = server_of(name, devices=12, epochs=2, proportion=GATE_FACTOR, **options), np.random.default_rng(seed)
     for _ in range(steps):
         until_step(server, rng)
-    other = server_of(name, devices=12, epochs=2, proportion=FACTOR, **options)
+    other = server_of(name, devices=12, epochs=2, proportion=GATE_FACTOR, **options)
     other.restore(deepcopy(server.state()))
     before, weights, version = remembered(server), server.weights.tobytes(), server.version
     with refusing():

@@ -21,8 +21,8 @@ def defended(method: str) -> Server:
     """A server that clips and has seen enough to do so from the first upload on."""
     server = server_of(method, regression_weights(1), devices=DEVICES, per_round=DEVICES, layout=FLAT)
     defence = Defence(DefenceOptions(rule="clip", factor=0.8), FLAT)
-    defence.seen.measures = [0.5] * 4
-    server.entrance.defence = defence
+    defence.recent.measures = [0.5] * 4
+    server.admission.defence = defence
     return server
 
 

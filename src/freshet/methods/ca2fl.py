@@ -32,7 +32,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, distance
-from freshet.methods._shared.buffers import Sums, Wide, empty
+from freshet.methods._shared.asynchronous import Sums, Wide
 
 
 class CA2FLOptions(Options):
@@ -68,7 +68,7 @@ class CA2FL(Method):
 
     def __init__(self, options: CA2FLOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Cache(Sums(*empty(context.layout)), np.zeros(context.layout.learnable))
+        self.state = Cache(Sums.empty(context.layout), np.zeros(context.layout.learnable))
 
     def notices(self) -> list[str]:
         size = 4 * self.context.layout.learnable * self.context.devices / 2**30
@@ -86,7 +86,7 @@ class CA2FL(Method):
     def _step(self, server: Server) -> Verdict:
         o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer, pending = layout.learnable, state.buffer, state.pending
-        state.buffer, state.pending = Sums(*empty(layout)), {}
+        state.buffer, state.pending = Sums.empty(layout), {}
         v = state.h + buffer.B / o.M
         new = buffer.model(layout, x[:n] + o.eta * v)
         length = distance(new[:n], x[:n])

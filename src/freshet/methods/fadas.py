@@ -34,7 +34,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
-from freshet.methods._shared.buffers import Sums, Wide, empty
+from freshet.methods._shared.asynchronous import Sums, Wide
 
 
 class FADASOptions(Options):
@@ -88,7 +88,7 @@ class FADAS(Method):
     def __init__(self, options: FADASOptions, context: MethodContext) -> None:
         super().__init__(options, context)
         n = context.layout.learnable
-        self.state = Moments(Sums(*empty(context.layout)), np.zeros(n), np.zeros(n), np.zeros(n))
+        self.state = Moments(Sums.empty(context.layout), np.zeros(n), np.zeros(n), np.zeros(n))
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, buffer = self.context.layout, upload.weights, self.state.buffer
@@ -99,7 +99,7 @@ class FADAS(Method):
     def _step(self, server: Server) -> Verdict:
         o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer = layout.learnable, state.buffer
-        state.buffer = Sums(*empty(layout))
+        state.buffer = Sums.empty(layout)
         delta = buffer.B / o.M
         m = o.beta1 * state.m + (1.0 - o.beta1) * delta
         v = o.beta2 * state.v + (1.0 - o.beta2) * delta * delta

@@ -56,7 +56,6 @@ from freshet.methods.asmu import replay
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.asmu.staleness import (
     Control,
-    Course,
     Past,
     control_gradients,
     cosine,
@@ -65,7 +64,7 @@ from freshet.methods.asmu.staleness import (
     staleness_weight,
     training_scale,
 )
-from freshet.methods.asmu.steps import StepMemory, Trained, move_along, write_step
+from freshet.methods.asmu.steps import Course, StepMemory, Trained, move_along, write_step
 
 if TYPE_CHECKING:
     from freshet.methods.asmu.meta import MetaSelector

@@ -29,7 +29,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
-from freshet.methods._shared.buffers import hinge, mixed, polynomial
+from freshet.methods._shared.asynchronous import hinge, mixed, polynomial
 from freshet.methods._shared.proximal import proximal
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from freshet.core.about import About
 from freshet.core.events import Event
-from freshet.methods._shared.rounds import RoundMethod
-from freshet.methods.asmu import replay
+from freshet.methods._shared.rounds import RoundMethod, audit_sample_shares
 
 
 class FedAvg(RoundMethod):
@@ -22,4 +21,4 @@ class FedAvg(RoundMethod):
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replay.sample_weighted(event)
+        audit_sample_shares(event)

@@ -32,7 +32,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
-from freshet.methods._shared.buffers import Sums, Wide, empty, polynomial
+from freshet.methods._shared.asynchronous import Sums, Wide, polynomial
 
 
 class FedBuffOptions(Options):
@@ -75,7 +75,7 @@ class FedBuff(Method):
 
     def __init__(self, options: FedBuffOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Buffer(*empty(context.layout))
+        self.state = Buffer.empty(context.layout)
 
     def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
         s = server.staleness(trip)
@@ -95,7 +95,8 @@ class FedBuff(Method):
 
     def _flush(self, server: Server) -> Verdict:
         o, layout, w, buffer = self.options, self.context.layout, server.weights, self.state
-        self.state = Buffer(*empty(layout), m=buffer.m)
+        self.state = Buffer.empty(layout)
+        self.state.m = buffer.m
         step = buffer.B / o.K
         if o.beta and buffer.m is not None:
             step = o.beta * buffer.m + step

@@ -34,8 +34,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.methods._shared.rounds import Member, Round, RoundMethod
-from freshet.methods.asmu import replay
+from freshet.methods._shared.rounds import Member, Round, RoundMethod, audit_sample_shares
 
 Wide = NDArray[np.float64]
 
@@ -122,6 +121,6 @@ class FedOpt(RoundMethod):
 
     @classmethod
     def audit(cls, options: FedOptOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replay.sample_weighted(event)
+        audit_sample_shares(event)
         if isinstance(event, Aggregated) and event.contributions:
             expect("alpha", event.numbers["alpha"], options.eta)

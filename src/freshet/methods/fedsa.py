@@ -35,7 +35,7 @@ from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
-from freshet.methods._shared.buffers import mixed, polynomial
+from freshet.methods._shared.asynchronous import mixed, polynomial
 from freshet.methods._shared.proximal import proximal
 
 

@@ -1,10 +1,8 @@
-"""Synchronous rounds that aggregate once, at the end: what FedAvg and its descendants share.
+"""Synchronous rounds that aggregate once, at the end: the base of FedAvg and the methods built on it.
 
-What server and device both add up, where a defence lets in only a share of an upload.
-
-SCAFFOLD's c is the mean of its devices' c_i, and FedDyn's G that of their lambda_k, since both sides add the same
-changes. A server that took in ``share`` of a change (``core.defence``) says so at the device's next trip, and the
-device takes the rest back. Of what was let in whole nothing is said.
+A defence may accept only a share of an upload (``core.defence``). SCAFFOLD's c is the mean of its devices' c_i, and
+FedDyn's G that of their lambda_k, because server and device add the same changes. So the server reports the accepted
+share at the device's next trip, and the device takes back the rest. Fully accepted updates are not reported.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freshet.core.admission import overflows
+from freshet.core.audit import expect
 from freshet.core.defence import share_of
-from freshet.core.events import Contribution
+from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import NOTHING, Number, Upload
 from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
@@ -42,6 +41,14 @@ def sample_shares(members: list[Member]) -> list[float]:
     """``n_k / sum n``, over those that uploaded."""
     total = sum(member.samples for member in members)
     return [member.samples / total for member in members]
+
+
+def audit_sample_shares(event: Event) -> None:
+    """Check FedAvg's weights: each device's share of the round's samples."""
+    if isinstance(event, Aggregated):
+        samples = event.numbers["samples"]
+        for part, own in zip(event.contributions, samples, strict=True):
+            expect(f"weight of device {part.device}", part.weight, own / sum(samples))
 
 
 @dataclass

@@ -138,11 +138,3 @@ def _merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> N
     expect("upsilon_after", n["upsilon_after"], moved(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])
     memory["merged", event.device] = (event.trip, n["beta"], n["n1"])
-
-
-def sample_weighted(event: Event) -> None:
-    """FedAvg's weights: each device's share of the round's samples."""
-    if isinstance(event, Aggregated):
-        samples = event.numbers["samples"]
-        for part, own in zip(event.contributions, samples, strict=True):
-            expect(f"weight of device {part.device}", part.weight, own / sum(samples))

@@ -12,6 +12,8 @@ Arithmetic on FedASMU's steps: differences of close models in float32, their pro
 import math
 import tempfile
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -20,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.core.streams import stream
-from freshet.core.vectors import Vector, dot
+from freshet.core.vectors import Vector, dot, norm
+from freshet.methods.asmu.staleness import Control, Past
 
 
 @cache
@@ -199,3 +202,38 @@ class CountSketch:
 
     def __call__(self, vector: Vector) -> Vector:
         return np.bincount(self._bucket, weights=vector * self._sign, minlength=self._size).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class VersionOrigin:
+    """How a version came about: the numbers of its last upload (``length``: that of the course), and the course."""
+
+    past: Past
+    course: Vector
+
+
+@dataclass
+class Course:
+    """The controls of all devices, and the course at each version that a device may have started from."""
+
+    control: Control
+    made: dict[int, VersionOrigin] = field(default_factory=dict)
+
+    def judged(self, base: int, step: Vector) -> tuple[float | None, Past | None]:
+        """``<step, m>`` with the course at a version, and that version's past (None: it is the first one)."""
+        made = self.made.get(base)
+        return (None, None) if made is None else (dot(step, made.course), made.past)
+
+    def follow(self, past: Past, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
+        """An upload was taken in: the course at the version that it made, and its length; versions that nobody holds
+        are forgotten."""
+        new, before = np.float32(alpha) * step, self.made.get(past.version)
+        with np.errstate(over="ignore"):
+            course = new if before is None else new + np.float32(1.0 - 1.0 / past.s_p) * before.course
+        length, version = norm(course), past.version + 1
+        if not math.isfinite(length):  # beside the largest numbers it begins anew
+            course, length = new, norm(new)
+        self.made = {v: made for v, made in self.made.items() if held(v)}
+        self.made[version] = VersionOrigin(replace(past, length=length), course)
+        self.control = past.control
+        return length

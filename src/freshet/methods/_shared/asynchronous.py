@@ -1,12 +1,10 @@
-"""What methods share that collect uploads in a buffer and make one step of it.
+"""What several asynchronous methods use: staleness discounts, mixing one upload in, and a buffer of uploads.
 
-What the asynchronous baselines share: discounts of staleness, mixing one upload in, and the numbers to log.
-
-Their papers count staleness from 0: ``tau = t - o``, so ``tau = s - 1`` with our ``s = t - o + 1``.
+The papers of these methods count staleness from 0: ``tau = t - o``. Freshet's ``s = t - o + 1``, so ``tau = s - 1``.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +29,7 @@ def hinge(tau: int, a: float, b: float) -> float:
 
 
 def mixed(server: Server, upload: Upload, trip: ActiveTrip, alpha: float, **numbers: Any) -> Aggregate | Reject:
-    """``w <- (1 - alpha) w + alpha u``, float buffers alike; counters take the larger of the two."""
+    """``w <- (1 - alpha) w + alpha u``, float buffers included; counters take the larger of the two."""
     w, layout = server.weights, server.context.layout
     new, length = mix_measured(w, upload.weights, alpha, layout.learnable)
     layout.max_counters(new, w, upload.weights)
@@ -46,32 +44,33 @@ Wide = NDArray[np.float64]
 
 @dataclass
 class Sums:
-    """Sums over the uploads since the last step (learnable part B, statistics, largest counters), and who they came
-    from as (device, base, staleness) in order of arrival."""
+    """Sums over the uploads since the last step: learnable part B, statistics, largest counters.
+
+    ``arrived`` lists (device, base, staleness) of each upload in order of arrival.
+    """
 
     B: Wide
     statistics: Wide
     counters: Vector
     arrived: list[tuple[int, int, int]] = field(default_factory=list)
 
+    @classmethod
+    def empty(cls, layout: Layout) -> Self:
+        statistics, counters = layout.floats - layout.learnable, layout.size - layout.floats
+        return cls(np.zeros(layout.learnable), np.zeros(statistics), np.zeros(counters, np.float32))
+
     def add(self, layout: Layout, progress: Wide, u: Vector, device: int, base: int, staleness: int) -> None:
-        """Take one upload in: what it adds to B, and its statistics and counters as they are."""
+        """Add one upload: ``progress`` to B, and the upload's own statistics and counters."""
         self.B += progress
         self.statistics += u[layout.learnable : layout.floats]
         np.maximum(self.counters, u[layout.floats :], out=self.counters)
         self.arrived.append((device, base, staleness))
 
     def model(self, layout: Layout, learnable: Wide) -> Vector:
-        """A model of this learnable part, with the mean of the statistics and the largest counters."""
+        """Return a model with this learnable part, the mean of the statistics and the largest counters."""
         new = np.empty(layout.size, np.float32)
-        with np.errstate(over="ignore"):  # a model that is not finite is refused
+        with np.errstate(over="ignore"):  # the caller refuses a model that is not finite
             new[: layout.learnable] = learnable
         new[layout.learnable : layout.floats] = self.statistics / len(self.arrived)
         new[layout.floats :] = self.counters
         return new
-
-
-def empty(layout: Layout) -> tuple[Wide, Wide, Vector]:
-    """Nothing summed up yet: B, statistics, counters."""
-    statistics, counters = layout.floats - layout.learnable, layout.size - layout.floats
-    return np.zeros(layout.learnable), np.zeros(statistics), np.zeros(counters, np.float32)
