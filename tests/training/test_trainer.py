@@ -13,7 +13,7 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule
 from freshet.core.streams import stream
 from freshet.data import from_arrays
-from freshet.methods import options_for
+from freshet.methods import method_options
 from freshet.methods.fedasmu import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.network import FlatModel, initial_weights
@@ -54,7 +54,7 @@ def work(factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: 
 
 
 def fresh_rule(**options: Any) -> FreshModelRule:
-    return FreshModelRule(options_for("fedasmu", {"slot": 2} | options))
+    return FreshModelRule(method_options("fedasmu", {"slot": 2} | options))
 
 
 def fresh_model(factory=mlp, version: int = 5) -> Fresh:

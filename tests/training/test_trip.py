@@ -8,7 +8,7 @@ import torch
 
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.runs.checkpoint import pack, unpack
 from freshet.training.network import initial_weights
 from freshet.training.trainer import Trainer
@@ -131,7 +131,7 @@ RULES = {
 
 
 def rule_of(method: str) -> LocalRule:
-    return find(method)[0].rule(options_for(method, RULES[method]))
+    return class_and_preset(method)[0].rule(method_options(method, RULES[method]))
 
 
 def finish(trip: LocalTrip, factory) -> Any:

@@ -131,14 +131,14 @@ def arranged(dataset: DataSet) -> DataSet:
 
 
 @dataclass(frozen=True)
-class DeviceTests:
+class DeviceTestSamples:
     """Test samples of each device: numbers of samples of the common test set, or of a set of the devices' own."""
 
     samples: Samples
     shards: Sequence[Indices]
 
-    def to(self, device: str) -> "DeviceTests":
-        return DeviceTests(self.samples.to(device), self.shards)
+    def to(self, device: str) -> "DeviceTestSamples":
+        return DeviceTestSamples(self.samples.to(device), self.shards)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class FederatedData:
     train: Samples
     test: Samples
     shards: Sequence[Indices]
-    device_tests: DeviceTests | None = None
+    device_tests: DeviceTestSamples | None = None
 
     def to(self, device: str) -> "FederatedData":
         own = self.device_tests and self.device_tests.to(device)
@@ -159,5 +159,5 @@ class FederatedData:
         test, tests = Samples.of(dataset, test=True), None
         if own is not None:
             samples = test if own.data is None else Samples.of(own.as_test_of(dataset), test=True)
-            tests = DeviceTests(samples, own.shards)
+            tests = DeviceTestSamples(samples, own.shards)
         return FederatedData(Samples.of(dataset, test=False), test, shards, tests)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from freshet.core.compression import LinkOptions, packed
+from freshet.core.compression import LinkOptions, encode_upload
 from freshet.core.layout import Layout
 from freshet.core.messages import Assignment
 from freshet.core.method import Options
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, combine
-from freshet.privacy import PrivacyOptions, privatised
+from freshet.privacy import PrivacyOptions, privatise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,12 +105,14 @@ class Outgoing:
         if self.privacy.on:
             keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)
             rng = np.random.default_rng() if self.secret else keyed
-            outcome = outcome._replace(weights=privatised(self.privacy, outcome.weights, assignment.weights, rng))
+            outcome = outcome._replace(weights=privatise(self.privacy, outcome.weights, assignment.weights, rng))
         if hostile and self.attack.kind == "sign-flip":
             weights = reversed_update(self.attack, outcome.weights, assignment.weights, layout.learnable)
             outcome = outcome._replace(weights=weights)
         if self.links.up != "none":
-            weights, size, memory = packed(self.links, layout, outcome.weights, assignment.weights, outcome.memory)
+            weights, size, memory = encode_upload(
+                self.links, layout, outcome.weights, assignment.weights, outcome.memory
+            )
             outcome = outcome._replace(weights=weights, packed=size, memory=memory)
         return outcome
 

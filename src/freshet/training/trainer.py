@@ -11,11 +11,11 @@ from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import DeviceScores, Exam, examine
+from freshet.training.fast import accelerate
 from freshet.training.network import Factory, FlatModel, initial_module
 from freshet.training.optimisers import optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import AS_IT_IS, Outgoing, attackers
-from freshet.training.rewrite import faster
 from freshet.training.task import TASKS, Score, Task
 from freshet.training.trip import LocalTrip, Outcome
 
@@ -48,7 +48,7 @@ class Trainer:
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
         device = chosen_device(options.device)
-        self.flat = FlatModel(faster(initial_module(factory, seed)), device)
+        self.flat = FlatModel(accelerate(initial_module(factory, seed)), device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = optimiser(options)
         #: What becomes of a trained model before it is sent.

@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
 from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload
-from freshet.core.method import Judge, LocalRule, Memory
+from freshet.core.method import LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import ConfigError, RunError
@@ -125,7 +125,7 @@ class LocalTrip:
         seconds: float | None = None,
     ) -> None:
         self._trainer, self.rule, self.options = trainer, rule, trainer.options
-        self.task: Judge = trainer.task
+        self.task: TaskLoss = trainer.task
         self.flat = flat = trainer.flat
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from freshet.models.registry import build
-from freshet.training import layers, sequences
-from freshet.training.layers import FusedPool, PairedConv
-from freshet.training.rewrite import faster
+from freshet.training.fast import accelerate, layers, sequences
+from freshet.training.fast.layers import FusedPool, PairedConv
 
 
 def trained(module: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -33,24 +32,24 @@ def test_networks_train_to_the_same_weights(
 ) -> None:
     """To the same bits without pairs of outputs, runs of convolutions and matrix products (``test_tiny``), which add up
     in another order."""
-    monkeypatch.setattr(layers, "LANES", lanes)
-    monkeypatch.setattr(sequences, "ENOUGH", enough)
-    monkeypatch.setattr(sequences, "LARGE", 1)
-    monkeypatch.setattr(layers, "MANY", math.inf)
-    monkeypatch.setattr(layers, "WORTH", 1)
-    monkeypatch.setattr(layers, "ENTRIES", (1, 1))
+    monkeypatch.setattr(layers, "SIMD_FLOATS", lanes)
+    monkeypatch.setattr(sequences, "MIN_PRODUCTS", enough)
+    monkeypatch.setattr(sequences, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(layers, "MIN_CHANNELS", math.inf)
+    monkeypatch.setattr(layers, "MIN_SAVED_PRODUCTS", 1)
+    monkeypatch.setattr(layers, "MIN_POOL_ENTRIES", (1, 1))
     torch.manual_seed(0)
     x, y = torch.randn(6, 3, 32, 32).round(decimals=1).to(memory_format=torch.channels_last), torch.randint(10, (6,))
     modules = []
     for _ in range(2):
         torch.manual_seed(0)
         modules.append(build(name, input_shape=(3, 32, 32), classes=10).eval().to(memory_format=torch.channels_last))
-    faster(modules[1])
+    accelerate(modules[1])
     names = [[key for key, _ in module.named_parameters()] for module in modules]
     assert names[0] == names[1]
     assert FusedPool in kinds(modules[1]) and nn.MaxPool2d not in kinds(modules[1])
     assert (PairedConv in kinds(modules[1])) == (name == "lenet5" and lanes == 16)
-    assert ("ConvolvedBackward" in operations(modules[1], x)) == (enough == 1 and name in ("lenet5", "digits"))
+    assert ("ConvPoolFunctionBackward" in operations(modules[1], x)) == (enough == 1 and name in ("lenet5", "digits"))
     x = x.detach()
     for a, b in zip(trained(modules[0], x, y), trained(modules[1], x, y), strict=True):
         if PairedConv in kinds(modules[1]) or enough == 1:
@@ -73,21 +72,21 @@ def operations(network: nn.Module, x: Tensor) -> list[str]:
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    monkeypatch.setattr(layers, "ENTRIES", (1, 1))
+    monkeypatch.setattr(layers, "MIN_POOL_ENTRIES", (1, 1))
     return torch.randn(2, 4, 12, 12).to(memory_format=torch.channels_last)
 
 
 def test_a_relu_on_either_side_is_taken_along(images: Tensor) -> None:
     for network in (nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.MaxPool2d(2), nn.ReLU())):
         expected = network(images)
-        assert operations(faster(network), images) == ["PooledBackward"]
+        assert operations(accelerate(network), images) == ["PoolFunctionBackward"]
         assert torch.equal(network(images), expected)
 
 
 def test_a_relu_between_two_pools_is_taken_once(images: Tensor) -> None:
     network = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.MaxPool2d(3))
     expected = network(images)
-    assert operations(faster(network), images) == ["PooledBackward", "PooledBackward"]
+    assert operations(accelerate(network), images) == ["PoolFunctionBackward", "PoolFunctionBackward"]
     assert torch.equal(network(images), expected)
 
 
@@ -99,7 +98,7 @@ def test_subclasses_other_pools_and_layers_with_a_forward_of_their_own_are_left_
     patched.forward = lambda x: x  # type: ignore[method-assign]
     for layer in (Mine(2), nn.MaxPool2d(3, 2), patched):
         kind = type(layer)
-        faster(nn.Sequential(nn.ReLU(), layer))
+        accelerate(nn.Sequential(nn.ReLU(), layer))
         assert type(layer) is kind
 
 
@@ -113,7 +112,7 @@ def test_hooks_see_what_they_would_have_seen(images: Tensor, hook: str, place: i
             lambda _, *what, shown=shown: shown.extend(t for (t,) in map(tuple_of, what))
         )
         if rewritten:
-            faster(network)
+            accelerate(network)
         network(images.clone(memory_format=torch.preserve_format).requires_grad_()).sum().backward()
         seen.append(shown)
     assert len(seen[0]) == len(seen[1]) > 0
@@ -131,8 +130,8 @@ def test_layers_that_are_called_one_by_one_give_what_they_gave(images: Tensor) -
 
     own, tapped = Own(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
     expected, taps = own(images), [tapped[:2](images), tapped[1](images)]
-    assert torch.equal(faster(own)(images), expected)
-    faster(tapped)
+    assert torch.equal(accelerate(own)(images), expected)
+    accelerate(tapped)
     assert all(torch.equal(a, b) for a, b in zip([tapped[:2](images), tapped[1](images)], taps, strict=True))
 
 
@@ -143,13 +142,13 @@ def test_a_relu_in_place_still_changes_what_the_caller_holds(images: Tensor) -> 
             images.clone(memory_format=torch.preserve_format),
             nn.Sequential(nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         )
-        y = (faster(network) if rewritten else network)(x)
+        y = (accelerate(network) if rewritten else network)(x)
         results.append((x, y))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_layers_used_in_several_places_and_outside_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "LANES", 16)
+    monkeypatch.setattr(layers, "SIMD_FLOATS", 16)
 
     class Tutorial(nn.Module):
         def __init__(self) -> None:
@@ -159,7 +158,7 @@ def test_layers_used_in_several_places_and_outside_a_sequence(monkeypatch: pytes
 
     network, hooked = Tutorial(), []
     network.conv.register_forward_hook(lambda *_: hooked.append(True))
-    faster(network)
+    accelerate(network)
     assert type(network.pool) is type(network.again) is FusedPool
     assert network.conv is network.same and type(network.conv) is PairedConv
     network.conv(torch.randn(2, 3, 8, 8))
@@ -173,14 +172,14 @@ def lenet() -> tuple[nn.Module, Tensor]:
 def test_all_convolutions_of_lenet_are_one_operation() -> None:
     network, x = lenet()
     expected = operations(network, x.clone())
-    found = operations(faster(network), x.clone())
+    found = operations(accelerate(network), x.clone())
     assert sum("Convolution" in name for name in expected) == 2
-    assert found.count("ConvolvedBackward") == 1 and not any("Convolution" in name for name in found)
+    assert found.count("ConvPoolFunctionBackward") == 1 and not any("Convolution" in name for name in found)
 
 
 def test_the_small_network_for_digits_is_left_to_torch() -> None:
-    network = faster(build("digits", input_shape=(1, 8, 8), classes=10))
-    assert "ConvolvedBackward" not in operations(network, torch.randn(3, 1, 8, 8))
+    network = accelerate(build("digits", input_shape=(1, 8, 8), classes=10))
+    assert "ConvPoolFunctionBackward" not in operations(network, torch.randn(3, 1, 8, 8))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 4])
@@ -189,10 +188,10 @@ def test_a_hook_on_a_layer_leaves_its_convolution_to_torch_and_the_other_not(pla
     plain, _ = lenet()
     plain.load_state_dict(network.state_dict())
     seen: list[Tensor] = []
-    for one in (faster(network), plain):
+    for one in (accelerate(network), plain):
         one.encoder[place].register_forward_hook(lambda _, __, output: seen.append(output.detach()))  # type: ignore
     names = operations(network, x.clone())
-    assert names.count("ConvolvedBackward") == sum("Convolution" in name for name in names) == 1
+    assert names.count("ConvPoolFunctionBackward") == sum("Convolution" in name for name in names) == 1
     plain(x)
     torch.testing.assert_close(*seen, rtol=1e-5, atol=1e-6)
 
@@ -200,7 +199,7 @@ def test_a_hook_on_a_layer_leaves_its_convolution_to_torch_and_the_other_not(pla
 def test_transforms_and_forward_mode_are_left_to_torch() -> None:
     network, x = lenet()
     plain = network(x)
-    faster(network)
+    accelerate(network)
     torch.testing.assert_close(vmap(network)(x.unsqueeze(1))[:, 0], plain, rtol=1e-5, atol=1e-6)
     with torch.autograd.forward_ad.dual_level():
         dual = network(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
@@ -223,16 +222,16 @@ def test_transforms_and_forward_mode_are_left_to_torch() -> None:
     ids=str,
 )
 def test_convolutions_of_other_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, conv: nn.Conv2d) -> None:
-    monkeypatch.setattr(sequences, "ENOUGH", 1)
+    monkeypatch.setattr(sequences, "MIN_PRODUCTS", 1)
     network, x = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, conv.in_channels, 28, 28)
     expected = network(x)
-    assert "ConvolvedBackward" not in operations(faster(network), x.clone())
+    assert "ConvPoolFunctionBackward" not in operations(accelerate(network), x.clone())
     torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_images_that_a_convolution_cannot_take_are_told_so_by_torch() -> None:
     network, _ = lenet()
-    faster(network)
+    accelerate(network)
     with pytest.raises(RuntimeError, match="expected input"):
         network(torch.randn(2, 3, 28, 28))
     with pytest.raises(RuntimeError):

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from freshet.training import sequences
-from freshet.training.rewrite import faster
-from freshet.training.sequences import FusedSequential
+from freshet.training.fast import accelerate, sequences
+from freshet.training.fast.sequences import FusedSequential
 
 LAST = torch.channels_last
 
@@ -17,7 +16,7 @@ LAST = torch.channels_last
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a handful of images."""
-    monkeypatch.setattr(sequences, "LARGE", 1)
+    monkeypatch.setattr(sequences, "MIN_ENTRIES", 1)
 
 
 def networks() -> list[nn.Sequential]:
@@ -47,45 +46,45 @@ def both(network: nn.Module, x: Tensor) -> tuple[list[Tensor], str]:
 def test_values_and_gradients_have_the_bits_of_torch(place: int, samples: int) -> None:
     torch.manual_seed(place)
     plain = networks()[place].to(memory_format=LAST)
-    ours = faster(copy.deepcopy(plain))
+    ours = accelerate(copy.deepcopy(plain))
     x = torch.randn(samples, 3, 13, 11).to(memory_format=LAST)
     x[0, 0, 5, 5] = float("nan")
     (expected, _), (found, name) = both(plain, x), both(ours, x)
-    assert name == "RectifiedBackward"
+    assert name == "ConvReluFunctionBackward"
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_other_layouts_and_small_images_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = faster(networks()[0])
-    assert both(network, torch.randn(2, 3, 9, 9))[1] != "RectifiedBackward"
-    monkeypatch.setattr(sequences, "LARGE", 2 * (17 * 8 * 8 + 9 * 7 * 7))
+    network = accelerate(networks()[0])
+    assert both(network, torch.randn(2, 3, 9, 9))[1] != "ConvReluFunctionBackward"
+    monkeypatch.setattr(sequences, "MIN_ENTRIES", 2 * (17 * 8 * 8 + 9 * 7 * 7))
     x = torch.randn(2, 3, 9, 9).to(memory_format=LAST)
-    assert both(network, x)[1] == "RectifiedBackward"
-    assert both(network, x[:1])[1] != "RectifiedBackward"
+    assert both(network, x)[1] == "ConvReluFunctionBackward"
+    assert both(network, x[:1])[1] != "ConvReluFunctionBackward"
     with pytest.raises(RuntimeError, match="greater than actual input size"):
         network(torch.randn(2, 3, 2, 2).to(memory_format=LAST))
 
 
 def test_who_begins_to_watch_sees_every_layer() -> None:
-    network, x, seen = faster(networks()[0]), torch.randn(2, 3, 9, 9).to(memory_format=LAST), list[Tensor]()
+    network, x, seen = accelerate(networks()[0]), torch.randn(2, 3, 9, 9).to(memory_format=LAST), list[Tensor]()
     expected = network(x)
     handle = network[1].register_forward_hook(lambda layer, given, result: seen.append(result))
     torch.testing.assert_close(network(x), expected)
     assert len(seen) == 1 and bool((seen[0] >= 0).all())
     handle.remove()
-    assert type(network(x).grad_fn).__name__ == "RectifiedBackward"
+    assert type(network(x).grad_fn).__name__ == "ConvReluFunctionBackward"
     network[2] = nn.Conv2d(17, 9, 2)
     assert not torch.equal(network(x), expected)
 
 
 def test_runs_that_are_remembered_do_not_pile_up_or_travel_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "REMEMBERED", 3)
-    network = faster(networks()[0])
+    monkeypatch.setattr(sequences, "MAX_REMEMBERED", 3)
+    network = accelerate(networks()[0])
     assert isinstance(network, FusedSequential)
     for side in range(5, 12):
         network(torch.randn(2, 3, side, side).to(memory_format=LAST))
-    assert len(network._runs) <= 3
+    assert len(network._searches) <= 3
     twin = copy.deepcopy(network)
     with torch.no_grad():
         twin[0].weight.zero_()
@@ -97,7 +96,7 @@ def test_gradients_can_be_differentiated_and_taken_per_sample() -> None:
     torch.manual_seed(0)
     x, found = torch.randn(2, 3, 6, 6).to(memory_format=LAST), []
     plain = networks()[0]
-    for network in (plain, faster(copy.deepcopy(plain))):
+    for network in (plain, accelerate(copy.deepcopy(plain))):
         first = network[0].weight
         (gradient,) = torch.autograd.grad(network(x).square().sum(), first, create_graph=True)
         found.append(torch.autograd.grad(gradient.square().sum(), first)[0])
@@ -112,7 +111,7 @@ def test_gradients_can_be_differentiated_and_taken_per_sample() -> None:
 
 
 def test_what_comes_out_and_weights_must_not_change_before_the_gradient_is_taken() -> None:
-    network = faster(networks()[0])
+    network = accelerate(networks()[0])
     for change in ("output", "weight"):
         y = network(torch.randn(2, 3, 9, 9).to(memory_format=LAST))
         with torch.no_grad():

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from freshet.training import layers
-from freshet.training.layers import FusedPool, PairedConv
-from freshet.training.sequences import FusedSequential
+from freshet.training.fast import layers
+from freshet.training.fast.layers import FusedPool, PairedConv
+from freshet.training.fast.sequences import FusedSequential
 
 LAST = torch.channels_last
 
@@ -18,9 +18,9 @@ LAST = torch.channels_last
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any processor, and for a handful of images."""
-    monkeypatch.setattr(layers, "LANES", 16)
-    monkeypatch.setattr(layers, "WORTH", 1)
-    monkeypatch.setattr(layers, "ENTRIES", (1, 1))
+    monkeypatch.setattr(layers, "SIMD_FLOATS", 16)
+    monkeypatch.setattr(layers, "MIN_SAVED_PRODUCTS", 1)
+    monkeypatch.setattr(layers, "MIN_POOL_ENTRIES", (1, 1))
 
 
 def both_ways(layer: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -53,9 +53,9 @@ def test_pooling_has_the_bits_of_torch(
     assert FusedPool.covers(plain)
     reference = nn.Sequential(plain, nn.ReLU()) if rectify else plain
     for x in (awkward(shape), awkward(shape).contiguous()):
-        y, gradient, name = both_ways(partial(FusedPool(window).pooled, rectify=rectify), x)
+        y, gradient, name = both_ways(partial(FusedPool(window).pool, rectify=rectify), x)
         expected, expected_gradient, _ = both_ways(reference, x)
-        assert (name == "PooledBackward") == x.is_contiguous(memory_format=LAST)
+        assert (name == "PoolFunctionBackward") == x.is_contiguous(memory_format=LAST)
         torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=0)
 
@@ -98,9 +98,9 @@ def test_other_inputs_are_pooled_by_torch(always: None) -> None:
 def test_small_images_are_pooled_by_torch(
     always: None, monkeypatch: pytest.MonkeyPatch, channels: int, rows: int, ours: bool
 ) -> None:
-    monkeypatch.setattr(layers, "ENTRIES", (17 * 7 * 4, 3 * 4 * 4))
+    monkeypatch.setattr(layers, "MIN_POOL_ENTRIES", (17 * 7 * 4, 3 * 4 * 4))
     name = both_ways(FusedPool(2), torch.randn(1, channels, rows, 4).to(memory_format=LAST))[2]
-    assert (name == "PooledBackward") == ours
+    assert (name == "PoolFunctionBackward") == ours
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_later_convolutions_and_other_layouts_are_left_to_torch(always: None) ->
 
 
 def test_a_few_images_are_left_to_torch(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "WORTH", 4 * 8 * 8 // 2 * 3 * 5 * 4)
+    monkeypatch.setattr(layers, "MIN_SAVED_PRODUCTS", 4 * 8 * 8 // 2 * 3 * 5 * 4)
     twin, x = paired(nn.Conv2d(3, 6, 5)), torch.randn(4, 3, 12, 12).to(memory_format=LAST)
     assert type(twin(x).grad_fn).__name__ == "PermuteBackward0"
     assert type(twin(x[:3]).grad_fn).__name__ == "ConvolutionBackward0"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradgradcheck
 
-from freshet.training.convolving import MOST, Convolved, Stage
+from freshet.training.fast.fused_conv_pool import MAX_CHUNK, ConvPoolFunction, Stage
 
 LAST = torch.channels_last
 LENET = (Stage(2, (2, 2), True), Stage(0, (2, 2), True))
@@ -24,10 +24,10 @@ def network(channels: int, filters: tuple[int, ...], kernels: tuple[tuple[int, i
     return found
 
 
-def plainly(stages: tuple[Stage, ...], x: Tensor, *parameters: Tensor | None) -> Tensor:
+def apply_plainly(stages: tuple[Stage, ...], x: Tensor, *parameters: Tensor | None) -> Tensor:
     for stage, weight, bias in zip(stages, parameters[::2], parameters[1::2], strict=True):
         assert weight is not None
-        x = stage.plainly(x, weight, bias)
+        x = stage.apply_plainly(x, weight, bias)
     return x
 
 
@@ -35,13 +35,13 @@ def compared(stages: tuple[Stage, ...], x: Tensor, parameters: list[Tensor]) -> 
     """Outputs and all gradients: ours, and torch's in float64."""
     ours = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in (x, *parameters)]
     theirs = [tensor.double().requires_grad_() for tensor in (x, *parameters)]
-    y, expected = Convolved.apply(stages, *ours), plainly(stages, *theirs)
+    y, expected = ConvPoolFunction.apply(stages, *ours), apply_plainly(stages, *theirs)
     along = torch.randn_like(y).round()
     found = torch.autograd.grad(y, ours, along), torch.autograd.grad(expected, theirs, along.double())
     return [(y.detach(), expected.detach()), *zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("samples", [1, 10, 25, 50, MOST, MOST + 1])
+@pytest.mark.parametrize("samples", [1, 10, 25, 50, MAX_CHUNK, MAX_CHUNK + 1])
 @pytest.mark.parametrize(
     ("shape", "stages", "filters", "kernels"),
     [
@@ -76,7 +76,7 @@ def test_nothing_finite_comes_of_what_is_not():
     torch.manual_seed(0)
     x, parameters = torch.randn(9, 1, 28, 28), network(1, (6, 16), ((5, 5), (5, 5)))
     x[4, 0, 13, 13], x[7, 0, 3, 3] = float("nan"), float("inf")
-    ours, theirs = Convolved.apply(LENET, x, *parameters), plainly(LENET, x, *parameters)
+    ours, theirs = ConvPoolFunction.apply(LENET, x, *parameters), apply_plainly(LENET, x, *parameters)
     assert torch.equal(ours.isnan(), theirs.isnan()) and ours[4].isnan().any() and not ours[:4].isnan().any()
     assert torch.equal(ours.isfinite(), theirs.isfinite())
 
@@ -84,9 +84,9 @@ def test_nothing_finite_comes_of_what_is_not():
 def test_a_sample_has_the_same_bits_alone_and_among_others():
     torch.manual_seed(0)
     x, parameters = torch.randn(70, 1, 28, 28), network(1, (6, 16), ((5, 5), (5, 5)))
-    together = Convolved.apply(LENET, x, *parameters)
+    together = ConvPoolFunction.apply(LENET, x, *parameters)
     for samples in (slice(0, 1), slice(3, 16), slice(63, 66), slice(20, 70)):
-        assert torch.equal(Convolved.apply(LENET, x[samples], *parameters), together[samples])
+        assert torch.equal(ConvPoolFunction.apply(LENET, x[samples], *parameters), together[samples])
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
@@ -95,9 +95,9 @@ def test_images_and_gradients_may_lie_anyhow_in_memory(layout):
     wide = torch.randn(10, 3, 12, 24).to(memory_format=layout)
     parameters = [p.requires_grad_() for p in network(3, (6,), ((5, 5),))]
     for x in (wide[:, :, :, ::2], wide[..., :12], wide[::2]):
-        y = Convolved.apply((Stage(0, (2, 2), True),), x, *parameters)
+        y = ConvPoolFunction.apply((Stage(0, (2, 2), True),), x, *parameters)
         along = torch.randn_like(y).transpose(2, 3).contiguous().transpose(2, 3)[...]
-        tight = Convolved.apply((Stage(0, (2, 2), True),), x.contiguous(), *parameters)
+        tight = ConvPoolFunction.apply((Stage(0, (2, 2), True),), x.contiguous(), *parameters)
         assert torch.equal(y, tight)
         strided = torch.autograd.grad(y, parameters, along)
         for a, b in zip(strided, torch.autograd.grad(tight, parameters, along.contiguous()), strict=True):
@@ -108,10 +108,10 @@ def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
     torch.manual_seed(0)
     x, weight = torch.randn(5, 1, 9, 9), torch.randn(4, 1, 3, 3, requires_grad=True)
     stages = (Stage(1, (2, 2), True),)
-    y = Convolved.apply(stages, x, weight, None)
-    torch.testing.assert_close(y, plainly(stages, x, weight, None))
+    y = ConvPoolFunction.apply(stages, x, weight, None)
+    torch.testing.assert_close(y, apply_plainly(stages, x, weight, None))
     (found,) = torch.autograd.grad(y.sum(), weight)
-    (expected,) = torch.autograd.grad(plainly(stages, x, weight, None).sum(), weight)
+    (expected,) = torch.autograd.grad(apply_plainly(stages, x, weight, None).sum(), weight)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -126,15 +126,15 @@ def test_a_gradient_that_is_differentiated_itself_is_torchs():
         (outer,) = torch.autograd.grad(inner.square().sum(), given[1])
         return outer
 
-    torch.testing.assert_close(twice(Convolved.apply), twice(plainly), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(twice(ConvPoolFunction.apply), twice(apply_plainly), rtol=1e-4, atol=1e-4)
     doubles = [tensor.detach().double().requires_grad_() for tensor in given]
-    assert gradgradcheck(lambda *tensors: plainly(stages, *tensors), doubles), "the twin itself is smooth here"
+    assert gradgradcheck(lambda *tensors: apply_plainly(stages, *tensors), doubles), "the twin itself is smooth here"
 
 
 def test_weights_that_change_before_the_gradient_is_taken_are_noticed():
     x, (weight, bias) = torch.randn(3, 1, 9, 9), network(1, (4,), ((3, 3),))
     weight.requires_grad_()
-    y = Convolved.apply((Stage(1, (2, 2), True),), x, weight, bias)
+    y = ConvPoolFunction.apply((Stage(1, (2, 2), True),), x, weight, bias)
     with torch.no_grad():
         weight.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

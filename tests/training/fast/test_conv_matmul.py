@@ -9,10 +9,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import conv2d, cross_entropy
 
 from freshet.models.registry import build
-from freshet.training import layers
-from freshet.training.layers import TinyConv
-from freshet.training.rewrite import faster
-from freshet.training.tiny import Tiny
+from freshet.training.fast import accelerate, layers
+from freshet.training.fast.conv_matmul import ConvMatmulFunction
+from freshet.training.fast.layers import MatmulConv
 
 LAST = torch.channels_last
 CASES = [
@@ -28,8 +27,8 @@ CASES = [
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MANY", 3)
-    monkeypatch.setattr(layers, "LANES", 4)
+    monkeypatch.setattr(layers, "MIN_CHANNELS", 3)
+    monkeypatch.setattr(layers, "SIMD_FLOATS", 4)
 
 
 def given(image: tuple[int, int], kernel: tuple[int, int], samples: int = 5) -> list[Tensor]:
@@ -44,7 +43,7 @@ def test_values_and_gradients_are_those_of_torch(image, kernel, padding, samples
     tensors = given(image, kernel, samples)
     ours = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
     theirs = [tensor.double().requires_grad_() for tensor in tensors]
-    y, expected = Tiny.apply(padding, *ours), conv2d(*theirs, padding=padding)
+    y, expected = ConvMatmulFunction.apply(padding, *ours), conv2d(*theirs, padding=padding)
     assert y.is_contiguous(memory_format=LAST)
     along = torch.randn_like(y)
     found = torch.autograd.grad(y, ours, along), torch.autograd.grad(expected, theirs, along.double())
@@ -56,7 +55,7 @@ def test_values_and_gradients_are_those_of_torch(image, kernel, padding, samples
 def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
     x, weight, _ = given((2, 2), (3, 3))
     weight.requires_grad_()
-    (found,) = torch.autograd.grad(Tiny.apply((1, 1), x, weight, None).sum(), weight)
+    (found,) = torch.autograd.grad(ConvMatmulFunction.apply((1, 1), x, weight, None).sum(), weight)
     (expected,) = torch.autograd.grad(conv2d(x, weight, padding=1).sum(), weight)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -68,14 +67,14 @@ def test_a_gradient_that_is_differentiated_itself_is_torchs():
         (inner,) = torch.autograd.grad(y.square().sum(), tensors[1], create_graph=True)
         return torch.autograd.grad(inner.square().sum(), tensors[1])[0]
 
-    ours, theirs = twice(Tiny.apply((1, 1), *tensors)), twice(conv2d(*tensors, padding=1))
+    ours, theirs = twice(ConvMatmulFunction.apply((1, 1), *tensors)), twice(conv2d(*tensors, padding=1))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_with_many_channels_take_tiny_images_and_leave_others_to_torch(few: None) -> None:
-    layer = faster(nn.Conv2d(4, 4, 3, padding=1).to(memory_format=LAST))
-    assert type(layer) is TinyConv
-    cases = [((2, 2), "TinyBackward"), ((3, 3), "ConvolutionBackward0")]
+    layer = accelerate(nn.Conv2d(4, 4, 3, padding=1).to(memory_format=LAST))
+    assert type(layer) is MatmulConv
+    cases = [((2, 2), "ConvMatmulFunctionBackward"), ((3, 3), "ConvolutionBackward0")]
     for image, name in cases:
         x = torch.randn(2, 4, *image)
         y = layer(x)
@@ -85,12 +84,12 @@ def test_layers_with_many_channels_take_tiny_images_and_leave_others_to_torch(fe
         assert layer(odd).shape == odd.shape
     with pytest.raises(RuntimeError):
         layer(torch.randn(2, 5, 2, 2))
-    assert type(faster(nn.Conv2d(2, 4, 3))) is nn.Conv2d
-    assert type(faster(nn.Conv2d(4, 4, 3, stride=2))) is nn.Conv2d
+    assert type(accelerate(nn.Conv2d(2, 4, 3))) is nn.Conv2d
+    assert type(accelerate(nn.Conv2d(4, 4, 3, stride=2))) is nn.Conv2d
 
 
 def test_weights_in_another_layout_and_transforms_are_left_to_torch(few: None) -> None:
-    layer, x = TinyConv(4, 4, 3, padding=1), torch.randn(3, 4, 2, 2)
+    layer, x = MatmulConv(4, 4, 3, padding=1), torch.randn(3, 4, 2, 2)
     assert type(layer(x).grad_fn).__name__ == "ConvolutionBackward0"
     layer.to(memory_format=LAST)
     state = {name: p.detach() for name, p in layer.named_parameters()}
@@ -111,7 +110,7 @@ def test_gradients_of_networks_are_as_close_to_those_in_float64_as_torchs(name: 
         return torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
 
     theirs, exact = gradients(plain, x), gradients(copy.deepcopy(plain).double(), x.double())
-    ours = faster(copy.deepcopy(plain))
-    assert sum(type(layer) is TinyConv for layer in ours.modules()) >= 3
+    ours = accelerate(copy.deepcopy(plain))
+    assert sum(type(layer) is MatmulConv for layer in ours.modules()) >= 3
     for a, b, true in zip(gradients(ours, x), theirs, exact, strict=True):
         assert (a - true).abs().max() <= max(2 * (b - true).abs().max(), 1e-6 * true.abs().max())
