@@ -20,7 +20,7 @@ from typing import Any
 from idle import NoTraining, resident
 
 from freshet import Federation
-from freshet.runs.lifecycle import Ready, drive
+from freshet.runs.lifecycle import OpenRun, drive
 from freshet.runs.world import write_world
 from freshet.runs.writer import Observer, RunWriter
 from freshet.sim.driver import Simulation
@@ -69,10 +69,10 @@ def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, An
     config = assembly.config
 
     @contextmanager
-    def opened() -> Iterator[Ready]:
+    def opened() -> Iterator[OpenRun]:
         writer = RunWriter.create(out, config.tables(), [growth])
         write_world(out, assembly.run_world)
-        yield Ready(
+        yield OpenRun(
             Simulation(
                 assembly.coordinator, federation.fleet, NoTraining(move=1e-3), writer, eval_every=config.run.eval_every
             ),

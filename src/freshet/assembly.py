@@ -14,7 +14,7 @@ from torch import nn
 
 from freshet.compute.executor import Setup
 from freshet.config import CUSTOM, Config, check_layout
-from freshet.core.compression import Links, down_and_up
+from freshet.core.compression import Links, model_bytes
 from freshet.core.coordinator import Coordinator
 from freshet.core.defence import Defence
 from freshet.core.layout import Layout
@@ -31,9 +31,9 @@ from freshet.errors import ConfigError
 from freshet.fingerprints import fingerprint, model_digest
 from freshet.models.registry import build
 from freshet.privacy import Accountant
-from freshet.runs.lifecycle import Plan
+from freshet.runs.lifecycle import RunPlan
 from freshet.runs.records import Metric
-from freshet.runs.segments import rotating
+from freshet.runs.segments import rotation_bytes
 from freshet.runs.world import RunWorld
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import check_length, expected_uploads, scale_links, trip_seconds
@@ -264,7 +264,7 @@ class Assembly:
             self.layout,
             run.seed,
             own_epochs=_own_epochs(config),
-            under_way=run.per_round if config.method_class.about.kind == "sync" else run.in_flight,
+            in_flight=run.per_round if config.method_class.about.kind == "sync" else run.in_flight,
             reach=optimiser(config.training).reach,
         )
 
@@ -275,10 +275,10 @@ class Assembly:
         if self.deployed:
             return context
         size, trigger = 4 * self.layout.size, config.trigger()
-        fleet = scale_links(self.fleet, size, down_and_up(config.links, self.layout))
+        fleet = scale_links(self.fleet, size, model_bytes(config.links, self.layout))
         uploads = expected_uploads(fleet, trigger, size, run.end, run.rounds, worth=context.per_round)
         check_length(fleet, trigger, size, run.end, uploads, run.eval_every)
-        return replace(context, uploads=uploads, fastest=float(trip_seconds(fleet, size).min()))
+        return replace(context, expected_uploads=uploads, fastest_seconds=float(trip_seconds(fleet, size).min()))
 
     def _with_derived(self) -> Config:
         """The configuration with options that follow from this run and hold however long it becomes: the method's, and
@@ -293,7 +293,11 @@ class Assembly:
     def _schedule_rounds(self) -> int:
         """The rounds of the run, or those expected until its end. An extended run keeps those of its first end."""
         config, context = self.config, self.context
-        return config.training.schedule_rounds or config.run.rounds or max(1, context.uploads // context.per_round)
+        return (
+            config.training.schedule_rounds
+            or config.run.rounds
+            or max(1, context.expected_uploads // context.per_round)
+        )
 
     @cached_property
     def server(self) -> Server:
@@ -317,10 +321,10 @@ class Assembly:
         return Coordinator(self.server, self.config.trigger(), run.rounds, run.end == math.inf, run.round_deadline)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What the run is to do, whatever drives it."""
         config, run = self.config, self.config.run
-        return Plan(
+        return RunPlan(
             config.method_name,
             run.seed,
             run.target,
@@ -333,7 +337,7 @@ class Assembly:
             data=self.dataset.facts(),
             metric=self.metric,
             frozen=self.initial.frozen,
-            rotate_bytes=rotating(run.rotate_log),
+            rotate_bytes=rotation_bytes(run.rotate_log),
             accountant=Accountant(config.privacy) if config.privacy.on else None,
         )
 

@@ -27,7 +27,7 @@ from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, drive
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import RunDirectory
-from freshet.runs.records import whole
+from freshet.runs.records import integer
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, check_observers, default_directory, write_config
 from freshet.sim.device_evaluations import EvaluationSchedule
@@ -177,9 +177,9 @@ class Federation:
         RunWriter.check_empty(directory)
 
         def open_log() -> RunWriter:
-            writer = RunWriter.create(directory, config.tables(), observers, self.dataset.reduction_notice())
+            notice = self.dataset.reduction_notice()
+            writer = RunWriter.create(directory, config.tables(), observers, notice, config.sha256())
             write_world(directory, assembly.run_world)
-            writer.settings = config.sha256()
             return writer
 
         return self._drive(assembly, open_log, None, pool)
@@ -256,8 +256,7 @@ class Federation:
         _check_end(run, config, found.tree["now"])
 
         def open_log() -> RunWriter:
-            writer = RunWriter(run.directory, observers, resume=found.tree["log"], lock=lock)
-            writer.settings = config.sha256()
+            writer = RunWriter(run.directory, observers, found.tree["log"], lock, config.sha256())
             if config != made_with:
                 write_config(run.directory, config.tables(), self.dataset.reduction_notice())
             found.remove_damaged()
@@ -319,7 +318,7 @@ class Federation:
 def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:
     run = assembly.config.run
     return open_executor(
-        assembly.setup(), run.executor, run.workers, run.address, pool=pool, uploads=assembly.context.uploads
+        assembly.setup(), run.executor, run.workers, run.address, pool=pool, uploads=assembly.context.expected_uploads
     )
 
 
@@ -350,7 +349,7 @@ def _check_end(run: RunDirectory, config: Config, now: float) -> None:
         if config.run.end < now:
             raise ConfigError("run.until", f"must not be before {now:g} s, where {run.directory} stands")
         return
-    rounds = whole(run.summary().get("rounds")) or 0
+    rounds = integer(run.summary().get("rounds")) or 0
     if 0 < config.run.rounds <= rounds:
         raise ConfigError("run.rounds", f"must be more than the {rounds} rounds after which {run.directory} ended")
     if config.run.end <= now:

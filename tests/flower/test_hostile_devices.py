@@ -8,76 +8,76 @@ import numpy as np
 import pytest
 
 from freshet.core.messages import Slot
-from freshet.core.server import Refused
+from freshet.core.server import RequestRefused
 from freshet.flower import driver, wire
 from freshet.flower.driver import MAX_REQUESTS, TOO_MANY_REQUESTS
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from tests.flower.fakes import TOKENS, Town
+from tests.flower.fakes import TOKENS, FakeFederation
 
 
-def token(town: Town, device: int) -> tuple[int, int, str]:
-    journey = town.live.trips[device]
+def token(federation: FakeFederation, device: int) -> tuple[int, int, str]:
+    journey = federation.live.trips[device]
     trip = journey.assignment.trip
     return device, trip, TOKENS.make(100 + device, device, trip, journey.ticket)
 
 
 def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -> None:
-    town = Town(tmp_path, method="fedavg")
-    town.step()
-    before = town.live.server.context.samples.copy()
-    number = next(iter(town.post.sent))
-    answer = town.answer(number)
+    federation = FakeFederation(tmp_path, method="fedavg")
+    federation.step()
+    before = federation.live.server.context.samples.copy()
+    number = next(iter(federation.transport.sent))
+    answer = federation.answer(number)
     assert answer.upload is not None
     upload = answer.upload._replace(weights=np.full_like(answer.upload.weights, np.nan))
-    town.post.put(number, wire.answer_record(wire.Answer(answer.ticket, upload, samples=2**31 - 1)))
-    town.step()
-    assert len(town.events("rejected")) == 1
-    assert np.array_equal(town.live.server.context.samples, before)
+    federation.transport.put(number, wire.answer_record(wire.Answer(answer.ticket, upload, samples=2**31 - 1)))
+    federation.step()
+    assert len(federation.events("rejected")) == 1
+    assert np.array_equal(federation.live.server.context.samples, before)
 
 
 def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    who = token(town, 0)
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    who = token(federation, 0)
     for _ in range(MAX_REQUESTS):
-        town.live.answer(*who, Slot(2, "q"))
+        federation.live.answer(*who, Slot(2, "q"))
     for _ in range(500):
-        with pytest.raises(Refused, match="this cannot be asked"):
-            town.live.answer(*who, Slot(2, "q"))
-    with pytest.raises(Refused):
-        town.live.answer(*token(town, 1), Slot(99, "q"))
-    reasons = [event["reason"] for event in town.events("rejected")]
-    assert reasons == [TOO_MANY_REQUESTS] * driver.LOGGED_REFUSALS and len(town.events("request")) == MAX_REQUESTS
-    assert town.live.answer(*token(town, 1), Slot(2, "q")) is None, "others are answered as before"
+        with pytest.raises(RequestRefused, match="the request is not allowed"):
+            federation.live.answer(*who, Slot(2, "q"))
+    with pytest.raises(RequestRefused):
+        federation.live.answer(*token(federation, 1), Slot(99, "q"))
+    reasons = [event["reason"] for event in federation.events("rejected")]
+    assert reasons == [TOO_MANY_REQUESTS] * driver.LOGGED_REFUSALS and len(federation.events("request")) == MAX_REQUESTS
+    assert federation.live.answer(*token(federation, 1), Slot(2, "q")) is None, "others are answered as before"
     assert audit(RunDirectory(tmp_path / "run")).passed
 
 
 def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "TIMED_TRIPS", 3)
-    town = Town(tmp_path, devices=1)
-    while town.live.server.version < 6:
-        town.step()
-        town.train()
-    assert {len(values) for by_phase in town.live.seconds.values() for values in by_phase.values()} == {3}
+    federation = FakeFederation(tmp_path, devices=1)
+    while federation.live.server.version < 6:
+        federation.step()
+        federation.train()
+    assert {len(values) for by_phase in federation.live.seconds.values() for values in by_phase.values()} == {3}
 
 
 @pytest.mark.timeout(300)
 def test_a_log_is_rotated_while_the_service_answers_from_threads_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
-    town = Town(tmp_path)
-    live, ended = town.live, threading.Event()
-    live.writer.rotate_bytes = 600
+    federation = FakeFederation(tmp_path)
+    live, ended = federation.live, threading.Event()
+    live.writer.configure(rotate_bytes=600)
 
     def ask(device: int) -> None:
         for turn in count():
             if ended.is_set():
                 return
             try:
-                who = token(town, device)
+                who = token(federation, device)
                 live.answer(*(who if turn % 3 else (device, who[1], "wrong")), Slot(2, "q"))
-            except (Refused, KeyError):
+            except (RequestRefused, KeyError):
                 ended.wait(0.002)
 
     threads = [threading.Thread(target=ask, args=(place % 3,)) for place in range(6)]
@@ -85,17 +85,19 @@ def test_a_log_is_rotated_while_the_service_answers_from_threads_of_its_own(tmp_
         thread.start()
     try:
         for _ in range(40):
-            town.step()
-            town.train()
+            federation.step()
+            federation.train()
             tree = live.state()
             checkpoint.write(tmp_path / "run", tree | {"wall_seconds": 0.0})
-            live.writer.saved(tree["log"]["events"])
+            live.writer.record_checkpoint(tree["log"]["events"])
         live.conclude()
         end = live.writer.seq
-        with pytest.raises(Refused, match="the run is over"):
+        with pytest.raises(RequestRefused, match="the run is over"):
             live.answer(0, 1, "any", Slot(2, "q"))
         assert live.writer.seq == end
-        live.writer.close({"status": "finished"}, live.server.context.layout, live.server.weights, sure=live.writer.end)
+        live.writer.close(
+            {"status": "finished"}, live.server.context.layout, live.server.weights, committed=live.writer.log_end
+        )
     finally:
         ended.set()
         for thread in threads:

@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["freshet"]):
     from freshet.data.plain_pickle import load_plain
     from freshet.errors import FreshetError
     from freshet.flower import wire
-    from freshet.report.log import parsed
+    from freshet.report.log import parse_line
     from freshet.runs import segments
     from freshet.sim.traces import read_trace
 
@@ -65,11 +65,11 @@ TARGETS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
     "trace-csv": (filed("trace.csv", read_trace), [TRACE]),
     "trace-json": (filed("trace.json", read_trace), [b'[{"device": 0, "seconds_per_sample": 0.1}]']),
     "toml": (filed("config.toml", load_tables), [b'[method]\nname = "fedavg"\n[training]\nlr = 0.1\n']),
-    "line": (parsed, [b'{"seq": 1, "time": 0.5, "kind": "upload", "device": 3}\n']),
+    "line": (parse_line, [b'{"seq": 1, "time": 0.5, "kind": "upload", "device": 3}\n']),
     "segment": (filed("events-000001.jsonl.zst", through), [packed(b'{"seq": 1, "time": 0.0, "kind": "lost"}\n' * 9)]),
     "idx": (filed("labels-idx1-ubyte", idx), [bytes([0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 3])]),
 }
-ALLOWED = (FreshetError, wire.Malformed)
+ALLOWED = (FreshetError, wire.MalformedMessage)
 
 
 def fuzz(name: str, runs: int) -> None:

@@ -78,7 +78,7 @@ def test_damaged_files_of_a_run(base: Path, name: str, hurt: Callable[[bytes], b
         bears(lambda: audit(RunDirectory(base)))
         bears(lambda: read(base))
         bears(lambda: read_world(base))
-        bears(lambda: resolve(RunDirectory(base).trusted(None)))
+        bears(lambda: resolve(RunDirectory(base).trusted_config(None)))
     finally:
         (base / name).write_bytes(content)
 

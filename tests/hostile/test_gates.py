@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from freshet.core import events, saving
-from freshet.core.admission import FACTOR
+from freshet.core.admission import GATE_FACTOR
 from freshet.core.coordinator import Coordinator, Effects
 from freshet.core.events import Aggregated, Event, Rejected, Triggered
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.scheduling import Trigger
 from freshet.core.server import NO_TRIP
 from freshet.methods import registry
-from freshet.runs.audit import _next, _Replay
+from freshet.runs.audit import _check_line, _Replay
 from tests.methods.lab import LEARNABLE, REPORTS, SIZE, server_of, vector
 from tests.methods.test_no_trace import same
 
@@ -46,7 +46,7 @@ class Fuzz:
         self.past: list[Upload] = []
 
     def coordinator(self) -> Coordinator:
-        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, proportion=FACTOR, **SMALL.get(self.name, {}))
+        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, proportion=GATE_FACTOR, **SMALL.get(self.name, {}))
         kind = "rounds" if server.synchronous else "concurrency"
         return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
 
@@ -92,7 +92,7 @@ class Fuzz:
         flying = sorted(self.c.server.active_trips)
         if flying:
             device = int(self.rng.choice(flying))
-            self.took(self.c.lost(self.now, device, self.c.server.active_trips[device].trip, "gone"))
+            self.took(self.c.trip_lost(self.now, device, self.c.server.active_trips[device].trip, "gone"))
 
     def resume(self) -> None:
         """The server is restarted from a checkpoint."""
@@ -110,7 +110,7 @@ class Fuzz:
         device = int(self.rng.choice(flying))
         active, upload = self.c.server.active_trips[device], self.spoilt(self.honest(device))
         before = deepcopy(saving.dump(self.c.server.method.state))
-        effects = self.c.arrived(self.now, device, active.trip, lambda: upload)
+        effects = self.c.upload_arrived(self.now, device, active.trip, lambda: upload)
         refused = [event for event in effects.events if isinstance(event, Rejected)]
         assert refused and refused[0].device == device and len(refused[0].reason) > 5
         decided = any(isinstance(event, Aggregated) for event in effects.events)
@@ -177,8 +177,8 @@ class Fuzz:
         claims += [(99, 1), (-1, 1), (None, None), ("0", 1), ([], 1), (10**30, 1), (0.0, 1), (True, 1)]
         device, trip = claims[int(rng.integers(len(claims)))]
         sent = Upload(device, trip, 1, vector(3), 1)
-        self.refused(self.c.arrived(self.now, device, trip, lambda: sent))
-        self.c.lost(self.now, device, trip, "gone")
+        self.refused(self.c.upload_arrived(self.now, device, trip, lambda: sent))
+        self.c.trip_lost(self.now, device, trip, "gone")
 
     def again(self) -> None:
         """An upload that was heard before comes once more."""
@@ -221,7 +221,7 @@ class Fuzz:
         self.took(effects)
 
     def arrive(self, upload: Upload, took: bool = True) -> Effects:
-        effects = self.c.arrived(self.now, upload.device, upload.trip, lambda: upload)
+        effects = self.c.upload_arrived(self.now, upload.device, upload.trip, lambda: upload)
         if took:
             self.took(effects)
         return effects
@@ -231,14 +231,14 @@ class Fuzz:
         for event in effects.events:
             self.seq += 1
             line = json.loads(json.dumps({"seq": self.seq, "time": self.now, **events.record(event)}, allow_nan=False))
-            assert type(_next(self.replay, line)) is type(event)
+            assert type(_check_line(self.replay, line)) is type(event)
             self.aggregations += isinstance(event, Aggregated)
         self.holds(effects.events)
 
     def holds(self, happened: Any) -> None:
         server = self.c.server
         assert np.isfinite(server.weights).all() and np.abs(server.weights[:LEARNABLE]).max() < SANE
-        given = server.method.evaluated(server)
+        given = server.method.evaluation_model(server)
         assert np.isfinite(given).all() and np.abs(given[:LEARNABLE]).max() < SANE
         assert server.version == 1 + self.aggregations == 1 + self.c.counts.aggregations
         holds: dict[int, int] = {server.version: 0}
@@ -265,7 +265,7 @@ class Fuzz:
         """The attack is over: those who stayed honest are heard, and the model goes on."""
         server, version = self.c.server, self.c.server.version
         for device in list(server.away):
-            self.c.lost(self.now, device, server.away[device], "gone")
+            self.c.trip_lost(self.now, device, server.away[device], "gone")
         for _ in range(6):
             self.now += 1.0
             self.tick()
@@ -294,6 +294,6 @@ def test_a_late_upload_is_told_so() -> None:
     fuzz.now = 5.0
     fuzz.tick()
     assert device in fuzz.c.server.away
-    effects = fuzz.c.arrived(6.0, device, late.trip, lambda: late)
+    effects = fuzz.c.upload_arrived(6.0, device, late.trip, lambda: late)
     happened: list[Event] = list(effects.events)
     assert happened == [Rejected(NO_TRIP, device, late.trip)] and device not in fuzz.c.server.away

@@ -334,7 +334,7 @@ def test_rays_folder_is_private_and_those_of_the_dead_go(tmp_path: Path, monkeyp
     old, mine = tmp_path / f"freshet-ray-{dead.pid}-x", tmp_path / f"freshet-ray-{os.getpid()}-x"
     for folder in (old, mine, tmp_path / "freshet-ray-nonsense"):
         folder.mkdir()
-    made = on_ray.private_folder()
+    made = on_ray.make_private_folder()
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert sorted(tmp_path.iterdir()) == sorted([made, mine, tmp_path / "freshet-ray-nonsense"])
 

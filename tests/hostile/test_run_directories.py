@@ -16,10 +16,10 @@ import pytest
 from freshet import Federation, Observer, RunError
 from freshet.cli.app import error_sentence
 from freshet.config import resolve
-from freshet.methods import known
+from freshet.methods import builtin_about
 from freshet.report import live
 from freshet.runs import audit, checkpoint
-from freshet.runs.lock import NAME, RunLock
+from freshet.runs.lock import LOCK, RunLock
 from freshet.runs.reader import RunDirectory
 from freshet.sim.device_memory import DeviceStore
 
@@ -82,7 +82,7 @@ def pipe(path: Path, victim: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [symlink, hard_link, pipe])
-@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", NAME])
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", LOCK])
 def test_resume_writes_to_nothing_that_is_not_a_file_of_the_run(
     stopped: Path, tmp_path: Path, name: str, how: Callable[[Path, Path], None]
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_second_owner_gets_one_sentence_with_process_and_host(stopped: Path) -
         again().resume(stopped)
     said = str(caught.value)
     assert f"in use by process {os.getpid()} on " in said and "\n" not in said
-    assert not (stopped / NAME).exists()
+    assert not (stopped / LOCK).exists()
     assert again().resume(stopped).summary["status"] == "finished"
 
 
@@ -151,15 +151,15 @@ def test_a_lock_that_a_killed_process_left_behind_locks_nobody_out(stopped: Path
         with pytest.raises(RunError, match=f"in use by process {child.pid} on "):
             RunLock(stopped)
         child.kill()
-    assert (stopped / NAME).exists()
+    assert (stopped / LOCK).exists()
     RunLock(stopped).release()
-    assert not (stopped / NAME).exists()
+    assert not (stopped / LOCK).exists()
 
 
 @pytest.mark.parametrize("content", ["", "[" * 100_000, '{"pid": "x"}', "null"])
 def test_a_lock_file_may_say_anything(tmp_path: Path, content: str) -> None:
     lock = RunLock(tmp_path)
-    (tmp_path / NAME).write_text(content)
+    (tmp_path / LOCK).write_text(content)
     with pytest.raises(RunError, match="in use by another process"):
         RunLock(tmp_path)
     lock.release()
@@ -169,9 +169,9 @@ def test_an_owner_that_has_just_taken_the_lock_is_named_as_soon_as_it_says_who_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = RunLock(tmp_path)
-    said = (tmp_path / NAME).read_bytes()
-    (tmp_path / NAME).write_bytes(b"")
-    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: (tmp_path / NAME).write_bytes(said))
+    said = (tmp_path / LOCK).read_bytes()
+    (tmp_path / LOCK).write_bytes(b"")
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: (tmp_path / LOCK).write_bytes(said))
     monkeypatch.setattr("freshet.runs.lock.time", clock)
     with pytest.raises(RunError, match=f"in use by process {os.getpid()} on "):
         RunLock(tmp_path)
@@ -217,7 +217,7 @@ def test_of_many_that_race_for_a_directory_one_owns_it_at_a_time(tmp_path: Path)
     with ThreadPoolExecutor(8) as pool:
         won = sum(pool.map(race, range(8)))
     assert most == 1 and won > 0
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_of_concurrent_resumers_one_goes_on_and_the_others_say_why(stopped: Path) -> None:
@@ -274,7 +274,7 @@ def trapped(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.syspath_prepend(str(modules))
     config = (stopped / "config.toml").read_text().replace('name = "fedasmu"', 'name = "evilmod:Mine"')
     (stopped / "config.toml").write_text(config)
-    assert known("evilmod:Mine") is None
+    assert builtin_about("evilmod:Mine") is None
     return stopped
 
 

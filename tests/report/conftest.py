@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from freshet.methods import known
+from freshet.methods import builtin_about
 
 from .helpers import lines
 
@@ -72,7 +72,7 @@ def write_run(
     for section, values in config.items():
         tables[section] = tables.get(section, {}) | values
     (folder / "config.toml").write_text(tomli_w.dumps(tables))
-    about = known(method)
+    about = builtin_about(method)
     drawn = {"curves": [list(curve) for curve in about.curves] if about else []}
     (folder / "world.json").write_text(
         json.dumps(world_of(tables["fleet"]["devices"]) | drawn | judged | (world or {}))

@@ -6,7 +6,7 @@ import pytest
 
 from freshet import privacy
 from freshet.errors import ConfigError
-from freshet.privacy import Accountant, PrivacyOptions, epsilon, sentence
+from freshet.privacy import Accountant, PrivacyOptions, epsilon, describe
 
 needs_library = pytest.mark.skipif(privacy.find_spec("dp_accounting") is None, reason="needs dp-accounting")
 
@@ -39,8 +39,8 @@ def test_epsilon_grows_with_uploads_and_falls_with_noise() -> None:
 
 @needs_library
 def test_the_summary_names_the_device_that_paid_most() -> None:
-    found = Accountant(PrivacyOptions(clip=1.0, noise=8.0)).closing({3: 2, 5: 9, 1: 4})
+    found = Accountant(PrivacyOptions(clip=1.0, noise=8.0)).summary({3: 2, 5: 9, 1: 4})
     assert found["device"] == 5 and found["uploads"] == 9
     assert found["epsilon"] == found["by_device"]["5"] == max(found["by_device"].values())
-    assert sentence(found).startswith("privacy: epsilon is at most ") and "delta 1e-05" in sentence(found)
-    assert Accountant(PrivacyOptions(clip=1.0)).closing({})["epsilon"] == 0.0
+    assert describe(found).startswith("privacy: epsilon is at most ") and "delta 1e-05" in describe(found)
+    assert Accountant(PrivacyOptions(clip=1.0)).summary({})["epsilon"] == 0.0

@@ -9,12 +9,12 @@ from safetensors.numpy import load_file
 
 from freshet.errors import RunError
 from freshet.runs import checkpoint
-from freshet.runs.arrays import contents, serialised, views
+from freshet.runs.arrays import contents, serialise, views
 
 
 def written(path: Path, arrays: dict, notes: dict | None = None) -> Path:
     with path.open("wb") as file:
-        file.writelines(serialised(arrays, notes))
+        file.writelines(serialise(arrays, notes))
     return path
 
 
@@ -49,7 +49,7 @@ def test_we_read_what_we_write(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_stored_is_named(arrays: dict) -> None:
     with pytest.raises(ValueError, match="cannot be stored"):
-        list(serialised(arrays))
+        list(serialise(arrays))
 
 
 def raw(header: object, data: bytes = bytes(8), size: int | None = None) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from freshet.errors import RunError
-from freshet.runs.arrays import Elsewhere
-from freshet.runs.checkpoint import _read, owned, pack, unpack, write
+from freshet.runs.arrays import LazyArray
+from freshet.runs.checkpoint import _read, copy_arrays, pack, unpack, write
 
 
 def through_json(tree):
@@ -24,14 +24,14 @@ def test_keys_and_tuples_come_back_as_they_were():
 
 
 def test_arrays_in_tuples_are_owned_too():
-    (kept,) = owned((np.broadcast_to(np.float32(1), 3),))
+    (kept,) = copy_arrays((np.broadcast_to(np.float32(1), 3),))
     assert kept.flags.writeable
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), {1}, b"x", object(), np.array([None])])
 @pytest.mark.parametrize("tree", [lambda m: {"devices": {"memory": {"3": m}}}, lambda m: {"memory": m}])
 def test_what_a_device_cannot_remember_is_named(tree, value):
-    elsewhere = Elsewhere((1,), np.dtype(np.float32), lambda: np.ones(1, np.float32))
+    elsewhere = LazyArray((1,), np.dtype(np.float32), lambda: np.ones(1, np.float32))
     with pytest.raises(RunError, match=r"^local.memory\['last'\]\[0\] is a .*; keep numbers, texts, lists"):
         pack(tree({"far": elsewhere, "last": [value]}))
 

@@ -17,7 +17,7 @@ from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
 from freshet.files import write_atomically
 from freshet.runs import writer
 from freshet.runs.reader import RunDirectory
-from freshet.runs.records import plain
+from freshet.runs.records import json_safe
 from freshet.runs.writer import RunWriter
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
@@ -150,7 +150,7 @@ def test_config_holds_every_value_in_the_six_sections(finished, method):
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_comes_back_bit_for_bit(value):
     assert np.float64(tomllib.loads(tomli_w.dumps({"x": value}))["x"]).tobytes() == np.float64(value).tobytes()
-    assert np.float64(json.loads(json.dumps(plain({"x": value})))["x"]).tobytes() == np.float64(value).tobytes()
+    assert np.float64(json.loads(json.dumps(json_safe({"x": value})))["x"]).tobytes() == np.float64(value).tobytes()
 
 
 def test_floats_of_the_configuration_come_back_bit_for_bit(federate, tmp_path):
@@ -199,7 +199,7 @@ def test_events_of_an_instant_are_written_as_if_one_by_one(tmp_path):
 
 def test_what_is_not_finite_becomes_null():
     values = {"a": [float("nan"), 1.5, (float("inf"),)], "b": {"c": -float("inf")}, "d": "nan"}
-    assert plain(values) == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "nan"}
+    assert json_safe(values) == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "nan"}
 
 
 # ---- the same bits

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from freshet.runs.records import Contributor, contributors, first_crossing, number, parsed, whole
+from freshet.runs.records import Contributor, contributors, first_crossing, number, parse_line, integer
 
 
 def part(device: Any, base: Any, staleness: Any, weight: Any) -> dict[str, Any]:
@@ -54,20 +54,20 @@ def test_first_crossing_is_the_first_value_at_or_above_the_target() -> None:
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], float("nan"), float("inf"), 10**400])
 def test_what_is_no_finite_number(value: object) -> None:
-    assert number(value) is None and whole(value) is None
-    assert (number(3), whole(3), whole(3.0), whole(2**53)) == (3.0, 3, None, None)
+    assert number(value) is None and integer(value) is None
+    assert (number(3), integer(3), integer(3.0), integer(2**53)) == (3.0, 3, None, None)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e-320, 5e-324, 1.7976931348623157e308, 2**53 + 1, -1.0, 0.30000000000000004])
 def test_a_number_is_read_back_as_it_was_written(value: float) -> None:
     line = json.dumps({"a": value}).encode()
-    assert parsed(line) == {"a": value} and type((parsed(line) or {})["a"]) is type(value)
+    assert parse_line(line) == {"a": value} and type((parse_line(line) or {})["a"]) is type(value)
 
 
 def test_what_is_unusual_is_read_all_the_same() -> None:
-    assert parsed(b'{"a": NaN}\n') != {} and parsed(b'{"a": %s}' % (b"9" * 400)) == {"a": int("9" * 400)}
+    assert parse_line(b'{"a": NaN}\n') != {} and parse_line(b'{"a": %s}' % (b"9" * 400)) == {"a": int("9" * 400)}
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[1]", b"3", b'{"a": 1', b"[" * 100_000, b'{"a": "\xff"}'])
 def test_what_is_no_line_of_a_log_is_none(line: bytes) -> None:
-    assert parsed(line) is None
+    assert parse_line(line) is None

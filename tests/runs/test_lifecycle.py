@@ -20,13 +20,13 @@ from freshet.core.events import Evaluated, Merged, Noted
 from freshet.core.layout import Layout
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint, lifecycle
-from freshet.runs.lifecycle import Ended, Plan, Ready, Stopwatch, drive, interruptible
+from freshet.runs.lifecycle import RunOutcome, RunPlan, OpenRun, Stopwatch, drive, interruptible
 from freshet.runs.writer import RunWriter, weights_sha256
 from freshet.training.schedules import constant
 
-PLAN = Plan("mine:Method", 7, 0.8, 10.0, checkpoint_every=3.0, checkpoint_minutes=0.0, stop_diverged=True)
+PLAN = RunPlan("mine:Method", 7, 0.8, 10.0, checkpoint_every=3.0, checkpoint_minutes=0.0, stop_diverged=True)
 FILES = ["config.toml", "events.jsonl", "metrics.jsonl", "model.safetensors", "summary.json"]
 Act = Callable[["Ticking"], None]
 
@@ -84,20 +84,20 @@ class Stage:
         self.driver: Ticking
         self.server = small_server()
 
-    def live(self, happens: dict[int, Act] | None = None, resume: bool = False, **plan: Any) -> Ended:
+    def live(self, happens: dict[int, Act] | None = None, resume: bool = False, **plan: Any) -> RunOutcome:
         observer = Observer()
         observer.on_message = self.said.append  # type: ignore[method-assign]
         tree = checkpoint.read(self.directory).tree if resume else None
 
         @contextmanager
-        def opened() -> Iterator[Ready]:
+        def opened() -> Iterator[OpenRun]:
             if tree is None:
                 writer = RunWriter.create(self.directory, {}, [observer])
             else:
                 writer = RunWriter(self.directory, [observer], resume=tree["log"])
             self.driver = Ticking(writer, happens or {})
             try:
-                yield Ready(self.driver, self.server, writer)
+                yield OpenRun(self.driver, self.server, writer)
             finally:
                 self.closed += 1
 
@@ -121,7 +121,7 @@ class Stage:
 def small_server() -> Server:
     layout = Layout.build([("w", (3,), "learnable")])
     context = MethodContext(4, np.ones(4, np.int64), 1, 2, layout, 0)
-    method = find("fedavg")[0](options_for("fedavg", {}), context)
+    method = class_and_preset("fedavg")[0](method_options("fedavg", {}), context)
     return Server(method, context, np.array([1.0, 2.0, 3.0], np.float32), constant(0.1))
 
 
@@ -416,7 +416,7 @@ def test_a_state_that_cannot_be_taken_up_fails_the_run_and_stays(stage: Stage, m
 
 def test_a_run_that_cannot_be_made_ready_writes_nothing(stage: Stage) -> None:
     @contextmanager
-    def opened() -> Iterator[Ready]:
+    def opened() -> Iterator[OpenRun]:
         raise Broken
         yield
 

@@ -13,7 +13,7 @@ from freshet.core.messages import Assignment, Upload
 from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.training.schedules import constant
 
 DEVICES, UPLOADS = 8, 800
@@ -25,8 +25,8 @@ def long_coordinator(method: str) -> Callable[[int], None]:
     """Trips of eight devices, round after round; calling it makes so many more uploads."""
     layout = Layout.build([("w", (64,), "learnable"), ("mean", (4,), "buffer")])
     context = MethodContext(DEVICES, np.full(DEVICES, 10, np.int64), 5, 4, layout, 0)
-    cls = find(method)[0]
-    server = Server(cls(options_for(method, {}), context), context, np.zeros(68, np.float32), constant(0.1))
+    cls = class_and_preset(method)[0]
+    server = Server(cls(method_options(method, {}), context), context, np.zeros(68, np.float32), constant(0.1))
     kind = "rounds" if server.synchronous else "concurrency"
     c = Coordinator(server, Trigger(kind, 4, 10.0, 6), deadline=5.0)
     wakes = {0.0}
@@ -39,7 +39,7 @@ def long_coordinator(method: str) -> Callable[[int], None]:
         report = {"r": 1.0, "seconds": 0.0} if method == "asofed" else {}
         vectors = {name: np.ones(64, np.float32) for name in server.rule.sends}
         upload = Upload(a.device, a.trip, a.version, a.weights + np.float32(1e-3), 5, report, {}, vectors)
-        heed(c.arrived(at, a.device, a.trip, lambda: upload))
+        heed(c.upload_arrived(at, a.device, a.trip, lambda: upload))
 
     def go_on(uploads: int) -> None:
         end = c.counts.uploads + uploads

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from freshet import ConfigError, Observer
-from freshet.runs.writer import checked
+from freshet.runs.writer import check_observers
 
 
 class Halfway:
@@ -53,4 +53,4 @@ def test_whatever_looks_like_an_observer_is_one():
         pass
 
     both = (Mine(), Mock())
-    assert checked(both) == list(both) == checked(iter(both))  # type: ignore[arg-type]
+    assert check_observers(both) == list(both) == check_observers(iter(both))  # type: ignore[arg-type]

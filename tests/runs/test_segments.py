@@ -367,7 +367,7 @@ def test_without_the_library_the_remedy_is_named(
     pair: tuple[Path, Path], federate: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(segments, "find_spec", lambda name: None)
-    segments._looked_into.cache_clear()
+    segments._inspect.cache_clear()
     with pytest.raises(ConfigError, match=r"run\.rotate_log: needs zstandard.*pip install 'freshet-fl\[zst\]'"):
         federate("fedavg", run={"rotate_log": 1.0}).run(10, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.compute.executor import Lazy
+from freshet.compute.executor import LazyFuture
 from freshet.core.method import Memory
-from freshet.runs.arrays import Elsewhere
-from freshet.runs.checkpoint import owned
-from freshet.sim.device_memory import PENDING, DeviceStore, size_of
+from freshet.runs.arrays import LazyArray
+from freshet.runs.checkpoint import copy_arrays
+from freshet.sim.device_memory import MAX_PENDING, DeviceStore, array_bytes
 from freshet.training.trip import Outcome
 
 
@@ -39,10 +39,10 @@ def _bits(value: Any) -> Any:
 
 
 def test_a_memory_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path / "spilled", limit_bytes=3 * size_of(memory(0)))
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=3 * array_bytes(memory(0)))
     for device in range(10):
         store.put(device, memory(device))
-    assert store.spilled == 7
+    assert store.spilled_count == 7
     assert sorted(path.suffix for path in (tmp_path / "spilled").iterdir()) == [".safetensors"] * 7
     for device in range(10):
         assert equal(store.get(device), memory(device))
@@ -51,7 +51,7 @@ def test_a_memory_comes_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_longest_unused_go_first(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path / "spilled", limit_bytes=2 * size_of(memory(0)))
+    store = DeviceStore(tmp_path / "spilled", limit_bytes=2 * array_bytes(memory(0)))
     for device in (0, 1):
         store.put(device, memory(device))
     store.get(0)
@@ -65,7 +65,7 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
 def test_a_memory_larger_than_the_limit_lives_on_disk(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "spilled", limit_bytes=10)
     store.put(3, memory(3))
-    assert (store.spilled, store.bytes_in_memory) == (1, 0)
+    assert (store.spilled_count, store.bytes_in_memory) == (1, 0)
     assert equal(store.get(3), memory(3))
 
 
@@ -73,7 +73,7 @@ def test_numbers_alone_are_never_written(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     for device in range(50):
         store.put(device, {"gamma": 0.1 * device})
-    assert (store.spilled, (tmp_path / "spilled").exists()) == (0, False)
+    assert (store.spilled_count, (tmp_path / "spilled").exists()) == (0, False)
 
 
 def test_what_lies_beside_the_arrays_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_what_lies_beside_the_arrays_comes_back_from_disk_as_it_was(tmp_path: Pa
     kept: Memory = {"count": {1: 2, (3, "a"): 4.5}, "w": np.arange(3.0), "pair": (1, None), "deep": [np.arange(2)]}
     store.put(0, kept)
     found = store.get(0)
-    assert store.spilled == 1 and list(found) == list(kept)
+    assert store.spilled_count == 1 and list(found) == list(kept)
     assert (found["count"], found["pair"]) == (kept["count"], kept["pair"])
     assert np.array_equal(found["w"], kept["w"]) and np.array_equal(found["deep"][0], kept["deep"][0])
 
@@ -113,10 +113,10 @@ def test_the_folder_appears_at_need_without_what_a_killed_run_left_there_and_goe
 def test_what_is_still_under_way_is_waited_for(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "spilled", limit_bytes=0)
     store.put(0, memory(0))
-    store.defer(0, Lazy(lambda: left(5)))
+    store.defer(0, LazyFuture(lambda: left(5)))
     assert equal(store.get(0), memory(5))
-    store.defer(0, Lazy(lambda: left(6)))
-    assert equal(owned(store.state()["memory"]["0"]), memory(6))
+    store.defer(0, LazyFuture(lambda: left(6)))
+    assert equal(copy_arrays(store.state()["memory"]["0"]), memory(6))
 
 
 def left(seed: int) -> Outcome:
@@ -124,44 +124,44 @@ def left(seed: int) -> Outcome:
 
 
 def test_outcomes_that_nobody_needs_are_taken_in_as_soon_as_they_are_there(tmp_path: Path) -> None:
-    store, outcome = DeviceStore(tmp_path), Lazy(lambda: left(3))
+    store, outcome = DeviceStore(tmp_path), LazyFuture(lambda: left(3))
     outcome.result()
     store.defer(3, outcome)
-    assert store.bytes_in_memory == size_of(memory(3))
+    assert store.bytes_in_memory == array_bytes(memory(3))
     assert equal(store.get(3), memory(3))
 
 
 def test_only_a_few_outcomes_are_left_for_later(tmp_path: Path) -> None:
     store, computed = DeviceStore(tmp_path), []
 
-    def outcome(device: int) -> Lazy[Outcome]:
-        return Lazy(lambda: computed.append(device) or left(device))
+    def outcome(device: int) -> LazyFuture[Outcome]:
+        return LazyFuture(lambda: computed.append(device) or left(device))
 
-    for device in range(PENDING + 5):
+    for device in range(MAX_PENDING + 5):
         store.defer(device, outcome(device))
     assert computed == [0, 1, 2, 3, 4], "the oldest go first"
-    assert all(equal(store.get(device), memory(device)) for device in range(PENDING + 5))
+    assert all(equal(store.get(device), memory(device)) for device in range(MAX_PENDING + 5))
 
 
 def test_a_state_does_not_bring_back_what_is_on_disk(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "a", limit_bytes=0)
     store.put(1, memory(1))
     kept = store.state()["memory"]["1"]
-    arrays = {name: value for name, value in kept.items() if isinstance(value, Elsewhere)}
+    arrays = {name: value for name, value in kept.items() if isinstance(value, LazyArray)}
     assert arrays.keys() == {name for name, value in memory(1).items() if isinstance(value, np.ndarray)}
     assert all(a.shape == memory(1)[name].shape and a.dtype == memory(1)[name].dtype for name, a in arrays.items())
-    assert equal(owned(kept), memory(1))
+    assert equal(copy_arrays(kept), memory(1))
 
 
 def test_the_state_holds_everything_and_restores_it(tmp_path: Path) -> None:
-    store = DeviceStore(tmp_path / "a", limit_bytes=2 * size_of(memory(0)))
+    store = DeviceStore(tmp_path / "a", limit_bytes=2 * array_bytes(memory(0)))
     for device in (4, 2, 9, 0):
         store.put(device, memory(device))
-        store.completed(device, 1.5 * device)
-    store.completed(9, 0.5)
+        store.record_trip(device, 1.5 * device)
+    store.record_trip(9, 0.5)
     state = store.state()
     assert store.bytes_in_memory <= store.limit_bytes
-    again = DeviceStore(tmp_path / "b", limit_bytes=size_of(memory(0)))
+    again = DeviceStore(tmp_path / "b", limit_bytes=array_bytes(memory(0)))
     again.restore(state)
     for device in (0, 2, 4, 9):
         assert equal(again.get(device), memory(device))
@@ -174,7 +174,7 @@ def test_mean_seconds_of_completed_trips(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path)
     assert store.mean_seconds(0) is None
     for seconds in (2.0, 3.0, 7.0):
-        store.completed(0, seconds)
+        store.record_trip(0, seconds)
     assert store.mean_seconds(0) == pytest.approx(4.0)
 
 

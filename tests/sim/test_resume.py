@@ -188,7 +188,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spoil", ["drop", "shape", "type"])
 def test_a_checkpoint_of_another_model_is_one_sentence_and_the_log_stays(spoil: str, tmp_path: Path) -> None:
     directory = stopped(tmp_path)
-    tree = checkpoint.owned(checkpoint.read(directory).tree)
+    tree = checkpoint.copy_arrays(checkpoint.read(directory).tree)
     if spoil == "drop":
         del tree["coordinator"]
     else:
@@ -214,7 +214,7 @@ def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> Non
     np.testing.assert_array_equal(back["a"]["x"], shared)
     np.testing.assert_array_equal(back["a"]["y"][4]["z"], shared)
     assert back["a"]["x"] is back["a"]["y"][4]["z"], "one array stays one"
-    mine = checkpoint.owned(back)
+    mine = checkpoint.copy_arrays(back)
     assert mine["a"]["x"] is mine["a"]["y"][4]["z"]
     mine["a"]["x"][0] = 7.0
     assert back["a"]["x"][0] == 0.0
@@ -240,7 +240,7 @@ def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path) -> N
     (tmp_path / "checkpoint" / "000003" / "state.json").write_text("{}")
     found = checkpoint.read(tmp_path)
     assert found.tree["value"] == 1 and len(found.problems) == 1
-    found.remove_useless()
+    found.remove_damaged()
     checkpoint.write(tmp_path, {"value": 9})
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["000002", "000003"]
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_takes_no_second_copy_of_its_arrays(tmp_path: Path) -> None
         nonlocal live
         live -= 1
 
-    tree = {"arrays": [checkpoint.Elsewhere(one.shape, one.dtype, load) for _ in range(20)]}
+    tree = {"arrays": [checkpoint.LazyArray(one.shape, one.dtype, load) for _ in range(20)]}
     checkpoint.write(tmp_path, tree | logs(tmp_path))
     assert most <= 2, "one at a time, while the next is fetched"
     assert all((array == 1.0).all() for array in checkpoint.read(tmp_path).tree["arrays"])

@@ -25,7 +25,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's options with their defaults.")] = None,
 ) -> None:
     """List the methods: kind, citation, variants; with a name, its options and their defaults."""
-    from freshet.methods import options_for, registry
+    from freshet.methods import method_options, registry
 
     console = Console()
     if name is not None:
@@ -46,7 +46,7 @@ def methods(
         console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
     console.print("\nOptions and defaults (what they mean: freshet methods NAME)", style="bold")
     for method in registry().values():
-        options = options_for(method.about.name, {})
+        options = method_options(method.about.name, {})
         values = ", ".join(f"{key} {_value(getattr(options, key))}" for key in type(options).model_fields) or "none"
         console.print(f"[bold]{method.about.name}[/bold]: {escape(values)}", highlight=False)
 
@@ -63,10 +63,10 @@ def _allowed(hint: object) -> str:
 
 
 def _options(console: Console, name: str) -> None:
-    from freshet.methods import find, options_for
+    from freshet.methods import class_and_preset, method_options
 
-    method, preset = find(name)
-    options = options_for(name, {})
+    method, preset = class_and_preset(name)
+    options = method_options(name, {})
     console.print(f"[bold]{name}[/bold]: {method.about.citation}", highlight=False)
     for mark, text in method.marks().items():
         console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from freshet.config import Config
 from freshet.experiments.grid import Job
 from freshet.experiments.store import State, Store
 from freshet.federation import Federation
-from freshet.runs.lifecycle import listening
+from freshet.runs.lifecycle import interrupt_listener
 from freshet.runs.reader import ENDED
 from freshet.runs.writer import Observer
 
@@ -34,7 +34,7 @@ def to_do(jobs: Sequence[Job], store: Store, *, retry: bool = False) -> list[Job
 def run_grid(jobs: Sequence[Job], store: Store, *, watch: GridObserver | None = None, retry: bool = False) -> bool:
     """Run whatever is missing, one run after the other over shared workers; False when it was interrupted."""
     watch = watch or GridObserver()
-    with store.lock(), closing(Workers()) as workers, listening() as asked:
+    with store.lock(), closing(Workers()) as workers, interrupt_listener() as asked:
         try:
             for job in to_do(jobs, store, retry=retry):
                 if asked() or run_job(job, store, watch, workers) is State.UNFINISHED:

@@ -25,11 +25,11 @@ from freshet.experiments.compare import GridObserver, Workers, execute
 from freshet.experiments.grid import Entry, Scenario, Job, Recipe, Tables, run_key, tuned_as
 from freshet.experiments.store import State, Store
 from freshet.files import open_own, reason, write_atomically
-from freshet.methods import find, known
+from freshet.methods import class_and_preset, builtin_about
 from freshet.report.statistics import WINDOW
-from freshet.runs.lifecycle import listening
+from freshet.runs.lifecycle import interrupt_listener
 from freshet.runs.reader import RunDirectory
-from freshet.runs.records import ACCURACY, Metric, metric_of, number, whole
+from freshet.runs.records import ACCURACY, Metric, metric_of, number, integer
 
 #: Trials, seeds, and seconds of each run.
 TuningBudget = tuple[int, int, float]
@@ -43,7 +43,7 @@ def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
     name, rate = tables.get("method", {}).get("name"), tables.get("training", {}).get("lr")
     if not isinstance(name, str) or number(rate) is None:
         raise ConfigError("--tuned", f"{folder}/best.toml does not name a method and its learning rate")
-    if known(name) is None and name not in methods:
+    if builtin_about(name) is None and name not in methods:
         problem = "which is neither built in nor compared here; it is not imported for that"
         raise ConfigError("--tuned", f"{folder} is for {name:.80}, {problem}")
     if (studied := _budget(folder)[0]) != name:
@@ -81,7 +81,7 @@ def _budget(folder: Path) -> tuple[str, TuningBudget]:
         record = None
     name, budget = (record.get(key) for key in ("method", "budget")) if isinstance(record, dict) else (None, None)
     found: Mapping[str, Any] = budget if isinstance(budget, dict) else {}
-    trials, seeds, until = whole(found.get("trials")), whole(found.get("seeds")), number(found.get("until"))
+    trials, seeds, until = integer(found.get("trials")), integer(found.get("seeds")), number(found.get("until"))
     if not isinstance(name, str) or trials is None or seeds is None or until is None:
         raise ConfigError("--tuned", f"{folder} has no tuning.json made by `freshet tune`")
     return name, (trials, seeds, until)
@@ -132,7 +132,7 @@ def load_optuna() -> Any:
 def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
     """What the tuner may change, ``section.key`` to range: the learning rate, and what the method declares in its
     ``about.space``; ``in_flight`` bounds the number of uploads to wait for."""
-    about = find(method)[0].about
+    about = class_and_preset(method)[0].about
     declared = {**about.space, **about.spaces.get(method, {})}
     space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items()}
     return space if in_flight is None else {key: each.within(in_flight) for key, each in space.items()}
@@ -250,7 +250,7 @@ class Tuner:
     def run(self, watch: GridObserver | None = None, on_trial: Any = None) -> bool:
         """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
         optuna = load_optuna()
-        with self.store.lock(), closing(Workers()) as workers, listening() as asked:
+        with self.store.lock(), closing(Workers()) as workers, interrupt_listener() as asked:
             study = self._open(optuna)
             try:
                 while (number := len(self._spent_trials(optuna, study))) < self.budget.trials:

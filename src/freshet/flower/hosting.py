@@ -22,14 +22,14 @@ from freshet.flower.commands import Child
 from freshet.flower.folder import Folder, init, run_config
 from freshet.flower.server_app import ServerSettings, serve
 from freshet.flower.transport import FlowerTransport
-from freshet.runs.lifecycle import Ended
+from freshet.runs.lifecycle import RunOutcome
 from freshet.runs.lock import RunLock
 
 #: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
 HANDOVER_TIMEOUT_SECONDS, POLL_SECONDS = commands.FLOWER_TIMEOUT_SECONDS, 1.0
 
 
-def host(config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> Ended:
+def host(config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> RunOutcome:
     """Serve a federation until its run has ended, or go on with one that was stopped."""
     if config.fleet.custom:
         raise ConfigError("fleet", "is given, but real devices are as fast as they are; leave it out")

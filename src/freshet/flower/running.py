@@ -288,7 +288,7 @@ def run_local(
         return None, ""
     name, seed = str(tables["method"]["name"]), int(tables["run"].get("seed", 0))
     directory = out or default_directory(name, seed)
-    RunWriter.check(directory)
+    RunWriter.check_empty(directory)
     say(f"starting a SuperLink and {tables['fleet']['devices']} SuperNodes; keys and logs are in {folder}")
     local, status = None, "failed"
     with stoppable():

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.runs.arrays import Stored, contents, serialised
-from freshet.runs.checkpoint import Tree, owned, pack, unpack
+from freshet.runs.arrays import StoredArray, contents, serialise
+from freshet.runs.checkpoint import Tree, copy_arrays, pack, unpack
 
 _NOTE = "tree"
 
@@ -32,14 +32,14 @@ class MalformedMessage(ValueError):
 def to_bytes(tree: Tree) -> bytes:
     """A tree in one piece."""
     plain, arrays = pack(tree)
-    return b"".join(bytes(piece) for piece in serialised(arrays, {_NOTE: json.dumps(plain)}))
+    return b"".join(bytes(piece) for piece in serialise(arrays, {_NOTE: json.dumps(plain)}))
 
 
 def from_bytes(data: bytes) -> Tree:
     """The inverse of ``to_bytes``; raises ``Malformed``."""
     try:
         found, notes = contents(BytesIO(data))
-        tree: Any = owned(unpack(json.loads(notes[_NOTE]), _views(data, found)))
+        tree: Any = copy_arrays(unpack(json.loads(notes[_NOTE]), _views(data, found)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedMessage(f"not a tree of values and arrays ({type(error).__name__}: {error})") from None
     if not isinstance(tree, dict):
@@ -47,7 +47,7 @@ def from_bytes(data: bytes) -> Tree:
     return tree
 
 
-def _views(data: bytes, found: dict[str, Stored]) -> dict[str, NDArray[Any]]:
+def _views(data: bytes, found: dict[str, StoredArray]) -> dict[str, NDArray[Any]]:
     whole = np.frombuffer(data, np.uint8)
     return {name: whole[a.start : a.end].view(a.dtype).reshape(a.shape) for name, a in found.items()}
 

@@ -43,7 +43,7 @@ from freshet.methods.fedasmu import FedASMU
 from freshet.methods.fedssmu import FedSSMU, SSMUOptions
 from freshet.paper import convex
 from freshet.paper.convex import Constants, Floats, Indices, Logistic, digits
-from freshet.runs.lifecycle import listening
+from freshet.runs.lifecycle import interrupt_listener
 from freshet.runs.writer import Observer
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def run_all(todo: Sequence[TheoryRun], folder: Path, workers: int, on_done: Call
     folder.mkdir(parents=True, exist_ok=True)
     place, left = tempfile.TemporaryDirectory(prefix="freshet-theory-"), len(todo)
     try:
-        with place as scratch, listening() as asked, _mapper(min(workers, len(todo))) as each:
+        with place as scratch, interrupt_listener() as asked, _mapper(min(workers, len(todo))) as each:
             for job, outcome in each(partial(_named, scratch=Path(scratch)), todo):
                 if outcome is None:
                     return False

@@ -7,7 +7,7 @@ from statistics import median
 
 from freshet.report.reading import RunData
 from freshet.report.trips import Trip
-from freshet.runs.records import contributors, number, whole
+from freshet.runs.records import contributors, number, integer
 
 WHO = ("meta", "q", "explore", "fixed")
 _MOST_SLOTS = 50
@@ -61,7 +61,7 @@ def controls(run: RunData) -> dict[str, dict[int, Track]]:
     """For each of the run's curves that the log has numbers of: by device, its value over time."""
     found: dict[str, dict[int, Track]] = {}
     for event in run.events.of(*{curve.event for curve in run.curves}) if run.curves else ():
-        device, kind = whole(event.get("device")), event.get("kind")
+        device, kind = integer(event.get("device")), event.get("kind")
         for curve in run.curves:
             value = number(event.get(curve.key)) if kind == curve.event else None
             if device is not None and value is not None:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from freshet.runs.records import contributors, number, parsed, whole
-from freshet.runs.segments import Damaged, lines, size
+from freshet.runs.records import contributors, number, parse_line, integer
+from freshet.runs.segments import DamagedSegment, lines, size
 
 Record = dict[str, Any]
 #: Called with the bytes that were just read, for a bar.
@@ -52,7 +52,7 @@ class Log:
             return 0 if self.path is None else size(self.path) - self._offset
         except OSError:
             return 0
-        except Damaged:
+        except DamagedSegment:
             return 1  # to be said when it is read
 
     def read(self, seen: Seen = lambda count: None) -> bool:
@@ -66,7 +66,7 @@ class Log:
         before = self._offset
         try:
             self._take(self.path, seen)
-        except Damaged as problem:
+        except DamagedSegment as problem:
             self.note = f"{problem}; what follows is not shown"
         return self._offset > before or self.note is not None
 
@@ -75,7 +75,7 @@ class Log:
             if not line.endswith(b"\n"):
                 return
             self._line += 1
-            row = parsed(line)
+            row = parse_line(line)
             if row is None:
                 self.note = f"{path.name} is damaged at line {self._line}; what follows is not shown"
                 return
@@ -84,7 +84,7 @@ class Log:
             seen(len(line))
 
     def _count(self, row: Record) -> None:
-        time, device = number(row.get("time")), whole(row.get("device"))
+        time, device = number(row.get("time")), integer(row.get("device"))
         if time is None:
             return
         self._ordered &= time >= self.end
@@ -109,7 +109,7 @@ class Log:
 
     def _until_damage(self, *kinds: str) -> Iterator[Record]:
         """The same of a log that is damaged, as the note says."""
-        with suppress(Damaged):
+        with suppress(DamagedSegment):
             yield from self._of(*kinds)
 
     def _of(self, *kinds: str) -> Iterator[Record]:
@@ -123,7 +123,7 @@ class Log:
                 self._seen(told - left)
                 told = left
             if names.search(line):
-                row = parsed(line)
+                row = parse_line(line)
                 if row is not None and number(row.get("time")) is not None and (not kinds or row.get("kind") in kinds):
                     yield row
             if left <= 0:

@@ -17,7 +17,7 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.methods import known
+from freshet.methods import builtin_about
 from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best, chosen, goal, reachable
@@ -205,7 +205,7 @@ def _diverged(run: RunData) -> str:
 
 def _remarks(runs: Sequence[RunData]) -> list[str]:
     """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
-    found = {about.name: about for run in runs if (about := known(run.method)) is not None}
+    found = {about.name: about for run in runs if (about := builtin_about(run.method)) is not None}
     return [f"{name} [{mark}]: {text}." for name, about in found.items() for mark, text in about.marks().items()]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from freshet.core.about import Curve
 from freshet.errors import RunError
-from freshet.methods import known
+from freshet.methods import builtin_about
 from freshet.report.discovery import Places, find
 from freshet.report.log import Log, Seen
 from freshet.runs.reader import ENDED, RunDirectory
-from freshet.runs.records import Metric, metric_of, number, parsed, whole
+from freshet.runs.records import Metric, metric_of, number, parse_line, integer
 from freshet.runs.segments import LIVE
 from freshet.runs.world import RunWorld, read_world
 
@@ -40,7 +40,7 @@ class RunData:
     @property
     def curves(self) -> Sequence[Curve]:
         """Numbers of the events that the method wants drawn; of a built-in one it is known without world.json."""
-        about = known(self.method) if self.world is None else None
+        about = builtin_about(self.method) if self.world is None else None
         return self.world.curves if self.world else about.curves if about else ()
 
     @property
@@ -65,12 +65,12 @@ class RunData:
 
     @property
     def seed(self) -> int | None:
-        return whole(self.config.get("run", {}).get("seed", self.summary.get("seed")))
+        return integer(self.config.get("run", {}).get("seed", self.summary.get("seed")))
 
     @property
     def devices(self) -> int:
         """Devices of the fleet, or as many as the log names."""
-        count = whole(self.config.get("fleet", {}).get("devices"))
+        count = integer(self.config.get("fleet", {}).get("devices"))
         if count is not None and 0 < count <= 1_000_000:
             return count
         return self.events.devices
@@ -116,7 +116,7 @@ class Tail:
         complete = content.rfind(b"\n") + 1
         for line in content[:complete].splitlines():
             self._line += 1
-            row = parsed(line)
+            row = parse_line(line)
             if row is None:
                 self.note = f"{self.path.name} is damaged at line {self._line}; what follows is not shown"
                 break

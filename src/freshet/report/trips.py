@@ -14,7 +14,7 @@ from typing import Any
 from freshet.core.messages import CONTROL_BYTES
 from freshet.report.log import Record
 from freshet.report.reading import RunData
-from freshet.runs.records import contributors, number, whole
+from freshet.runs.records import contributors, number, integer
 from freshet.runs.world import RunWorld
 
 #: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.
@@ -77,16 +77,16 @@ def trips_of(run: RunData) -> list[Trip]:
 
 
 def _trigger(log: _Log, event: Record) -> None:
-    device = whole(event.get("device"))
+    device = integer(event.get("device"))
     if device is None or device < 0:
         return
     log.trips.append(
         Trip(
             device,
-            whole(event.get("trip")) or 0,
+            integer(event.get("trip")) or 0,
             float(event["time"]),
-            whole(event.get("version")),
-            whole(event.get("epochs")),
+            integer(event.get("version")),
+            integer(event.get("epochs")),
         )
     )
     log.open[device] = log.trips[-1]
@@ -95,15 +95,15 @@ def _trigger(log: _Log, event: Record) -> None:
 def _request(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
-        trip.answered, trip.fresh = float(event["time"]), whole(event.get("fresh"))
-        trip.slot, trip.slot_by = whole(event.get("slot")), _text(event.get("slot_by"))
+        trip.answered, trip.fresh = float(event["time"]), integer(event.get("fresh"))
+        trip.slot, trip.slot_by = integer(event.get("slot")), _text(event.get("slot_by"))
 
 
 def _merge(log: _Log, event: Record) -> None:
     trip = _open(log, event)
     if trip is not None:
         trip.merged = trip.resume = float(event["time"])
-        trip.beta, trip.fresh = number(event.get("beta")), whole(event.get("fresh"))
+        trip.beta, trip.fresh = number(event.get("beta")), integer(event.get("fresh"))
 
 
 def _hurry(log: _Log, event: Record) -> None:
@@ -129,12 +129,12 @@ def _lost(log: _Log, event: Record) -> None:
 
 def _refused(log: _Log, event: Record) -> None:
     """Discarded or rejected: the upload that came last from this device."""
-    queue = log.waiting.get(whole(event.get("device")) or 0)
+    queue = log.waiting.get(integer(event.get("device")) or 0)
     if not queue:
         return
     trip = queue.pop()
     trip.outcome = "discarded" if event["kind"] == "discard" else "rejected"
-    trip.reason, trip.staleness = _text(event.get("reason")), whole(event.get("staleness"))
+    trip.reason, trip.staleness = _text(event.get("reason")), integer(event.get("staleness"))
 
 
 def _aggregate(log: _Log, event: Record) -> None:
@@ -160,9 +160,9 @@ _HANDLERS = {
 
 def _open(log: _Log, event: Record) -> Trip | None:
     """The trip in flight that an event belongs to."""
-    device = whole(event.get("device"))
+    device = integer(event.get("device"))
     trip = log.open.get(device) if device is not None else None
-    named = whole(event.get("trip"))
+    named = integer(event.get("trip"))
     return trip if trip is not None and named in (None, trip.number) else None
 
 
@@ -176,13 +176,13 @@ def _text(value: Any) -> str | None:
 def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
     """Whether the fleet's figures give the times in the log, tried on the first complete trips."""
     complete = [trip for trip in trips if trip.outcome not in ("lost", "flying") and trip.urgent is None]
-    epochs = whole(run.config.get("training", {}).get("epochs"))
+    epochs = integer(run.config.get("training", {}).get("epochs"))
     if epochs is None or epochs < 1:
         return False
     for trip in complete[:_CHECKED]:
         if trip.device >= len(world) or trip.end is None or trip.epochs is None:
             return False
-        expected = world.before(trip.device) + world.up(trip.device, world.model_bytes)
+        expected = world.seconds_to_first_step(trip.device) + world.up(trip.device, world.model_bytes)
         expected += trip.epochs * world.train_seconds[trip.device] / epochs
         if trip.answered is not None:
             reply = world.model_bytes if trip.fresh is not None else CONTROL_BYTES
@@ -195,7 +195,7 @@ def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
 def _add_legs(trip: Trip, world: RunWorld) -> None:
     if trip.device >= len(world):
         return
-    trip.train = trip.start + world.before(trip.device)
+    trip.train = trip.start + world.seconds_to_first_step(trip.device)
     if trip.answered is not None:
         trip.asked = max(trip.train, trip.answered - world.up(trip.device, CONTROL_BYTES))
         if trip.resume is None and trip.fresh is None:

@@ -31,7 +31,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class LazyArray:
     """An array that is not in memory: its shape and type, and how to get it when its turn comes."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Elsewhere:
     load: Callable[[], NDArray[Any]]
 
 
-def serialised(arrays: Mapping[str, NDArray[Any] | Elsewhere], notes: Mapping[str, str] | None = None) -> Iterator[Any]:
+def serialise(arrays: Mapping[str, NDArray[Any] | LazyArray], notes: Mapping[str, str] | None = None) -> Iterator[Any]:
     """The bytes of a safetensors file, in pieces."""
     header: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
     end = 0
@@ -53,11 +53,11 @@ def serialised(arrays: Mapping[str, NDArray[Any] | Elsewhere], notes: Mapping[st
     yield len(text).to_bytes(8, "little")
     yield text
     for array in arrays.values():
-        here = array.load() if isinstance(array, Elsewhere) else array
+        here = array.load() if isinstance(array, LazyArray) else array
         yield np.ascontiguousarray(here).reshape(-1).view(np.uint8)
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """An array in a file: its type and shape, and where its bytes are."""
 
     dtype: np.dtype[Any]
@@ -66,7 +66,7 @@ class Stored(NamedTuple):
     end: int
 
 
-def contents(file: BinaryIO) -> tuple[dict[str, Stored], dict[str, str]]:
+def contents(file: BinaryIO) -> tuple[dict[str, StoredArray], dict[str, str]]:
     """What arrays a safetensors file holds, and its notes; raises ``ValueError`` for anything that does not fit."""
     file.seek(0, 2)
     length = file.tell()
@@ -77,19 +77,19 @@ def contents(file: BinaryIO) -> tuple[dict[str, Stored], dict[str, str]]:
     try:
         header = json.loads(file.read(size))
         notes = header.pop(_NOTES, {})
-        found = {str(name): _stored(entry, 8 + size, length) for name, entry in header.items()}
+        found = {str(name): _parse_entry(entry, 8 + size, length) for name, entry in header.items()}
         return found, {str(name): str(note) for name, note in notes.items()}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"the header of its arrays makes no sense ({error})") from None
 
 
-def _stored(entry: Mapping[str, Any], place: int, length: int) -> Stored:
+def _parse_entry(entry: Mapping[str, Any], place: int, length: int) -> StoredArray:
     dtype, shape, (start, end) = _TYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
         raise ValueError("a size is not a number")
     if end - start != math.prod(shape) * dtype.itemsize or place + end > length:
         raise ValueError("an array does not fit its place")
-    return Stored(dtype, shape, place + start, place + end)
+    return StoredArray(dtype, shape, place + start, place + end)
 
 
 def views(file: BinaryIO) -> dict[str, NDArray[Any]]:

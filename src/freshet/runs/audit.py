@@ -17,13 +17,13 @@ from freshet.core import defence, events
 from freshet.core.audit import Mismatch
 from freshet.core.events import (
     Aggregated,
+    DevicesEvaluated,
     Discarded,
     Evaluated,
     Event,
-    Examined,
     Hurried,
     Lost,
-    Malformed,
+    MalformedEvent,
     Merged,
     Noted,
     Rejected,
@@ -34,7 +34,7 @@ from freshet.core.events import (
 from freshet.core.method import Method, overrides
 from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
-from freshet.methods import find, known, options_for
+from freshet.methods import builtin_about, class_and_preset, method_options
 from freshet.methods.loading import CUSTOM
 from freshet.runs.reader import RunDirectory, same_class
 from freshet.runs.world import read_world
@@ -76,7 +76,7 @@ class _Replay:
     #: Uploads by device and base that nothing has become of yet.
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
     #: What the defence against poisoned updates has measured of the last uploads.
-    judged: defence.Seen = field(default_factory=defence.Seen)
+    judged: defence.RecentUploads = field(default_factory=defence.RecentUploads)
     #: The upload that was just logged, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
@@ -84,11 +84,11 @@ class _Replay:
 def audit(run: RunDirectory, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
     """Check every line of a run's log; a method that is not built in is imported only if the user names it here.
     ``seen`` is told the bytes of each line."""
-    replay, memory = _Replay(instant=_instant(run)), dict[Any, Any]()
+    replay, memory = _Replay(instant=_instant_devices(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(seen), 1):
         try:
-            event = _next(replay, line)
+            event = _check_line(replay, line)
             if event is None:
                 found.unknown[str(line["kind"])[:40]] += 1
                 continue
@@ -106,29 +106,29 @@ def audit(run: RunDirectory, method: str | None = None, seen: Callable[[int], No
             AttributeError,
             AssertionError,
         ) as error:
-            what = str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, MalformedEvent) else f"{type(error).__name__}: {error}"
             found.problem = f"events.jsonl, line {number} ({line.get('kind')}): malformed ({what})"
             return found
         found.events += 1
         found.aggregations += isinstance(event, Aggregated)
         found.merges += isinstance(event, Merged)
-    found.problem = _against_summary(run, found)
+    found.problem = _check_summary(run, found)
     return found
 
 
 def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Event, float, dict[Any, Any]], None]]:
     """An audit about to begin, and the method's own check of an event."""
     name = run.method()
-    if known(name) is None and not (named and same_class(name, named)):
-        return Audit(_not_named(name, named)), lambda event, time, memory: None
-    table = dict(run.trusted(named)["method"])
+    if builtin_about(name) is None and not (named and same_class(name, named)):
+        return Audit(_why_unaudited(name, named)), lambda event, time, memory: None
+    table = dict(run.trusted_config(named)["method"])
     name = table.pop("name")
-    method, options = find(name)[0], options_for(name, table)
+    method, options = class_and_preset(name)[0], method_options(name, table)
     why = "" if overrides(method, Method, "audit") else "its method has no audit()"
     return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
 
 
-def _instant(run: RunDirectory) -> frozenset[int]:
+def _instant_devices(run: RunDirectory) -> frozenset[int]:
     """Devices whose downlink has neither limit nor latency, as far as world.json tells."""
     with suppress(RunError):  # one that cannot be used is no fault of the log
         world = read_world(run.directory)
@@ -137,7 +137,7 @@ def _instant(run: RunDirectory) -> frozenset[int]:
     return frozenset()
 
 
-def _not_named(name: str, named: str | None) -> str:
+def _why_unaudited(name: str, named: str | None) -> str:
     """Why a run of a method that is not built in is not audited: nobody has named it, or another one was named."""
     if ":" not in name:
         return f"this version of Freshet has no method {name}; use one that has"
@@ -148,7 +148,7 @@ def _not_named(name: str, named: str | None) -> str:
     return f"its method is {name}, not the given --method {named}; give --method {wanted}"
 
 
-def _against_summary(run: RunDirectory, found: Audit) -> str | None:
+def _check_summary(run: RunDirectory, found: Audit) -> str | None:
     """A finished run's log holds as much as its summary says: nothing is missing at the end."""
     if not run.finished():
         return None
@@ -159,7 +159,7 @@ def _against_summary(run: RunDirectory, found: Audit) -> str | None:
     return None
 
 
-def _next(replay: _Replay, line: dict[str, Any]) -> Event | None:
+def _check_line(replay: _Replay, line: dict[str, Any]) -> Event | None:
     """The event of a line, checked against those before it; None when its kind is not known."""
     replay.seq += 1
     if line["seq"] != replay.seq:
@@ -169,11 +169,11 @@ def _next(replay: _Replay, line: dict[str, Any]) -> Event | None:
     replay.time = line["time"]
     event = events.parse(line)
     if event is not None:
-        _CHECKS[type(event)](replay, event)
+        _CHECKS_BY_EVENT[type(event)](replay, event)
     return event
 
 
-def _trigger(replay: _Replay, event: Triggered) -> None:
+def _check_trigger(replay: _Replay, event: Triggered) -> None:
     if event.version != replay.version:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
     if event.device in replay.trips:
@@ -181,8 +181,8 @@ def _trigger(replay: _Replay, event: Triggered) -> None:
     replay.trips[event.device] = event
 
 
-def _request(replay: _Replay, event: Requested) -> None:
-    trip, asked = _trip(replay, event), replay.requests.get(event.device)
+def _check_request(replay: _Replay, event: Requested) -> None:
+    trip, asked = _trip_in_flight(replay, event), replay.requests.get(event.device)
     newer = replay.version if replay.version > trip.version else None
     if asked is not None and asked[1].trip == event.trip and asked[1].fresh is not None:
         newer = asked[1].fresh  # asked twice: the answer stays
@@ -191,8 +191,8 @@ def _request(replay: _Replay, event: Requested) -> None:
     replay.requests[event.device] = (replay.time, event)
 
 
-def _merge(replay: _Replay, event: Merged) -> None:
-    _trip(replay, event)
+def _check_merge(replay: _Replay, event: Merged) -> None:
+    _trip_in_flight(replay, event)
     time, request = replay.requests.get(event.device, (0.0, None))
     if request is None or request.trip != event.trip:
         raise Mismatch("merge without a request")
@@ -204,30 +204,30 @@ def _merge(replay: _Replay, event: Merged) -> None:
         replay.diverged.add((event.device, event.trip))
 
 
-def _upload(replay: _Replay, event: Uploaded) -> None:
-    trip = _trip(replay, event)
+def _check_upload(replay: _Replay, event: Uploaded) -> None:
+    trip = _trip_in_flight(replay, event)
     if event.base != trip.version:
         raise Mismatch(f"base is {event.base}, but {trip.version} was sent")
     replay.arrived = (event, trip.lr)
     replay.uploads[event.device, event.base] += 1
-    _end(replay, event.device)
+    _end_trip(replay, event.device)
 
 
-def _lost(replay: _Replay, event: Lost) -> None:
-    _trip(replay, event)
-    _end(replay, event.device)
+def _check_lost(replay: _Replay, event: Lost) -> None:
+    _trip_in_flight(replay, event)
+    _end_trip(replay, event.device)
 
 
-def _end(replay: _Replay, device: int) -> None:
+def _end_trip(replay: _Replay, device: int) -> None:
     del replay.trips[device]
     replay.requests.pop(device, None)
 
 
-def _aggregate(replay: _Replay, event: Aggregated) -> None:
+def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
     if event.version != replay.version:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
     if event.device is not None and event.trip is not None:
-        lr = _decided(replay, event)
+        lr = _check_decides_arrival(replay, event)
         if (event.device, event.trip) in replay.diverged:
             raise Mismatch("a trip that diverged was aggregated")
         logged = event.numbers.get("lr", lr)
@@ -237,11 +237,11 @@ def _aggregate(replay: _Replay, event: Aggregated) -> None:
         expected = replay.version - part.base + 1
         if part.staleness != expected:
             raise Mismatch(f"staleness is {part.staleness}, expected {expected}")
-        _take(replay, part.device, part.base)
+        _consume_upload(replay, part.device, part.base)
     replay.version += 1
 
 
-def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float:
+def _check_decides_arrival(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float:
     """The verdict on an upload comes right after it arrived; returns the learning rate of its trip."""
     arrived, lr = replay.arrived or (None, 0.0)
     same = arrived is not None and (arrived.device, arrived.trip) == (event.device, event.trip)
@@ -249,11 +249,11 @@ def _decided(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float
         raise Mismatch("there is no upload that this decides about")
     assert arrived is not None
     if not isinstance(event, Aggregated):
-        _take(replay, arrived.device, arrived.base)
+        _consume_upload(replay, arrived.device, arrived.base)
     return lr
 
 
-def _take(replay: _Replay, device: int, base: int) -> None:
+def _consume_upload(replay: _Replay, device: int, base: int) -> None:
     """An upload has been aggregated, discarded or rejected; that happens once."""
     left = replay.uploads.pop((device, base), 0) - 1
     if left < 0:
@@ -262,38 +262,38 @@ def _take(replay: _Replay, device: int, base: int) -> None:
         replay.uploads[device, base] = left
 
 
-def _discard(replay: _Replay, event: Discarded) -> None:
-    _decided(replay, event)
+def _check_discard(replay: _Replay, event: Discarded) -> None:
+    _check_decides_arrival(replay, event)
     expected = replay.version - event.base + 1
     if event.staleness != expected:
         raise Mismatch(f"staleness is {event.staleness}, expected {expected}")
 
 
-def _rejected(replay: _Replay, event: Rejected) -> None:
+def _check_rejected(replay: _Replay, event: Rejected) -> None:
     """A verdict on an upload, or on a request or an upload that belongs to no trip: a fact, whoever sent it."""
-    if event.device is None or (event.reason == NO_TRIP and not _flies(replay, event)):
+    if event.device is None or (event.reason == NO_TRIP and not _in_flight(replay, event)):
         return
-    _decided(replay, event)
+    _check_decides_arrival(replay, event)
     length, limit = event.numbers.get("length"), event.numbers.get("limit")
     if length is not None and limit is not None and not length > limit:
         raise Mismatch(f"its length {length} is within the limit {limit}")
 
 
-def _flies(replay: _Replay, event: Rejected) -> bool:
+def _in_flight(replay: _Replay, event: Rejected) -> bool:
     trip = None if event.device is None else replay.trips.get(event.device)
     return trip is not None and trip.trip == event.trip
 
 
-def _hurry(replay: _Replay, event: Hurried) -> None:
-    _trip(replay, event)
+def _check_hurry(replay: _Replay, event: Hurried) -> None:
+    _trip_in_flight(replay, event)
 
 
-def _evaluate(replay: _Replay, event: Evaluated) -> None:
+def _check_evaluate(replay: _Replay, event: Evaluated) -> None:
     if event.version != replay.version:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
 
 
-def _devices(replay: _Replay, event: Examined) -> None:
+def _check_devices(replay: _Replay, event: DevicesEvaluated) -> None:
     if event.version != replay.version:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
     lengths = {len(scores) for scores in event.numbers.values()}
@@ -301,33 +301,33 @@ def _devices(replay: _Replay, event: Examined) -> None:
         raise Mismatch("its lists are not equally long: one entry per device")
 
 
-def _note(replay: _Replay, event: Noted) -> None:
+def _check_note(replay: _Replay, event: Noted) -> None:
     if event.about == "slots":
         shares = event.numbers["probabilities"]
         if not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9):
             raise Mismatch("probabilities do not add up to 1")
-    elif event.about == defence.ABOUT:
-        defence.replay(event, replay.judged)
+    elif event.about == defence.NOTE_ABOUT:
+        defence.audit_note(event, replay.judged)
 
 
-def _trip(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:
+def _trip_in_flight(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:
     trip = replay.trips.get(event.device)
     if trip is None or trip.trip != event.trip:
         raise Mismatch("the device has no such trip in flight")
     return trip
 
 
-_CHECKS: dict[type[Event], Callable[[_Replay, Any], None]] = {
-    Triggered: _trigger,
-    Requested: _request,
-    Merged: _merge,
-    Uploaded: _upload,
-    Lost: _lost,
-    Aggregated: _aggregate,
-    Evaluated: _evaluate,
-    Examined: _devices,
-    Discarded: _discard,
-    Rejected: _rejected,
-    Hurried: _hurry,
-    Noted: _note,
+_CHECKS_BY_EVENT: dict[type[Event], Callable[[_Replay, Any], None]] = {
+    Triggered: _check_trigger,
+    Requested: _check_request,
+    Merged: _check_merge,
+    Uploaded: _check_upload,
+    Lost: _check_lost,
+    Aggregated: _check_aggregate,
+    Evaluated: _check_evaluate,
+    DevicesEvaluated: _check_devices,
+    Discarded: _check_discard,
+    Rejected: _check_rejected,
+    Hurried: _check_hurry,
+    Noted: _check_note,
 }

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.core.saving import is_key, is_leaf, unsavable
+from freshet.core.saving import is_key, is_leaf, saving_problem
 from freshet.errors import RunError
 from freshet.files import open_regular, own_folder, read_regular, sync_folder, writing
 from freshet.runs import segments
-from freshet.runs.arrays import Elsewhere, serialised, views
+from freshet.runs.arrays import LazyArray, serialise, views
 
 #: Format 1 had texts in the place of all keys, and lists in the place of tuples.
 FORMAT, KNOWN = 2, (1, 2)
@@ -29,16 +29,16 @@ _ARRAY, _TUPLE, _PAIRS = "$array", "$tuple", "$pairs"
 Tree = dict[str, Any]
 
 
-def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | Elsewhere]]:
+def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | LazyArray]]:
     """Separate a tree into what JSON holds and the arrays; an array that occurs twice is stored once.
 
     Raises a ``RunError`` that names the place of what cannot be stored.
     """
-    arrays: dict[str, NDArray[Any] | Elsewhere] = {}
+    arrays: dict[str, NDArray[Any] | LazyArray] = {}
     names: dict[int, str] = {}
 
     def walk(value: Any) -> Any:
-        if isinstance(value, Elsewhere) or (isinstance(value, np.ndarray) and is_leaf(value)):
+        if isinstance(value, LazyArray) or (isinstance(value, np.ndarray) and is_leaf(value)):
             if id(value) not in names:
                 names[id(value)] = f"a{len(arrays)}"
                 arrays[names[id(value)]] = value
@@ -68,14 +68,14 @@ def _blame(tree: Any) -> str | None:
     def here(value: Any) -> Any:
         if type(value) is dict:
             return {key: here(item) for key, item in value.items()}
-        return None if isinstance(value, Elsewhere) else type(value)(map(here, value)) if type(value) is list else value
+        return None if isinstance(value, LazyArray) else type(value)(map(here, value)) if type(value) is list else value
 
     tree = here(tree)
     devices = tree.get("devices", {})
     by_device = devices.get("memory") if type(devices) is dict else None
     memories = [*(by_device.values() if type(by_device) is dict else []), tree.get("memory")]
-    found = (unsavable(memory, "local.memory") for memory in memories)
-    return next(filter(None, found), None) or unsavable(tree, "the state")
+    found = (saving_problem(memory, "local.memory") for memory in memories)
+    return next(filter(None, found), None) or saving_problem(tree, "the state")
 
 
 def unpack(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -101,14 +101,14 @@ def _key(key: Any) -> Any:
     return key
 
 
-def owned(tree: Any) -> Any:
+def copy_arrays(tree: Any) -> Any:
     """A tree whose arrays lie in main memory and may be written to; what was one array stays one."""
     copies: dict[int, NDArray[Any]] = {}
 
     def walk(value: Any) -> Any:
-        if isinstance(value, np.ndarray | Elsewhere):
+        if isinstance(value, np.ndarray | LazyArray):
             if id(value) not in copies:
-                copies[id(value)] = value.load() if isinstance(value, Elsewhere) else np.array(value)
+                copies[id(value)] = value.load() if isinstance(value, LazyArray) else np.array(value)
             return copies[id(value)]
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
@@ -135,7 +135,7 @@ def _write_into(folder: Path, tree: Tree) -> Path:
     plain, arrays = pack(tree)
     parts: dict[str, Iterator[Any]] = {
         "state.json": iter([json.dumps({"format": FORMAT, "state": plain}).encode()]),
-        "arrays.safetensors": serialised(arrays),
+        "arrays.safetensors": serialise(arrays),
     }
     try:
         sums = {name: _write(temporary / name, content) for name, content in parts.items()}
@@ -173,20 +173,20 @@ def _write(path: Path, pieces: Iterator[Any]) -> str:
     return digest.hexdigest()
 
 
-class Found(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint to go on from; newer ones that cannot be used, and why."""
 
     tree: Tree
     problems: list[str]
-    useless: list[Path]
+    damaged: list[Path]
 
-    def remove_useless(self) -> None:
+    def remove_damaged(self) -> None:
         """Drop what cannot be used, so that it does not push out this one when the next is written."""
-        for path in self.useless:
+        for path in self.damaged:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def read(run: Path) -> Found:
+def read(run: Path) -> LoadedCheckpoint:
     """The newest checkpoint that is whole and whose logs are there.
 
     Its arrays are views of the file, to be copied (``owned``) before anything writes to them.
@@ -205,7 +205,7 @@ def read(run: Path) -> Found:
             problems.append(f"checkpoint {path.name} is damaged ({error}) and not used")
             useless.append(path)
         else:
-            return Found(tree, problems, useless)
+            return LoadedCheckpoint(tree, problems, useless)
     detail = f" ({'; '.join(problems)})" if problems else ""
     remedy = "run it again; run.keep_checkpoint = true keeps one at its end (a grid's runs have none otherwise)"
     raise RunError(f"{run} has no checkpoint to resume from{detail}; {remedy}")
@@ -229,7 +229,7 @@ def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
     """A checkpoint is of no use when the logs end before it."""
     if not all(type(log[name]) is int and log[name] >= 0 for name in ("seq", "events", "metrics")):
         raise ValueError("it does not say where the logs ended")
-    segments.check_place(run / segments.LIVE, log["events"], log["seq"])
+    segments.check_position(run / segments.LIVE, log["events"], log["seq"])
     if (run / "metrics.jsonl").stat().st_size < log["metrics"]:
         raise ValueError("metrics.jsonl was cut off before it")
 

@@ -1,6 +1,6 @@
-"""The life of a run, from its first event to its summary: clock, checkpoints, Ctrl-C, and how it ended.
+"""Drive a run from its first event to its summary: clock, checkpoints, Ctrl-C, and how it ended.
 
-Whether its time is virtual or real is the driver's affair: everything here holds for both.
+All of this holds for virtual and for real time. Only the driver knows which of them it is.
 """
 
 import signal
@@ -29,32 +29,34 @@ from freshet.runs.writer import RunWriter
 
 
 class Driver(Protocol):
-    """Brings events to the core: in virtual time (a simulation) or in real time (a network)."""
+    """Brings events to the core, in virtual time (a simulation) or in real time (a network)."""
 
     @property
     def now(self) -> float:
         """Seconds since the start."""
 
     def run(self, until: float, between: Callable[[], bool]) -> bool:
-        """Go on until the end (True), or until ``between``, called between two events, says to stop (False)."""
+        """Run to the end and return True. Call ``between`` between two events; if it returns True, return False."""
 
     def conclude(self) -> None:
-        """Nothing more will come: test the model that is left and look at the result. Not asked of a run that is
-        interrupted, and asked after its last checkpoint: a run that goes on later does so as if this had not been."""
+        """Test the final model, after the last event and the last checkpoint. Not called for an interrupted run.
+
+        A resumed run ignores this final test.
+        """
 
     def state(self) -> Tree:
-        """Everything that decides how the run goes on, and under "log" where its log ends."""
+        """Everything that decides how the run continues, and under "log" where its logs end."""
 
     def restore(self, tree: Tree, until: float) -> None:
-        """Take up a state; asked once, before ``run``."""
+        """Restore a state; called once, before ``run``."""
 
     def facts(self) -> dict[str, Any]:
         """The driver's part of summary.json: counts, versions, rounds, mean staleness, and when the run diverged."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is asked of a run: its name, its end, how often it is saved, and whether it goes on when it diverges."""
+class RunPlan:
+    """What a run shall do: its method, its end, how often it is saved, and whether it continues when it diverges."""
 
     method: str
     seed: int
@@ -63,31 +65,31 @@ class Plan:
     checkpoint_every: float
     checkpoint_minutes: float
     stop_diverged: bool
-    #: Whether it ends as soon as a test reaches the target.
+    #: Whether the run ends as soon as a test reaches the target.
     stop_at_target: bool = False
-    #: Whether it keeps a checkpoint of its end, from which it can be given a later one.
+    #: Whether the run keeps a checkpoint of its end, so that it can be extended.
     keep: bool = False
-    #: Which data, and how many of them; ``part`` is a sentence when they are not whole.
+    #: Name and size of the data; ``part`` is a sentence if they are not complete.
     data: Mapping[str, Any] = field(default_factory=dict)
     metric: Metric = ACCURACY
-    #: Parameters that do not train, for the file of the final model.
+    #: Parameters that are not trained, for the file of the final model.
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    #: Bytes of the log that are compressed at a time, once no resume can cut them off (0: none).
+    #: Bytes of log per compressed segment, once no resume can truncate them (0: no compression).
     rotate_bytes: int = 0
-    #: Counts what noise on the devices has left of their privacy, where there is noise.
+    #: Accounts for the privacy that the devices' noise guarantees, if they add noise.
     accountant: Accountant | None = None
 
 
-class Ready(NamedTuple):
-    """A run about to begin: who brings the events, who decides, who writes."""
+class OpenRun(NamedTuple):
+    """A run about to begin: what brings its events, what decides, what writes."""
 
     driver: Driver
     server: Server
     writer: RunWriter
 
 
-class Ended(NamedTuple):
-    """What a run has left behind."""
+class RunOutcome(NamedTuple):
+    """Where a run wrote its files, its summary, its tests and its final weights."""
 
     directory: Path
     summary: Record
@@ -96,7 +98,7 @@ class Ended(NamedTuple):
 
 
 class Stopwatch:
-    """Seconds of real time, those before a resumed run's checkpoint included."""
+    """Seconds of real time, including those before the checkpoint of a resumed run."""
 
     def __init__(self, before: float) -> None:
         self._start = time.perf_counter() - before
@@ -106,7 +108,7 @@ class Stopwatch:
 
 
 class Checkpoints:
-    """Saves a driver at its start, every so many of its seconds and every so many minutes of real time."""
+    """Saves a driver at its start, every ``every`` seconds of its time and every ``minutes`` of real time."""
 
     def __init__(self, driver: Driver, writer: RunWriter, clock: Stopwatch, every: float, minutes: float) -> None:
         self._driver, self._writer, self._directory, self._clock = driver, writer, writer.directory, clock
@@ -114,9 +116,9 @@ class Checkpoints:
         self._last_time: float | None = None
         self._last_wall = clock.seconds()
 
-    def consider(self) -> None:
-        """Called between two events: save if it is time (0 for both settings: never)."""
-        if not self.wanted:
+    def write_if_due(self) -> None:
+        """Save if it is time; called between two events."""
+        if not self.enabled:
             return
         late = self._wall and self._clock.seconds() - self._last_wall >= self._wall
         if late or self._last_time is None or (self._every and self._driver.now - self._last_time >= self._every):
@@ -126,41 +128,41 @@ class Checkpoints:
         """Save now."""
         tree = self._driver.state() | {"wall_seconds": self._clock.seconds()}
         checkpoint.write(self._directory, tree)
-        self._writer.saved(tree["log"]["events"])
+        self._writer.record_checkpoint(tree["log"]["events"])
         self._last_time, self._last_wall = self._driver.now, self._clock.seconds()
 
     @property
-    def wanted(self) -> bool:
-        """Whether runs save themselves at all."""
+    def enabled(self) -> bool:
+        """Whether the run is saved at all (not if both intervals are 0)."""
         return bool(self._every or self._wall)
 
-    def clear(self, keep: int = 0) -> None:
-        """Drop all checkpoints, or all but the newest ones: a run that has ended needs one at most."""
+    def prune(self, keep: int = 0) -> None:
+        """Remove all checkpoints but the ``keep`` newest."""
         checkpoint.prune(self._directory, keep)
 
 
-_listening: list[threading.Event] = []
+_listeners: list[threading.Event] = []
 
 
 @contextmanager
-def listening() -> Iterator[Callable[[], bool]]:
-    """For whoever makes several runs: whether one of them was asked to end, also one that could not act on it.
+def interrupt_listener() -> Iterator[Callable[[], bool]]:
+    """For a caller that makes several runs: whether any of them was interrupted.
 
-    A run may crash just then, or be at its last test and end anyway; the next one must not begin all the same.
+    A run that crashes at that moment, or ends anyway, does not report it. The next run must not begin all the same.
     """
     heard = threading.Event()
-    _listening.append(heard)
+    _listeners.append(heard)
     try:
         yield heard.is_set
     finally:
-        _listening.remove(heard)
+        _listeners.remove(heard)
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run at the next event, with everything written; the second one at once.
+    """The first Ctrl-C ends the run at the next event, with everything written; the second one ends it at once.
 
-    So do the signals of a batch system or a closed terminal (SIGTERM, SIGHUP), unless they are ignored (nohup).
+    SIGTERM and SIGHUP (a batch system, a closed terminal) do the same, unless they are ignored (nohup).
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -170,7 +172,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def handler(*_: Any) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
-        for each in (asked, *_listening):
+        for each in (asked, *_listeners):
             each.set()
 
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -182,54 +184,52 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(each, before)
 
 
-def drive(plan: Plan, opened: AbstractContextManager[Ready], tree: Tree | None = None) -> Ended:
-    """Live a run to its end, from the start or from a checkpoint's tree; whatever happens, its files are whole.
+def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | None = None) -> RunOutcome:
+    """Drive a run to its end, from the start or from a checkpoint's tree. Its files are complete whatever happens.
 
-    ``opened`` makes it ready (starts workers, opens the log) and tidies up behind it.
+    ``opened`` opens the run (starts workers, opens the log) and cleans up after it.
     """
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
-        writer.elapsed = clock.seconds
-        writer.judge_by(plan.metric)
+        writer.configure(plan.metric, clock.seconds, plan.rotate_bytes)
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.notices()]:
             writer.say(sentence)
-        writer.rotate_bytes = plan.rotate_bytes
-        keeper = Checkpoints(driver, writer, clock, plan.checkpoint_every, plan.checkpoint_minutes)
+        checkpoints = Checkpoints(driver, writer, clock, plan.checkpoint_every, plan.checkpoint_minutes)
         status = "failed"
         try:
             if tree is not None:
                 _restore(driver, tree, plan.until)
-                tree.clear()  # its arrays keep the file open
-            status = _run(plan, driver, writer, keeper, stop)
-        except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint of this moment
+                tree.clear()  # its arrays hold the file open
+            status = _run(plan, driver, writer, checkpoints, stop)
+        except KeyboardInterrupt:  # a second Ctrl-C: end at once, without a checkpoint
             status = "interrupted"
         finally:
             if status not in ENDED:
                 writer.abandon(wait=status == "failed")
-            weights = server.method.evaluated(server)
+            weights = server.method.evaluation_model(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
             facts = {"virtual_time": driver.now} | driver.facts()
             summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
             summary |= server.method.summary() | ({"data": dict(plan.data)} if plan.data else {})
-            summary |= {"stopped": writer.stopped} if status == "stopped" else {}
-            summary |= {"privacy": plan.accountant.closing(server.trips)} if plan.accountant is not None else {}
+            summary |= {"stopped": writer.stop_reason} if status == "stopped" else {}
+            summary |= {"privacy": plan.accountant.summary(server.trips)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
-            if status == "interrupted" and not writer.observers:  # a script would go on with what it is given
-                where = f"all of it is in {writer.directory} and can be resumed"
-                writer.say(f"{plan.method} was interrupted at {driver.now:g} s; {where}")
+            if status == "interrupted" and not writer.observers:  # else a script would take it for a finished run
+                remedy = f"it can be resumed from {writer.directory}"
+                writer.say(f"{plan.method} was interrupted at {driver.now:g} s; {remedy}")
             keep = plan.keep and status != "diverged"
-            sure, tidy = 0, None
+            committed, cleanup = 0, None
             if status in ENDED:
-                sure = writer.saved_at if keep and writer.saved_at is not None else writer.end
-                tidy = partial(keeper.clear, keep=1 if keep else 0)
-            writer.close(summary, server.context.layout, weights, plan.frozen, sure, tidy)
-    return Ended(writer.directory, summary, writer.metrics, weights)
+                committed = writer.checkpoint_end if keep and writer.checkpoint_end is not None else writer.log_end
+                cleanup = partial(checkpoints.prune, keep=1 if keep else 0)
+            writer.close(summary, server.context.layout, weights, plan.frozen, committed, cleanup)
+    return RunOutcome(writer.directory, summary, writer.metrics, weights)
 
 
 def _restore(driver: Driver, tree: Tree, until: float) -> None:
-    """Take up a saved state; its checksums may be right and its contents nonsense all the same."""
+    """Restore a saved state. Its contents may be nonsense even if its checksums are right."""
     try:
         driver.restore(tree, until)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -237,20 +237,20 @@ def _restore(driver: Driver, tree: Tree, until: float) -> None:
         raise RunError(f"the checkpoint makes no sense ({problem}); remove it to use the one before") from error
 
 
-def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, stop: Callable[[], bool]) -> str:
-    """Bring the events of a run; returns its status."""
+def _run(plan: RunPlan, driver: Driver, writer: RunWriter, checkpoints: Checkpoints, stop: Callable[[], bool]) -> str:
+    """Run the driver to its end; returns the status of the run."""
     reached = _target(plan, writer)
 
     def between() -> bool:
-        if reached() or stop() or writer.stopped is not None:  # a target that is reached outlasts a Ctrl-C
+        if reached() or stop() or writer.stop_reason is not None:  # a reached target counts even after a Ctrl-C
             return True
-        keeper.consider()
+        checkpoints.write_if_due()
         return False
 
     ended = driver.run(plan.until, between)
-    if not ended or (plan.keep and keeper.wanted):
-        keeper.write()  # before the last test: a run with a later end would not have made it
-    if not ended and writer.stopped is None:
+    if not ended or (plan.keep and checkpoints.enabled):
+        checkpoints.write()  # before the final test, which an extended run does not make
+    if not ended and writer.stop_reason is None:
         writer.drain(wait=True)
         return "interrupted"
     driver.conclude()
@@ -260,11 +260,11 @@ def _run(plan: Plan, driver: Driver, writer: RunWriter, keeper: Checkpoints, sto
     return "diverged" if plan.stop_diverged and driver.facts()["diverged"] is not None else "finished"
 
 
-def _target(plan: Plan, writer: RunWriter) -> Callable[[], bool]:
-    """Asked between two events: whether a test has now reached the target that ends the run.
+def _target(plan: RunPlan, writer: RunWriter) -> Callable[[], bool]:
+    """A function, called between two events, that says whether a test has reached the target that ends the run.
 
-    It waits for the test, so that the run ends at the same event on any number of workers. A run that goes on with its
-    target behind it is not stopped again.
+    It waits for the test, so that the run ends at the same event with any number of workers. A run that reached its
+    target before it was resumed is not stopped again.
     """
     seen = len(writer.metrics)
     if not plan.stop_at_target or time_to_target(writer.metrics, plan.target, plan.metric) is not None:
@@ -276,7 +276,7 @@ def _target(plan: Plan, writer: RunWriter) -> Callable[[], bool]:
         new, seen = writer.metrics[seen:], len(writer.metrics)
         if time_to_target(new, plan.target, plan.metric) is None:
             return False
-        writer.stopped = writer.stopped or f"the target of {plan.target:g} is reached"
+        writer.request_stop(f"the target of {plan.target:g} is reached")
         return True
 
     return reached

@@ -15,14 +15,14 @@ from typing import Any, Self
 from freshet.errors import RunError
 from freshet.files import open_own, reason
 
-NAME = ".lock"
+LOCK = ".lock"
 
 
 class RunLock:
     """Holds a run directory from its making until ``release``, or until the process is gone."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self._path = directory, directory / NAME
+        self.directory, self._path = directory, directory / LOCK
         try:
             self._file = self._take()
         except OSError as error:
@@ -36,7 +36,7 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 with file:
-                    raise RunError(f"{self.directory} is in use {_owner(_written(file))}") from None
+                    raise RunError(f"{self.directory} is in use {_describe_owner(_read_owner(file))}") from None
             except BaseException:
                 file.close()
                 raise
@@ -75,7 +75,7 @@ class RunLock:
         self.release()
 
 
-def _written(file: Any) -> bytes:
+def _read_owner(file: Any) -> bytes:
     """What the owner of a lock has written about itself, which it does just after it has taken it."""
     deadline = time.monotonic() + 5.0
     while not (content := bytes(file.read(1000))) and time.monotonic() < deadline:
@@ -84,7 +84,7 @@ def _written(file: Any) -> bytes:
     return content
 
 
-def _owner(content: bytes) -> str:
+def _describe_owner(content: bytes) -> str:
     """Who holds a lock, in words; its file may say anything."""
     try:
         owner = json.loads(content)

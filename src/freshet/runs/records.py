@@ -16,23 +16,23 @@ import orjson
 from freshet.core.events import Record
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """What JSON can hold: a number that is not finite becomes null."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: json_safe(item) for key, item in value.items()}
+    return [json_safe(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def line(record: Record) -> bytes:
+def format_line(record: Record) -> bytes:
     """One line of a log; floats read back to the same bits, and one that is not finite becomes null."""
     try:
         return orjson.dumps(record, _simple, orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # whole numbers beyond 64 bits, texts that are no Unicode
-        return (json.dumps(plain(record), allow_nan=False) + "\n").encode()
+        return (json.dumps(json_safe(record), allow_nan=False) + "\n").encode()
 
 
 def _simple(value: Any) -> Any:
@@ -49,7 +49,7 @@ def _simple(value: Any) -> Any:
 Maybe = float | None
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """A line of a log, if it is one. What the quick reader refuses (a number of a hundred digits, say), the patient one
     may take."""
     try:
@@ -74,7 +74,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
+def integer(value: Any) -> int | None:
     """A whole number of sensible size, or None."""
     return value if type(value) is int and -(2**53) < value < 2**53 else None
 
@@ -98,7 +98,7 @@ def contributors(event: Mapping[str, Any]) -> list[Contributor]:
     if alpha is not None and total > 0:
         shares = [None if share is None else alpha * (share / total) for share in shares]  # alpha itself if alone
     return [
-        Contributor(whole(part.get("device")), whole(part.get("base")), whole(part.get("staleness")), share)
+        Contributor(integer(part.get("device")), integer(part.get("base")), integer(part.get("staleness")), share)
         for part, share in zip(parts, shares, strict=True)
     ]
 

@@ -41,7 +41,7 @@ _FIRST = re.compile(rb'\{"seq": ?([0-9]{1,15})[,}]')
 _MISSING = "needs zstandard, which is not installed; install it: pip install 'freshet-fl[zst]'"
 
 
-class Damaged(RunError):
+class DamagedSegment(RunError):
     """A segment that cannot be read to its end, or one that is missing."""
 
 
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     first: int
 
 
-def rotating(megabytes: float) -> int:
+def rotation_bytes(megabytes: float) -> int:
     """The setting ``run.rotate_log`` in bytes (0: never)."""
     if megabytes and find_spec("zstandard") is None:
         raise ConfigError("run.rotate_log", _MISSING)
@@ -80,13 +80,13 @@ def size(live: Path) -> int:
         return sum(segment.size for segment in _before(live, file)) + file.seek(0, io.SEEK_END)
 
 
-def begins(live: Path) -> int:
+def live_start(live: Path) -> int:
     """Where in the whole log the live file begins."""
     with open_regular(live) as file:
         return sum(segment.size for segment in _before(live, file))
 
 
-def check_place(live: Path, place: int, seq: int) -> None:
+def check_position(live: Path, place: int, seq: int) -> None:
     """Raise ValueError unless the live file holds this place, after the event of this number."""
     with open_regular(live) as file:
         before = _before(live, file)
@@ -108,7 +108,9 @@ def _paths(live: Path) -> list[Path]:
     numbers = sorted({int(match[1]) for match in found if match})
     for expected, number in enumerate(numbers, 1):
         if number != expected:
-            raise Damaged(f"{_path(live, expected)} is missing, though there are later parts of the log; put it back")
+            raise DamagedSegment(
+                f"{_path(live, expected)} is missing, though there are later parts of the log; put it back"
+            )
     return [_path(live, number) for number in numbers]
 
 
@@ -134,13 +136,13 @@ def _first(file: BinaryIO) -> int | None:
 def _segment(path: Path) -> Segment:
     try:
         facts = path.stat()
-        return _looked_into(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        return _inspect(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read ({reason(error)})") from None
+        raise DamagedSegment(f"{path} cannot be read ({reason(error)})") from None
 
 
 @lru_cache(10_000)
-def _looked_into(path: Path, inode: int, packed: int, changed: int) -> Segment:
+def _inspect(path: Path, inode: int, packed: int, changed: int) -> Segment:
     """What the beginning of a segment says; a segment never changes, so it is asked once."""
     if find_spec("zstandard") is None:
         raise RunError(f"{path} {_MISSING}")
@@ -149,20 +151,20 @@ def _looked_into(path: Path, inode: int, packed: int, changed: int) -> Segment:
         try:
             length = int(zstd.get_frame_parameters(file.read(18)).content_size)
         except zstd.ZstdError as error:
-            raise Damaged(f"{path} is damaged ({error})") from None
+            raise DamagedSegment(f"{path} is damaged ({error})") from None
     if length == zstd.CONTENTSIZE_UNKNOWN:
-        raise Damaged(f"{path} is not a part of a log: it does not say how much it holds")
+        raise DamagedSegment(f"{path} is not a part of a log: it does not say how much it holds")
     _check_ratio(path, length, packed)
-    with closing(_opened(Segment(path, length, 0))) as reader:
+    with closing(_open(Segment(path, length, 0))) as reader:
         match = _FIRST.match(reader.read(64))
     if match is None:
-        raise Damaged(f"{path} is not a part of a log: it does not begin with an event")
+        raise DamagedSegment(f"{path} is not a part of a log: it does not begin with an event")
     return Segment(path, length, int(match[1]))
 
 
 def _check_ratio(path: Path, length: int, packed: int) -> None:
     if length > max(ALWAYS, RATIO * packed):
-        raise Damaged(f"{path} would grow to more than {RATIO:,} times its size; it is refused")
+        raise DamagedSegment(f"{path} would grow to more than {RATIO:,} times its size; it is refused")
 
 
 class _Unpacked(io.RawIOBase):
@@ -174,7 +176,7 @@ class _Unpacked(io.RawIOBase):
         try:
             self._file = open_regular(segment.path)
         except OSError as error:
-            raise Damaged(f"{segment.path} cannot be read ({reason(error)})") from None
+            raise DamagedSegment(f"{segment.path} cannot be read ({reason(error)})") from None
         self._stream = zstd.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(
             self._file, _PORTION, read_across_frames=True
         )
@@ -186,12 +188,14 @@ class _Unpacked(io.RawIOBase):
         try:
             count = int(self._stream.readinto(buffer))
         except self._error as error:
-            raise Damaged(f"{self._path} is damaged ({error})") from None
+            raise DamagedSegment(f"{self._path} is damaged ({error})") from None
         except OSError as error:
-            raise Damaged(f"{self._path} cannot be read ({reason(error)})") from None
+            raise DamagedSegment(f"{self._path} cannot be read ({reason(error)})") from None
         self._left -= count
         if self._left < 0 or (count == 0 and self._left):
-            raise Damaged(f"{self._path} is damaged (it holds {'more' if self._left < 0 else 'less'} than it says)")
+            raise DamagedSegment(
+                f"{self._path} is damaged (it holds {'more' if self._left < 0 else 'less'} than it says)"
+            )
         return count
 
     def close(self) -> None:
@@ -199,18 +203,18 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
-def _opened(segment: Segment) -> io.BufferedReader:
+def _open(segment: Segment) -> io.BufferedReader:
     return io.BufferedReader(_Unpacked(segment), _PORTION)
 
 
 def _lines(segment: Segment, start: int) -> Iterator[bytes]:
     longest = longest_line(segment.path.stat().st_size)
-    with closing(_opened(segment)) as file:
+    with closing(_open(segment)) as file:
         for _ in _parts(file, start):
             pass
         for line in _each_line(file, longest):
             if not line.endswith(b"\n") or len(line) > longest:
-                raise Damaged(f"{segment.path} is damaged (a line without an end)")
+                raise DamagedSegment(f"{segment.path} is damaged (a line without an end)")
             yield line
 
 
@@ -243,9 +247,9 @@ def rotate(live: Path, length: int) -> bool:
     they are: what shrinks beyond all measure would be taken for an attack when it is read."""
     try:
         _pack(live, length)
-    except Damaged:
+    except DamagedSegment:
         return False
-    _behead(live, length)
+    _drop_start(live, length)
     return True
 
 
@@ -263,16 +267,16 @@ def _pack(live: Path, length: int) -> None:
                 line = others[-1] if others else line + first
         _check_ratio(path, length, target.tell())
         if longest > longest_line(target.tell()):
-            raise Damaged(f"{path} would hold a line that no reader takes")
+            raise DamagedSegment(f"{path} would hold a line that no reader takes")
 
 
-def _behead(live: Path, length: int) -> None:
+def _drop_start(live: Path, length: int) -> None:
     with open_regular(live, links=False) as source, replacing(live) as target:
         source.seek(length)
         shutil.copyfileobj(source, target, _PORTION)
 
 
-def mend(live: Path) -> None:
+def repair(live: Path) -> None:
     """Undo a rotation that was broken off: drop a segment whose lines are still in the live file, and half files."""
     for pattern in (f".{LIVE}.*", ".events-*.jsonl.zst.*"):
         for left_behind in live.parent.glob(pattern):
@@ -281,7 +285,7 @@ def mend(live: Path) -> None:
         double = [_segment(path) for path in _paths(live)][len(_before(live, file)) :]
         for segment in double:
             file.seek(0)
-            with closing(_opened(segment)) as packed:
+            with closing(_open(segment)) as packed:
                 same = all(part == file.read(len(part)) for part in _parts(packed, segment.size))
             if not same or len(double) > 1:
                 raise RunError(f"{segment.path} and {live.name} hold other events of the same numbers; remove one")

@@ -6,13 +6,13 @@ from typing import Any
 from freshet._version import __version__
 from freshet.core.events import Record
 from freshet.core.vectors import Vector
-from freshet.privacy import sentence
+from freshet.privacy import describe
 from freshet.runs.records import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]
 #: One rejected upload in so many is worth a word.
-MANY = 20
+REJECTED_SHARE = 20
 REASONS = "see the reasons in events.jsonl"
 
 
@@ -39,7 +39,7 @@ def summarise(
         f"final_{metric.name}": values[-1] if rows else None,
         f"best_{metric.name}": metric.best(values),
         "final_loss": rows[-1]["loss"] if rows else None,
-        **devices_at_a_glance(rows),
+        **latest_device_scores(rows),
         "target": target,
         "time_to_target": time_to_target(rows, target, metric),
         **facts,
@@ -49,7 +49,7 @@ def summarise(
     }
 
 
-def devices_at_a_glance(rows: Rows) -> Record:
+def latest_device_scores(rows: Rows) -> Record:
     """Median, 10th percentile, worst, best and Jain's index over the devices, at the last test that has them."""
     last = next((row for row in reversed(rows) if "devices_median" in row), {})
     return {key: value for key, value in last.items() if key.startswith(("devices_", "personal_"))}
@@ -78,13 +78,13 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     if 2 * lost > trips:
         away = "a device that is there for less than a trip (fleet.on_seconds) never uploads"
         said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {REASONS}")
-    if rejected and MANY * rejected >= uploads:
+    if rejected and REJECTED_SHARE * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         wild = 2 * summary.get("wild", 0) > rejected
         remedy = "most were not finite or out of all proportion; try a smaller training.lr" if wild else REASONS
         said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
     if summary.get("privacy"):
-        said.append(sentence(summary["privacy"]))
+        said.append(describe(summary["privacy"]))
     return said
 
 

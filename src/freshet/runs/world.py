@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from freshet.core.about import Curve
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular, write_atomically
-from freshet.runs.records import number, plain, whole
+from freshet.runs.records import integer, json_safe, number
 
-NAME = "world.json"
+WORLD = "world.json"
 T = TypeVar("T")
 
 
@@ -76,7 +76,7 @@ class RunWorld:
         """Seconds until ``size`` bytes from the server have reached the device."""
         return self.down_latency + size / self.down_rate[device]
 
-    def before(self, device: int) -> float:
+    def seconds_to_first_step(self, device: int) -> float:
         """Seconds between a trigger and the first step of training."""
         return self.down(device, self.model_bytes) + (self.start_seconds[device] if self.start_seconds else 0.0)
 
@@ -84,21 +84,21 @@ class RunWorld:
 def write_world(directory: Path, world: RunWorld) -> None:
     """Put ``world.json`` into a run directory, as a whole."""
     try:
-        write_atomically(directory / NAME, (json.dumps(plain(asdict(world)), allow_nan=False) + "\n").encode())
+        write_atomically(directory / WORLD, (json.dumps(json_safe(asdict(world)), allow_nan=False) + "\n").encode())
     except OSError as error:
-        raise ConfigError("run.out", f"{directory / NAME} cannot be written ({error.strerror})") from None
+        raise ConfigError("run.out", f"{directory / WORLD} cannot be written ({error.strerror})") from None
 
 
 def read_world(directory: Path) -> RunWorld | None:
     """The world of a run, or None if it has none (made by 0.1, or lost); one sentence if it is broken."""
-    path = directory / NAME
+    path = directory / WORLD
     if not path.is_file():
         return None
     try:
         found = json.loads(read_regular(path, 1 << 30))
         if not isinstance(found, dict):
             raise ValueError("it does not hold a JSON object")
-        return _checked(found)
+        return _validate(found)
     except KeyError as error:
         problem = f"{error.args[0]} is missing"
     except (OSError, ValueError, RecursionError) as error:
@@ -109,7 +109,7 @@ def read_world(directory: Path) -> RunWorld | None:
 # ---- checks
 
 
-def _checked(found: dict[str, Any]) -> RunWorld:
+def _validate(found: dict[str, Any]) -> RunWorld:
     """The same values with their types; ``KeyError`` or ``ValueError`` for what is missing or does not fit."""
     devices = len(found["train_seconds"]) if isinstance(found["train_seconds"], list) else 0
     if not devices:
@@ -189,7 +189,7 @@ def _text(value: Any, key: str) -> str:
 
 
 def _count(value: Any, key: str) -> int:
-    found = whole(value)
+    found = integer(value)
     return found if found is not None and found >= 0 else _refuse(key, "a whole number, not negative")
 
 

@@ -1,9 +1,7 @@
-"""Writing a run directory: config.toml, events.jsonl, metrics.jsonl, summary.json, model.safetensors.
+"""Write a run directory, and notify the observers of the run.
 
-Events are written in the order in which they happened. Some numbers (a merge's losses, a test score) are computed
-elsewhere and arrive later; such an event keeps its place in line until they are there.
-
-Who watches a run.
+Events are written in the order in which they happen. Some numbers of an event (a merge's losses, a test score) are
+computed elsewhere and arrive later. Such an event and all events after it wait in a queue until the numbers arrive.
 """
 
 import hashlib
@@ -29,49 +27,49 @@ from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError, Stop
 from freshet.files import open_own, read_regular, reason, write_atomically, writing
 from freshet.runs import segments
-from freshet.runs.lock import NAME as LOCK
-from freshet.runs.lock import RunLock
-from freshet.runs.records import ACCURACY, Metric, line, plain
+from freshet.runs.lock import LOCK, RunLock
+from freshet.runs.reader import CONFIG, EVENTS, METRICS, MODEL, SUMMARY
+from freshet.runs.records import ACCURACY, Metric, format_line, json_safe
 
 
 class Observer:
-    """Something that watches a run (a progress bar, a tracker). Override what you need.
+    """Watches a run, like a progress bar or a tracker does. Override the methods that you need.
 
-    Any of it may raise ``freshet.Stop`` to end the run before its next event.
+    Each of them may raise ``freshet.Stop`` to end the run before its next event.
     """
 
     def on_event(self, event: Record) -> None:
-        """An event has been written."""
+        """An event was written."""
 
     def on_metrics(self, row: Record) -> None:
-        """The global model has been tested."""
+        """The global model was tested."""
 
     def on_message(self, message: str) -> None:
-        """Something that a person should know."""
+        """The run has a message for the user."""
 
     def on_progress(self, time: float) -> None:
-        """Virtual time has moved on."""
+        """Virtual time has advanced."""
 
     def on_end(self, summary: Record) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
-_CALLED = [name for name in vars(Observer) if name.startswith("on_")]
+_HOOKS = [name for name in vars(Observer) if name.startswith("on_")]
 
 
-def checked(observers: Sequence[Observer]) -> list[Observer]:
-    """These observers; raises one sentence unless each has all that a run calls."""
+def check_observers(observers: Sequence[Observer]) -> list[Observer]:
+    """The observers as a list; raises if one lacks a method that the run calls."""
     if not hasattr(observers, "__iter__"):
         raise ConfigError("observers", f"must be a list, as in observers=[Mine()], but {_brief(observers)} was given")
-    found = list(observers)
-    for observer in found:
+    checked = list(observers)
+    for observer in checked:
         if isinstance(observer, type):
             raise ConfigError("observers", f"{observer.__name__} is a class; give an object, {observer.__name__}()")
-        lacks = [name for name in _CALLED if not callable(getattr(observer, name, None))]
-        if lacks:
-            problem = f"{_brief(observer)} has no {lacks[0]}; derive its class from freshet.Observer"
+        missing = [name for name in _HOOKS if not callable(getattr(observer, name, None))]
+        if missing:
+            problem = f"{_brief(observer)} has no {missing[0]}; derive its class from freshet.Observer"
             raise ConfigError("observers", problem)
-    return found
+    return checked
 
 
 def _brief(value: object) -> str:
@@ -82,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class Pending(Protocol):
-    """A result on its way."""
+    """A result that is still being computed."""
 
     def done(self) -> bool: ...
 
@@ -90,7 +88,7 @@ class Pending(Protocol):
 
 
 def default_directory(method: str, seed: int) -> Path:
-    """``runs/<time>-<method>-seed<n>``, made now, with a number added if that is taken."""
+    """Create ``runs/<time>-<method>-seed<n>``, with a number added if the name is taken."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{method.rpartition('/')[2].replace(':', '.')}-seed{seed}"
     for number in range(10_000):
         path = Path("runs") / (stem if number == 0 else f"{stem}-{number}")
@@ -106,14 +104,14 @@ def default_directory(method: str, seed: int) -> Path:
 
 
 def weights_sha256(weights: Vector) -> str:
-    """The hash of a flat float32 vector, little-endian."""
+    """SHA-256 of a flat float32 vector, little-endian."""
     return hashlib.sha256(weights.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS) -> bytes:
-    """Named tensors of a flat vector, and those that are not in it.
+    """A safetensors file of the tensors in a flat vector and of the frozen ones.
 
-    ``order`` tells how the former lay there: their names, and whether a kernel's channels came last.
+    Its metadata key ``order`` lists the tensors of the vector in order, each with whether its channels come last.
     """
     order = json.dumps([[entry.name, entry.channels_last] for entry in layout.entries])
     tensors = {entry.name: np.ascontiguousarray(entry.array(weights)) for entry in layout.entries}
@@ -121,13 +119,13 @@ def to_safetensors(layout: Layout, weights: Vector, frozen: Mapping[str, NDArray
 
 
 def write_config(directory: Path, tables: Mapping[str, Any], note: str | None = None) -> None:
-    """Put ``config.toml`` into a run directory, as a whole; a note becomes its first line."""
+    """Write ``config.toml`` atomically; a note becomes its first line."""
     heading = f"# {' '.join(note.split())}\n" if note else ""
-    write_atomically(directory / "config.toml", (heading + tomli_w.dumps(tables)).encode())
+    write_atomically(directory / CONFIG, (heading + tomli_w.dumps(tables)).encode())
 
 
-class _Line(NamedTuple):
-    """An event in line to be written."""
+class _Queued(NamedTuple):
+    """An event that waits to be written."""
 
     record: Record
     pending: Pending | None
@@ -136,7 +134,10 @@ class _Line(NamedTuple):
 
 
 class RunWriter:
-    """Appends events in order; the files of a run that is resumed are first cut back to where its checkpoint was."""
+    """Writes the files of one run, events in order.
+
+    To resume, it first truncates the logs to where they ended at the checkpoint (``resume``, from ``position``).
+    """
 
     def __init__(
         self,
@@ -144,54 +145,70 @@ class RunWriter:
         observers: Sequence[Observer] = (),
         resume: Record | None = None,
         lock: RunLock | None = None,
+        config_sha256: str = "",
     ) -> None:
-        self.directory, self.observers = directory, checked(observers)
-        #: Nobody else writes here meanwhile; who resumes has locked the directory before looking at it.
+        self.directory, self.observers = directory, check_observers(observers)
+        #: Nobody else writes here. A caller that resumes takes the lock before it reads the directory.
         self.lock = lock or RunLock(directory)
         self.seq = 0
-        #: A hash of the settings that decide the run, for its checkpoints.
-        self.settings = ""
-        #: Seconds of real time so far, for the metrics.
-        self.elapsed: Callable[[], float] = lambda: 0.0
         self.metrics: list[Record] = []
-        self._judged: Record = {}
-        self._queue: deque[_Line] = deque()
-        #: What was cut off when the run was resumed, in words.
+        #: What was truncated on resume, one sentence per file.
         self.cuts: list[str] = []
-        #: Why the run shall end before its time, once somebody has asked for it.
-        self.stopped: str | None = None
-        #: Bytes of the log after which it is rotated (0: never), and where in the whole log the live file begins.
-        self.rotate_bytes, self._begins = 0, 0
-        #: Where in the log the newest checkpoint is; no checkpoint that is kept lies before ``_sure``.
-        self.saved_at: int | None = None
-        self._sure = 0
+        self._config_sha256 = config_sha256
+        self._stop_reason: str | None = None
+        self._elapsed: Callable[[], float] = lambda: 0.0
+        self._metric_labels: Record = {}
+        self._queue: deque[_Queued] = deque()
+        self._rotate_bytes = 0
+        #: Where in the whole log the live file begins.
+        self._live_start = 0
+        #: Where in the log the newest checkpoint is. Every checkpoint that is kept lies at or after ``_committed``.
+        self.checkpoint_end: int | None = None
+        self._committed = 0
         if resume is None:
-            self._events, self._metrics = (self._open(directory / f"{n}.jsonl", 0) for n in ("events", "metrics"))
+            self._events, self._metrics = (self._open(directory / name, 0) for name in (EVENTS, METRICS))
             return
-        self.seq, self.saved_at = resume["seq"], resume["events"]
-        with writing(directory / segments.LIVE, "nothing was cut off"):
-            segments.mend(directory / segments.LIVE)
-            self._begins = segments.begins(directory / segments.LIVE)
-        self.metrics = self._kept(directory / "metrics.jsonl", resume["metrics"])
-        places = {"events": resume["events"] - self._begins, "metrics": resume["metrics"]}
-        self._events, self._metrics = (
-            self._open(directory / f"{n}.jsonl", place, create=False) for n, place in places.items()
-        )
-        (directory / "summary.json").unlink(missing_ok=True)
+        self.seq, self.checkpoint_end = resume["seq"], resume["events"]
+        with writing(directory / EVENTS, "nothing was cut off"):
+            segments.repair(directory / EVENTS)
+            self._live_start = segments.live_start(directory / EVENTS)
+        self.metrics = self._read_rows(directory / METRICS, resume["metrics"])
+        ends = {EVENTS: resume["events"] - self._live_start, METRICS: resume["metrics"]}
+        self._events, self._metrics = (self._open(directory / name, end, create=False) for name, end in ends.items())
+        (directory / SUMMARY).unlink(missing_ok=True)
+
+    def configure(
+        self, metric: Metric = ACCURACY, elapsed: Callable[[], float] = lambda: 0.0, rotate_bytes: int = 0
+    ) -> None:
+        """Set what the run is judged by, what tells its seconds of real time, and the bytes of log per segment.
+
+        Rows of metrics name the metric if it is not the accuracy. With 0 bytes the log is never compressed.
+        """
+        self._metric_labels = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
+        self._elapsed, self._rotate_bytes = elapsed, rotate_bytes
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run shall end early, if somebody asked for that."""
+        return self._stop_reason
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to end before its next event. The first reason counts."""
+        self._stop_reason = self._stop_reason or reason
 
     @staticmethod
-    def _kept(path: Path, length: int) -> list[Record]:
-        """The rows of metrics up to the checkpoint."""
+    def _read_rows(path: Path, length: int) -> list[Record]:
+        """The rows of metrics up to the checkpoint, ``length`` bytes."""
         try:
             rows = [json.loads(line) for line in read_regular(path, 1 << 32)[:length].splitlines()]
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
         if not all(isinstance(row, dict) and {"time", "loss"} <= row.keys() for row in rows):
-            raise RunError(f"{path} holds lines that are no metrics; the run cannot be resumed")
+            raise RunError(f"{path} holds lines that are not metrics; the run cannot be resumed")
         return rows
 
     def _open(self, path: Path, length: int, *, create: bool = True) -> BinaryIO:
-        """Open a log where its checkpoint left it (0: at its start); what came later is computed again."""
+        """Open a log and truncate it to ``length`` bytes. A resumed run computes the rest again."""
         with writing(path, "nothing was changed"):
             file = open_own(path, create=create)
         extra = os.fstat(file.fileno()).st_size - length
@@ -208,47 +225,50 @@ class RunWriter:
         file.seek(length)
         return file
 
-    def judge_by(self, metric: Metric) -> None:
-        """What the run is judged by; rows of metrics say so where it is not the accuracy."""
-        self._judged = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
-
     def say(self, message: str) -> None:
-        """Tell those who watch; if nobody does, the log of the process."""
+        """Send a message to the observers; without any, to the log of the process."""
         if not self.observers:
             _log.warning(message)
-        self._tell(lambda observer: observer.on_message(message))
+        self._notify(lambda observer: observer.on_message(message))
 
     def progress(self, time: float) -> None:
-        """Tell those who watch that time has moved on."""
-        self._tell(lambda observer: observer.on_progress(time))
+        """Tell the observers that time has advanced."""
+        self._notify(lambda observer: observer.on_progress(time))
 
-    def _tell(self, what: Callable[[Observer], None]) -> None:
-        """Tell those who watch; one that raises ``Stop`` is heeded between two events, not in the midst of one."""
+    def _notify(self, call: Callable[[Observer], None]) -> None:
+        """Call every observer. One that raises ``Stop`` ends the run between two events, not within one."""
         for observer in self.observers:
             try:
-                what(observer)
+                call(observer)
             except Stop as stop:
-                self.stopped = self.stopped or str(stop) or "an observer asked for it"
+                self.request_stop(str(stop) or "an observer asked for it")
 
     @staticmethod
     def create(
-        directory: Path, config: Mapping[str, Any], observers: Sequence[Observer] = (), note: str | None = None
+        directory: Path,
+        config: Mapping[str, Any],
+        observers: Sequence[Observer] = (),
+        note: str | None = None,
+        config_sha256: str = "",
     ) -> "RunWriter":
-        """Begin a new run directory; a note becomes the first line of its config.toml."""
-        RunWriter.check(directory)
-        observers = checked(observers)
+        """Begin a new run directory; a note becomes the first line of its config.toml.
+
+        Checkpoints hold ``config_sha256``, so that a resume notices a changed config.toml.
+        """
+        RunWriter.check_empty(directory)
+        observers = check_observers(observers)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = RunLock(directory)
-            RunWriter.check(directory)  # now that nobody else can begin here
+            RunWriter.check_empty(directory)  # again, now that nobody else can begin here
             write_config(directory, config, note)
-            return RunWriter(directory, observers, lock=lock)
+            return RunWriter(directory, observers, lock=lock, config_sha256=config_sha256)
         except OSError as error:
             raise ConfigError("run.out", f"{directory} cannot be written ({reason(error)})") from None
 
     @staticmethod
-    def check(directory: Path) -> None:
-        """Raise unless the directory is empty or not there yet."""
+    def check_empty(directory: Path) -> None:
+        """Raise unless the directory is empty or does not exist yet."""
         try:
             taken = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
         except NotADirectoryError:
@@ -259,42 +279,42 @@ class RunWriter:
             raise ConfigError("run.out", f"{directory} is not empty; choose another folder or remove it")
 
     def position(self) -> Record:
-        """Where the log ends now, for a checkpoint; what no checkpoint can cut off any more is compressed first."""
+        """Where the logs end now, for a checkpoint. Compresses first what no resume can truncate any more."""
         self.flush()
-        with self._logging():
-            self._rotate(self._sure)
-        ends = {"events": self.end, "metrics": self._metrics.tell()}
-        return {"seq": self.seq, **ends, "settings": self.settings}
+        with self._write_errors():
+            self._rotate(self._committed)
+        ends = {"events": self.log_end, "metrics": self._metrics.tell()}
+        return {"seq": self.seq, **ends, "settings": self._config_sha256}
 
     @property
-    def end(self) -> int:
-        """Where the whole log ends now."""
-        return self._begins + self._events.tell()
+    def log_end(self) -> int:
+        """Bytes of the whole log so far, uncompressed."""
+        return self._live_start + self._events.tell()
 
-    def saved(self, place: int) -> None:
-        """A checkpoint of this place is on the disk; the one before it is kept, those before that one are gone."""
-        self._sure, self.saved_at = self.saved_at or 0, place
+    def record_checkpoint(self, end: int) -> None:
+        """Note that a checkpoint of the log up to ``end`` is on disk. It and the one before it are kept."""
+        self._committed, self.checkpoint_end = self.checkpoint_end or 0, end
 
-    def _rotate(self, sure: int) -> None:
-        """Compress what can never be cut off again, once it is enough."""
-        if not self.rotate_bytes or sure - self._begins <= self.rotate_bytes:
+    def _rotate(self, committed: int) -> None:
+        """Compress the live file up to ``committed``, the part that no resume can truncate, if it is long enough."""
+        if not self._rotate_bytes or committed - self._live_start <= self._rotate_bytes:
             return
-        path = self.directory / segments.LIVE
+        path = self.directory / EVENTS
         self.lock.check()
-        if segments.rotate(path, sure - self._begins):
+        if segments.rotate(path, committed - self._live_start):
             self._events.close()
-            self._events, self._begins = open_own(path), sure
+            self._events, self._live_start = open_own(path), committed
             self._events.seek(0, os.SEEK_END)
 
-    def _rotate_at_the_end(self, sure: int) -> None:
-        """Compress once more. The run is over and its log whole: a disk too full for that is worth a word, no error."""
+    def _rotate_at_the_end(self, committed: int) -> None:
+        """Compress once more. The log is complete, so a full disk is worth a message but not an error."""
         try:
-            self._rotate(sure)
+            self._rotate(committed)
         except OSError as error:
             self.say(f"the end of the log stays uncompressed ({reason(error)})")
             self.lock.check()
             with suppress(OSError, RunError):
-                segments.mend(self.directory / segments.LIVE)
+                segments.repair(self.directory / EVENTS)
 
     def event(
         self,
@@ -304,87 +324,88 @@ class RunWriter:
         fill: Callable[[Any], Record] | None = None,
         row: Record | None = None,
     ) -> None:
-        """An event at this time; with ``pending``, ``fill`` turns its result into the numbers still missing.
+        """Log an event. With ``pending``, ``fill`` turns its result into the numbers that are still missing.
 
-        ``row`` is the rest of the row of metrics that a test of the model adds.
+        A test of the model also adds a row of metrics; ``row`` holds what the event does not.
         """
         self.seq += 1
         record = events.record(event, seq=self.seq, time=time)
         if pending is None and row is None and not self._queue:
             self._write(record, None)
         else:
-            self._queue.append(_Line(record, pending, fill, row))
+            self._queue.append(_Queued(record, pending, fill, row))
             self.drain()
 
-    def events(self, time: float, happened: Sequence[Event]) -> None:
-        """Events at this time of which nothing is missing, in one go where nobody waits or watches."""
+    def events(self, time: float, complete: Sequence[Event]) -> None:
+        """Log events that miss nothing; in one write if nothing waits and nobody watches."""
         if self._queue or self.observers:
-            for event in happened:
+            for event in complete:
                 self.event(time, event)
             return
-        numbered = enumerate(happened, self.seq + 1)
-        lines = [line(events.record(event, seq=seq, time=time)) for seq, event in numbered]
+        numbered = enumerate(complete, self.seq + 1)
+        lines = [format_line(events.record(event, seq=seq, time=time)) for seq, event in numbered]
         self._append(b"".join(lines))
         self.seq += len(lines)
 
     def drain(self, wait: bool = False) -> None:
-        """Write what is complete, in order; with ``wait``, everything."""
+        """Write the events whose numbers have arrived, in order; with ``wait``, all events."""
         while self._queue:
             record, pending, fill, row = self._queue[0]
             if pending is not None and fill is not None:
                 if not (wait or pending.done()):
                     return
-                record |= fill(pending.result())  # may fail: then the event is still in line
+                record |= fill(pending.result())  # if this raises, the event stays in the queue
             self._queue.popleft()
             self._write(record, row)
 
     def await_tests(self) -> None:
-        """Wait for the results of the tests that have begun, if there are any."""
-        if any(line.row is not None for line in self._queue):
+        """Wait for the results of tests that have begun."""
+        if any(queued.row is not None for queued in self._queue):
             self.drain(wait=True)
 
     def _write(self, record: Record, row: Record | None) -> None:
-        written = line(record)
+        written = format_line(record)
         self._append(written)
         if self.observers:
             logged = json.loads(written)
-            self._tell(lambda observer: observer.on_event(logged))
+            self._notify(lambda observer: observer.on_event(logged))
         if row is not None:
-            row = {"wall_seconds": round(self.elapsed(), 3)} | row
+            row = {"wall_seconds": round(self._elapsed(), 3)} | row
             scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
-            row = plain(row | scores | self._judged)
+            row = json_safe(row | scores | self._metric_labels)
             self.metrics.append(row)
             self.lock.check()
-            with self._logging():
-                self._metrics.write(line(row))
+            with self._write_errors():
+                self._metrics.write(format_line(row))
                 self._metrics.flush()
-            self._tell(lambda observer: observer.on_metrics(row))
+            self._notify(lambda observer: observer.on_metrics(row))
 
     def _append(self, lines: bytes) -> None:
         try:
             self._events.write(lines)
-        except OSError as error:  # entering a context for each line would cost a third of it
-            with self._logging():
+        except OSError as error:  # a context per line would make writing a third slower
+            with self._write_errors():
                 raise error
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Bring everything written so far to the disk."""
         self.lock.check()
-        with self._logging():
+        with self._write_errors():
             for file in (self._events, self._metrics):
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _logging(self) -> AbstractContextManager[None]:
-        return writing(self.directory, f"mend that, then: freshet resume {self.directory}")
+    def _write_errors(self) -> AbstractContextManager[None]:
+        """Turn an ``OSError`` into one sentence with a remedy."""
+        return writing(self.directory, f"fix this, then run: freshet resume {self.directory}")
 
     def abandon(self, wait: bool) -> None:
-        """Give up on an event whose numbers never arrive, and on those after it: the log stays whole up to there.
+        """Drop the first event whose numbers cannot be had, and all events after it. The log is complete up to there.
 
-        With ``wait``, numbers that are still on their way are waited for, so that how much is written does not depend
-        on which worker was faster.
+        With ``wait``, wait for numbers that are still being computed. How much is written then does not depend on which
+        worker was faster.
         """
-        with suppress(Exception, KeyboardInterrupt):  # what failed is known already
+        with suppress(Exception, KeyboardInterrupt):  # the failure was reported already
             self.drain(wait)
         self.seq -= len(self._queue)
         self._queue.clear()
@@ -395,23 +416,25 @@ class RunWriter:
         layout: Layout,
         weights: Vector,
         frozen: Mapping[str, NDArray[Any]] = NO_NUMBERS,
-        sure: int = 0,
-        tidy: Callable[[], None] | None = None,
+        committed: int = 0,
+        cleanup: Callable[[], None] | None = None,
     ) -> None:
-        """Finish the run: logs closed, final model and summary written, tidied up, the directory free for others. From
-        now on the log is never cut off before ``sure``."""
+        """End the run: close the logs, write the final model and the summary, clean up, release the directory.
+
+        From now on no resume truncates the log before ``committed``.
+        """
         try:
-            with self._logging(), self._metrics, self._events:
+            with self._write_errors(), self._metrics, self._events:
                 pass
             self.lock.check()
-            with self._logging():
-                write_atomically(self.directory / "model.safetensors", to_safetensors(layout, weights, frozen))
-                text = json.dumps(plain(summary), indent=2) + "\n"
-                write_atomically(self.directory / "summary.json", text.encode())
-            self._rotate_at_the_end(sure)
+            with self._write_errors():
+                write_atomically(self.directory / MODEL, to_safetensors(layout, weights, frozen))
+                text = json.dumps(json_safe(summary), indent=2) + "\n"
+                write_atomically(self.directory / SUMMARY, text.encode())
+            self._rotate_at_the_end(committed)
             self._events.close()
-            if tidy is not None:
-                tidy()
+            if cleanup is not None:
+                cleanup()
         finally:
             self.lock.release()
-        self._tell(lambda observer: observer.on_end(summary))
+        self._notify(lambda observer: observer.on_end(summary))

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from freshet.compute.executor import Future
 from freshet.core.method import Memory
 from freshet.files import writing
-from freshet.runs.arrays import Elsewhere, contents, serialised, views
-from freshet.runs.checkpoint import owned, pack, unpack
+from freshet.runs.arrays import LazyArray, contents, serialise, views
+from freshet.runs.checkpoint import copy_arrays, pack, unpack
 from freshet.training.trip import Outcome
 
 #: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
-DEFAULT_LIMIT = 512 * 2**20
+DEFAULT_LIMIT_BYTES = 512 * 2**20
 #: Trips that nobody waits for and whose outcome is still to come.
-PENDING = 32
+MAX_PENDING = 32
 
 
 class DeviceStore:
@@ -33,7 +33,7 @@ class DeviceStore:
     at the end. Numbers alone are never spilled. What is handed out (a trip in flight) counts no more.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self._folder, self._made = folder, False
         self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
@@ -62,7 +62,7 @@ class DeviceStore:
         """The device's memory after a trip."""
         if not memory:
             return
-        self._bytes += size_of(memory) - size_of(self._memory.get(device, {}))
+        self._bytes += array_bytes(memory) - array_bytes(self._memory.get(device, {}))
         self._memory[device] = memory
         self._memory.move_to_end(device)
         if device in self._spilled:
@@ -78,7 +78,7 @@ class DeviceStore:
         self._pending[device] = outcome
         for known in [device for device, outcome in self._pending.items() if outcome.done()]:
             self.get(known)
-        while len(self._pending) > PENDING:
+        while len(self._pending) > MAX_PENDING:
             self.get(next(iter(self._pending)))
 
     @property
@@ -87,7 +87,7 @@ class DeviceStore:
         return self._bytes
 
     @property
-    def spilled(self) -> int:
+    def spilled_count(self) -> int:
         """Devices whose memory is in a file."""
         return len(self._spilled)
 
@@ -100,7 +100,7 @@ class DeviceStore:
 
     # ---- how long trips take
 
-    def completed(self, device: int, seconds: float) -> None:
+    def record_trip(self, device: int, seconds: float) -> None:
         """A trip of the device has ended with an upload, so long after it was triggered."""
         count, total = self._trips.get(device, (0, 0.0))
         self._trips[device] = (count + 1, total + seconds)
@@ -117,7 +117,7 @@ class DeviceStore:
         there until they are written)."""
         for device in sorted(self._pending):
             self.get(device)
-        memories = self._memory | {device: self._stored(device) for device in self._spilled}
+        memories = self._memory | {device: self._lazy_memory(device) for device in self._spilled}
         return {
             "memory": {str(device): memories[device] for device in sorted(memories)},
             "trips": {str(device): list(trips) for device, trips in sorted(self._trips.items())},
@@ -126,7 +126,7 @@ class DeviceStore:
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``, into an empty store; arrays are copied, one device after the other."""
         for device, memory in state["memory"].items():
-            self.put(int(device), owned(memory))
+            self.put(int(device), copy_arrays(memory))
         self._trips = {int(device): (int(count), float(total)) for device, (count, total) in state["trips"].items()}
 
     # ---- files
@@ -136,7 +136,7 @@ class DeviceStore:
         if self._bytes <= self.limit_bytes:
             return
         for device in list(self._memory):
-            size = size_of(self._memory[device])
+            size = array_bytes(self._memory[device])
             if size == 0:
                 continue
             self._save(device, self._memory.pop(device))
@@ -149,13 +149,13 @@ class DeviceStore:
         plain, arrays = pack(dict(memory))
         path = self._path(device)
         with writing(path, "mend that, then resume the run"), path.open("wb") as file:
-            file.writelines(serialised(arrays, {"memory": json.dumps(plain)}))
+            file.writelines(serialise(arrays, {"memory": json.dumps(plain)}))
 
     def _load(self, device: int) -> Memory:
         with self._path(device).open("rb") as file:
-            return self._filled(file, {name: np.array(view) for name, view in views(file).items()})
+            return self._rebuild(file, {name: np.array(view) for name, view in views(file).items()})
 
-    def _stored(self, device: int) -> Memory:
+    def _lazy_memory(self, device: int) -> Memory:
         """A spilled memory whose arrays stay on disk."""
         path = self._path(device)
 
@@ -168,10 +168,10 @@ class DeviceStore:
 
         with path.open("rb") as file:
             kept, _ = contents(file)
-            return self._filled(file, {name: Elsewhere(a.shape, a.dtype, load(name)) for name, a in kept.items()})
+            return self._rebuild(file, {name: LazyArray(a.shape, a.dtype, load(name)) for name, a in kept.items()})
 
     @staticmethod
-    def _filled(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:
+    def _rebuild(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:
         """All of a spilled memory, as it was; its arrays are these."""
         _, notes = contents(file)
         memory: Memory = unpack(json.loads(notes["memory"]), arrays)
@@ -187,6 +187,6 @@ class DeviceStore:
         return self._folder / f"device-{device}.safetensors"
 
 
-def size_of(memory: Memory) -> int:
+def array_bytes(memory: Memory) -> int:
     """Bytes of the arrays in a memory."""
     return sum(value.nbytes for value in memory.values() if isinstance(value, np.ndarray))

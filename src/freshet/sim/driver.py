@@ -25,15 +25,15 @@ import numpy as np
 
 from freshet.compute.executor import Executor, Future, DeferredFuture
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
-from freshet.core.events import Examined
+from freshet.core.events import DevicesEvaluated
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
 from freshet.core.saving import Tree
 from freshet.core.server import Server
 from freshet.core.streams import stream
-from freshet.runs.checkpoint import owned
+from freshet.runs.checkpoint import copy_arrays
 from freshet.runs.writer import RunWriter
 from freshet.sim.device_memory import DEFAULT_LIMIT_BYTES, DeviceStore
-from freshet.sim.device_evaluations import EvaluationSchedule, DeviceTest
+from freshet.sim.device_evaluations import EvaluationSchedule, EvaluationResult
 from freshet.sim.fleet import Fleet
 from freshet.sim.heap import NO_TRIP, Entry, EventHeap, Rank
 from freshet.training.task import Score
@@ -95,11 +95,11 @@ def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
     given, got = saved["packed"]  # a model that came in fewer bytes is not quite a version of the server's
     weights = np.array(given[1]) if given else store.get(active.base)
     where = (device, active.trip, active.base, active.age, weights, saved["epochs"], active.lr)
-    assignment = Assignment(*where, saved["instruction"], owned(saved["vectors"]), given[0] if given else 0)
+    assignment = Assignment(*where, saved["instruction"], copy_arrays(saved["vectors"]), given[0] if given else 0)
     fresh = None
     if active.fresh is not None:
         weights = np.array(got[1]) if got else store.get(active.fresh)
-        vectors = owned(saved["fresh_vectors"])
+        vectors = copy_arrays(saved["fresh_vectors"])
         fresh = Fresh(active.fresh, active.fresh_age, weights, vectors, got[0] if got else 0)
     slot = None if saved["slot"] is None else Slot(*saved["slot"])
     triggered = saved["triggered" if "triggered" in saved else "started"]  # earlier versions did not save it
@@ -123,7 +123,7 @@ class Simulation:
     ) -> None:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
-        self.eval_every, self._stop_diverged, self._device_tests = eval_every, stop_diverged, exams
+        self.eval_every, self._stop_diverged, self._device_evaluations = eval_every, stop_diverged, exams
         self.rule, self.links = self.server.rule, self.server.links
         self._epochs, self._upload_bytes = self.server.context.epochs, self.server.upload_bytes
         self._always_available = fleet.always_available
@@ -131,7 +131,7 @@ class Simulation:
         self.heap = EventHeap()
         self.trips: dict[int, SimTrip] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
-        self.last_test = self.last_device_test = -1.0
+        self.last_test = self.last_device_evaluation = -1.0
         self.until = 0.0
         self.started = self.over = False
         self._latest_score: tuple[int, Future[Score]] | None = None
@@ -187,10 +187,10 @@ class Simulation:
     def conclude(self) -> None:
         """Test the model that is left, unless that was done at this very time (on the devices, too, if they are to be
         tested), and look at the result."""
-        if self.last_test < self.now or (self._device_tests is not None and self.last_device_test < self.now):
+        if self.last_test < self.now or (self._device_evaluations is not None and self.last_device_evaluation < self.now):
             self._test(self.now, last=True)
         self.writer.drain(wait=True)
-        self.coordinator.watch.check_latest()
+        self.coordinator.divergence_monitor.check_latest()
 
     def close(self) -> None:
         """The run is over, or has failed: nothing of it stays behind but its files."""
@@ -287,7 +287,7 @@ class Simulation:
         journey = self.trips.get(device)
         if journey is not None and journey.assignment.trip == trip:
             return journey
-        self.server.heard(device, trip)
+        self.server.mark_heard(device, trip)
         return None
 
     def _on_request(self, entry: Entry) -> None:
@@ -311,7 +311,7 @@ class Simulation:
         if journey is None:
             return
         journey.merged = True
-        event = self.coordinator.merged(device, trip)
+        event = self.coordinator.fresh_merged(device, trip)
         assert event is not None
         self.writer.event(now, event, journey.merge, _merge_numbers)
 
@@ -334,7 +334,7 @@ class Simulation:
         if self.rule.timed:
             before = self._seconds_before_training(device, journey.assignment, journey.triggered)
             self.devices.record_trip(device, before + (now - journey.started))
-        effects = self.coordinator.arrived(now, device, trip, partial(self._receive, journey))
+        effects = self.coordinator.upload_arrived(now, device, trip, partial(self._receive, journey))
         if journey.future is not None:  # nobody has looked at it
             self._drop_trip(journey, finished=True)
         self._carry_out(now, effects)
@@ -346,7 +346,7 @@ class Simulation:
         if outcome.memory:
             self.devices.put(journey.assignment.device, outcome.memory)
         upload = outcome.upload(journey.assignment)
-        return upload if self.links is None else self.links.opened(upload, self.server.store.get(upload.base))
+        return upload if self.links is None else self.links.decode_upload(upload, self.server.store.get(upload.base))
 
     def _on_lost(self, entry: Entry) -> None:
         now, _, device, trip = entry
@@ -357,7 +357,7 @@ class Simulation:
         finished = self.fleet.available(device, now)
         self._drop_trip(journey, finished)
         reason, sent = ("upload lost", self._upload_bytes) if finished else ("device left", 0)
-        self._carry_out(now, self.coordinator.lost(now, device, trip, reason, sent))
+        self._carry_out(now, self.coordinator.trip_lost(now, device, trip, reason, sent))
 
     def _drop_trip(self, journey: SimTrip, finished: bool) -> None:
         """Nobody needs this model; but the device may have learned something on the way: from the whole trip, or, if it
@@ -381,24 +381,24 @@ class Simulation:
 
     def _has_diverged(self) -> bool:
         """Whether a test has shown that the run should stop."""
-        return self._stop_diverged and self.coordinator.watch.diverged is not None
+        return self._stop_diverged and self.coordinator.divergence_monitor.diverged is not None
 
     def _test(self, time: float, last: bool = False) -> None:
         """Test the newest model; a version that was tested before is not computed again."""
         self.last_test = time
         version = self.server.version
         if self._latest_score is None or self._latest_score[0] != version:
-            self._latest_score = (version, self.executor.evaluate(self.server.method.evaluated(self.server)))
+            self._latest_score = (version, self.executor.evaluate(self.server.method.evaluation_model(self.server)))
         score = self._latest_score[1]
-        self.coordinator.watch.test(time, score)
+        self.coordinator.divergence_monitor.test(time, score)
         event, row = self.coordinator.test()
-        if self._device_tests is None or not self._device_tests.due(time, self.eval_every, last or self._has_diverged()):
+        if self._device_evaluations is None or not self._device_evaluations.due(time, self.eval_every, last or self._has_diverged()):
             self.writer.event(time, event, score, _scores, row)
             return
-        self.last_device_test = time
-        found = self._device_tests.start(self.executor, self.server, score, time)
-        self.writer.event(time, event, found, DeviceTest.numbers, row)
-        self.writer.event(time, Examined(version), found, DeviceTest.by_device)
+        self.last_device_evaluation = time
+        found = self._device_evaluations.start(self.executor, self.server, score, time)
+        self.writer.event(time, event, found, EvaluationResult.numbers, row)
+        self.writer.event(time, DevicesEvaluated(version), found, EvaluationResult.by_device)
 
     # ---- checkpoint: training that is under way is not saved, it follows from its inputs and is handed out again
 
@@ -411,7 +411,7 @@ class Simulation:
             "heap": [list(entry) for entry in self.heap.entries()],
             "now": self.heap.now,
             "last_test": self.last_test,
-            "last_exam": self.last_device_test,
+            "last_exam": self.last_device_evaluation,
             "journeys": {str(device): trip_state(journey) for device, journey in self.trips.items()},
             "log": self.writer.position(),
         }
@@ -421,7 +421,7 @@ class Simulation:
         self.coordinator.restore(tree["coordinator"])
         self.devices.restore(tree["devices"])
         self.heap = EventHeap(tree["heap"], tree["now"])
-        self.last_test, self.last_device_test = tree["last_test"], tree.get("last_exam", -1.0)
+        self.last_test, self.last_device_evaluation = tree["last_test"], tree.get("last_exam", -1.0)
         self.until, self.started = until, True
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
