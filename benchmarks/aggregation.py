@@ -22,7 +22,7 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.training.schedules import constant
 
 MERGED = {"beta": 0.2, "n1": 0}
@@ -38,7 +38,7 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
     """Seconds of the rule, of the gate and of the least traffic, taking turns."""
     rng = np.random.default_rng(0)
     context = MethodContext(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
-    method = find("fedasmu")[0](options_for("fedasmu", {"apply": apply}), context)
+    method = class_and_preset("fedasmu")[0](method_options("fedasmu", {"apply": apply}), context)
     server = Server(method, context, rng.standard_normal(size, dtype=np.float32), constant(0.1))
     models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     a, b, out = torch.from_numpy(models[0]), torch.from_numpy(models[1]), torch.zeros(size)
@@ -61,12 +61,12 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
             other_device()
         upload = Upload(0, active.trip, active.base, models[number % 2], 5, merged=MERGED if stale else {})
         base, fresh = server.store.get(active.base), None if active.fresh is None else server.store.get(active.fresh)
-        gate = seconds(lambda: server.entrance.refusal(upload, 0, active, base, fresh))  # noqa: B023
+        gate = seconds(lambda: server.admission.rejection(upload, 0, active, base, fresh))  # noqa: B023
         started = time.perf_counter()
         verdict = method.receive(server, upload, active)
         rule = time.perf_counter() - started
         server._apply(verdict, 0, active)
-        server._land(0)
+        server._end_trip(0)
         del verdict
         if number:  # the first has nothing to adapt
             rules.append(rule)

@@ -24,7 +24,7 @@ from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.core.server import Server
 from freshet.core.vectors import load_kernels
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet, FleetOptions
@@ -46,7 +46,7 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
     layout = Layout.build([("w", (8,), "learnable")])
     fleet = Fleet.draw(FleetOptions(devices=devices), 0)
     context = MethodContext(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
-    rule = find(method)[0](options_for(method, {}), context)
+    rule = class_and_preset(method)[0](method_options(method, {}), context)
     server = Server(rule, context, np.zeros(8, np.float32), constant(0.1))
     kind: TriggerKind = "rounds" if rule.about.kind == "sync" else "concurrency"
     with tempfile.TemporaryDirectory() as folder:

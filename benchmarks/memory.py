@@ -22,7 +22,7 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint
 from freshet.training.schedules import constant
 
@@ -101,7 +101,7 @@ def run_memory() -> None:
 def server_memory(kind: str, devices: int = 100_000) -> None:
     layout = Layout.build([("w", (PARAMETERS,), "learnable")])
     context = MethodContext(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
-    method = find("fedasmu")[0](options_for("fedasmu", {"control_memory": kind}), context)
+    method = class_and_preset("fedasmu")[0](method_options("fedasmu", {"control_memory": kind}), context)
     server = Server(method, context, np.zeros(PARAMETERS, np.float32), constant(0.1))
     keep_freed_memory()  # also gives back what the first part has left
     before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()

@@ -30,7 +30,7 @@ from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.data import load
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.models.registry import build
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
@@ -51,7 +51,7 @@ SIZES = {"LeNet5": 61_706, "ResNet20": 269_722, "AlexNet": 2_472_266, "VGG-11": 
 def server_of(method: str, size: int, devices: int, **given: Any) -> Server:
     layout = Layout.build([("w", (size,), "learnable")])
     context = MethodContext(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
-    rule = find(method)[0](options_for(method, given), context)
+    rule = class_and_preset(method)[0](method_options(method, given), context)
     return Server(rule, context, np.zeros(size, np.float32), constant(0.1))
 
 
@@ -152,9 +152,9 @@ def million(method: str, given: dict[str, Any], devices: int, hours: float, in_f
         return build("digits", input_shape=(1, 8, 8), classes=10)
 
     layout = FlatModel(factory()).layout
-    context = MethodContext(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0, under_way=in_flight)
-    kind = find(method)[0]
-    rule = kind(options_for(method, given).with_derived(context), context)
+    context = MethodContext(devices, np.full(devices, 10, np.int64), 5, in_flight, layout, 0, in_flight=in_flight)
+    kind = class_and_preset(method)[0]
+    rule = kind(method_options(method, given).with_derived(context), context)
     server = Server(rule, context, initial_weights(factory, 0), constant(0.1))
     federated = FederatedData.of(data, Shards(data.y_train, devices))
     executor = SerialExecutor(Setup(factory, federated, TrainingOptions(epochs=5, batch_size=10), 0))

@@ -23,7 +23,7 @@ from typing import Any
 
 from freshet.config import resolve
 from freshet.federation import Federation
-from freshet.methods import names
+from freshet.methods import method_names
 from freshet.runs.writer import Observer
 
 UNTIL, STOP = 60.0, 31.0
@@ -87,7 +87,7 @@ def cell_run(cell: str, method: str, folder: Path) -> dict[str, str]:
 
 def jobs(methods: list[str]) -> Iterator[tuple[str, Callable[[Path], dict[str, str]]]]:
     """Name and function of every run: of these methods only, if some are named."""
-    for method in methods or names():
+    for method in methods or method_names():
         for executor in ("serial", "processes"):
             for interrupted in (False, True):
                 name = f"{method} {executor} {'resumed' if interrupted else 'plain'}"

@@ -12,7 +12,7 @@ from freshet.config import resolve
 from freshet.core.method import LocalRule
 from freshet.data import load
 from freshet.data.dataset import from_arrays, own_data
-from freshet.methods import names
+from freshet.methods import method_names
 from freshet.sim.forecast import expected_uploads, trip_seconds
 from freshet.training.network import build_quietly, initial_weights, layout_of
 
@@ -153,15 +153,15 @@ def test_the_method_knows_its_world(trigger: str):
     world, worth = parts.begin().context, 4 if trigger == "concurrency" else 2
     assert (world.devices, world.epochs, world.per_round, world.seed) == (6, 5, worth, 5)
     assert list(world.samples) == [len(shard) for shard in parts.shards]
-    assert world.uploads == expected_uploads(parts.fleet, asked.trigger(), 4 * 650, 200.0, 0, worth=worth) > 0
-    assert world.fastest == trip_seconds(parts.fleet, 4 * 650).min()
+    assert world.expected_uploads == expected_uploads(parts.fleet, asked.trigger(), 4 * 650, 200.0, 0, worth=worth) > 0
+    assert world.fastest_seconds == trip_seconds(parts.fleet, 4 * 650).min()
 
 
 def test_options_that_follow_from_the_run_are_filled_in_and_those_given_stay():
     asked = config(method={"name": "asofed"})
     parts = Assembly(asked).check()
     settled = parts.begin().config
-    assert settled.method.delay_unit == parts.begin().context.fastest
+    assert settled.method.delay_unit == parts.begin().context.fastest_seconds
     assert replace(settled, method=asked.method) == asked, "nothing else changes"
     assert parts.begin(settled).config == settled
 
@@ -188,7 +188,7 @@ def test_the_method_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch):
     assert len(seen) == 1 and isinstance(seen[0], nn.Module)
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", method_names())
 def test_a_federation_of_a_configuration_has_that_configuration(method: str):
     asked = config(method={"name": method})
     assert Federation.from_config(asked).config == asked

@@ -29,7 +29,7 @@ from typer.main import get_command
 
 from freshet.cli.app import app
 from freshet.config import SECTIONS
-from freshet.methods import find
+from freshet.methods import class_and_preset
 from freshet.paper.cells import CELLS
 from tests.snippets import INCLUDED, ROOT, RUN, SHOWN, Block, blocks, distributions, run_page
 
@@ -191,7 +191,7 @@ def read_ours(words: list[str], where: str) -> None:
         return
     given = command.make_context(command.name, list(words)).params
     if given.get("method") and ".py:" not in given["method"]:
-        find(given["method"])
+        class_and_preset(given["method"])
     assert not given.get("cell") or given["cell"] in CELLS, where
     for setting in given.get("settings", ()):
         section, _, key = setting.partition("=")[0].partition(".")

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from freshet.core.admission import FACTOR
+from freshet.core.admission import GATE_FACTOR
 from freshet.core.compression import LinkOptions
 from freshet.core.defence import DefenceOptions
 from freshet.core.layout import Layout
-from freshet.core.method import ASIDE, Facts, Method, Options, first_problem
+from freshet.core.method import NON_SEMANTIC, Facts, Method, Options, first_problem
 from freshet.core.scheduling import Trigger, TriggerKind
 from freshet.errors import ConfigError
-from freshet.methods import find, named, options_for
+from freshet.methods import class_and_preset, method_name, method_options
 from freshet.methods._shared.rounds import RoundMethod
 from freshet.privacy import PrivacyOptions
 from freshet.sim.fleet import FleetOptions
@@ -47,7 +47,7 @@ class DataOptions(Options):
     dir: str = Field(
         "",
         description="folder with the data sets (default: FRESHET_DATA, the cache, a download)",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
     partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural", "custom"] = Field(
         "dirichlet", description="how samples are dealt to devices (custom: shards given from Python)"
@@ -97,7 +97,7 @@ class RunOptions(Options):
     """How long, how often tested, how devices are triggered, what keeps it sound."""
 
     gate: float | str = Field(
-        FACTOR,
+        GATE_FACTOR,
         description="an upload is rejected whose step is longer than so many times the median of the last ones, and "
         "longer than the model it began from (off: none is)",
     )
@@ -112,7 +112,7 @@ class RunOptions(Options):
         ge=0,
         description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
         "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
 
     seed: int = Field(0, ge=0, description="root of all random streams")
@@ -128,7 +128,7 @@ class RunOptions(Options):
     target: float | None = Field(
         0.8,
         description="accuracy whose first crossing is reported; of another task's metric, its value (default: none)",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
     stop_at_target: bool = Field(False, description="end the run with the first test that reaches run.target")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
@@ -140,29 +140,29 @@ class RunOptions(Options):
         "auto",
         description="where training runs, with the same bits everywhere; auto: worker processes if they save more time "
         "than they take to start, by an estimate from model, samples, epochs and uploads, else this process",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
     checkpoint_every: float = Field(
-        0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=ASIDE
+        0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=NON_SEMANTIC
     )
     checkpoint_minutes: float = Field(
-        5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=ASIDE
+        5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=NON_SEMANTIC
     )
     keep_checkpoint: bool = Field(
         True,
         description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
     device_memory_mb: int = Field(
-        512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=ASIDE
+        512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=NON_SEMANTIC
     )
     address: str = Field(
         "",
         description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)",
-        json_schema_extra=ASIDE,
+        json_schema_extra=NON_SEMANTIC,
     )
     workers: int = Field(
-        0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=ASIDE
+        0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=NON_SEMANTIC
     )
     selection: Literal["uniform", "by_samples", "custom"] = Field(
         "uniform", description="which idle devices are triggered: any, or the more samples the likelier (or a function)"
@@ -235,7 +235,7 @@ class Config:
 
     @property
     def method_class(self) -> type[Method]:
-        return find(self.method_name)[0]
+        return class_and_preset(self.method_name)[0]
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Every value used, defaults included, as TOML tables; what follows from elsewhere is left out."""
@@ -292,12 +292,12 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     check_tables(tables)
     tables = _with_trace(tables)
     given = dict(tables.get("method", {}))
-    name = named(given.pop("name", "fedasmu"))
-    method = options_for(name, given)
+    name = method_name(given.pop("name", "fedasmu"))
+    method = method_options(name, given)
     parts: dict[str, Any] = {}
     for section in SECTIONS:
         parts[section] = check_section(section, tables)
-    kind = find(name)[0].about.kind
+    kind = class_and_preset(name)[0].about.kind
     parts["run"] = _with_trigger(parts["run"], kind)
     config = Config(name, method, **parts)
     _check_together(config)
@@ -412,7 +412,7 @@ def with_method(tables: dict[str, Any], name: str) -> None:
         return
     tables["method"] = {"name": name}
     trigger = tables.get("run", {}).get("trigger", "auto")
-    if trigger != "auto" and (trigger == "rounds") != (find(name)[0].about.kind == "sync"):
+    if trigger != "auto" and (trigger == "rounds") != (class_and_preset(name)[0].about.kind == "sync"):
         del tables["run"]["trigger"]
 
 

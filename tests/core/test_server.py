@@ -14,9 +14,9 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, MethodContext, Options, Reject, Wait
 from freshet.core.scheduling import Trigger
-from freshet.core.server import Refused, Server
+from freshet.core.server import RequestRefused, Server
 from freshet.errors import RunError
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.training.schedules import constant, exponential
 
 SIZE = 4
@@ -30,7 +30,7 @@ def context(devices: int = 6, **changes: Any) -> MethodContext:
 
 def server(method: str = "fedasmu", options: dict[str, Any] | None = None, **changes: Any) -> Server:
     w = context(**changes)
-    rule = find(method)[0](options_for(method, options or {}), w)
+    rule = class_and_preset(method)[0](method_options(method, options or {}), w)
     return Server(rule, w, np.zeros(SIZE, np.float32), exponential(0.1, 0.5))
 
 
@@ -148,7 +148,7 @@ def test_a_repeated_request_gets_the_same_fresh_version_although_the_model_moved
 def test_a_request_without_such_a_trip_is_refused(device, trip):
     s = server()
     s.trigger([0])
-    with pytest.raises(Refused, match="no such trip"):
+    with pytest.raises(RequestRefused, match="no such trip"):
         ask(s, device, trip)
 
 
@@ -165,7 +165,7 @@ def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
         s.upload(upload(2, 2, 3))
     assert len(s.store) == 3
     if end == "lost":
-        events = s.lost(0, 1, "device left")
+        events = s.drop_trip(0, 1, "device left")
     else:
         events = s.upload(upload(weights=bad_weights(np.nan)) if end == "rejected" else upload())
     ends = {"upload": Aggregated, "rejected": Rejected, "lost": Lost, "discard": Discarded}
@@ -186,7 +186,7 @@ def test_a_discard_names_its_reason_and_changes_nothing():
 
 def test_losing_a_device_that_is_not_in_flight_says_nothing():
     s = server()
-    assert s.lost(0, 1, "device left") == []
+    assert s.drop_trip(0, 1, "device left") == []
 
 
 # ---- FedAvg's rounds
@@ -207,8 +207,8 @@ def test_an_empty_round_counts_and_keeps_the_model():
     s = server("fedavg")
     before = s.weights.tobytes()
     s.trigger([0, 1])
-    assert kinds(s.lost(0, 1, "device left")) == [Lost]
-    assert kinds(s.lost(1, 1, "device left")) == [Lost, Aggregated]
+    assert kinds(s.drop_trip(0, 1, "device left")) == [Lost]
+    assert kinds(s.drop_trip(1, 1, "device left")) == [Lost, Aggregated]
     assert (s.version, s.weights.tobytes(), s.round) == (2, before, 1)
 
 
@@ -301,10 +301,10 @@ def test_triggers_ask_for_what_their_rules_say(flying, per_round, cap):
     s = server()
     s.trigger(list(range(flying)))
     free = max(0, cap - flying)
-    assert Trigger("periodic", per_round, 1.0, cap).wanted(s) == (per_round if flying < cap else 0)
+    assert Trigger("periodic", per_round, 1.0, cap).devices_to_start(s) == (per_round if flying < cap else 0)
     assert len(s.select(per_round, lambda device: True)) == min(per_round, 6 - flying)
-    assert Trigger("concurrency", per_round, 1.0, cap).wanted(s) == free
-    assert Trigger("rounds", per_round, 1.0, cap).wanted(s) == (0 if flying else per_round)
+    assert Trigger("concurrency", per_round, 1.0, cap).devices_to_start(s) == free
+    assert Trigger("rounds", per_round, 1.0, cap).devices_to_start(s) == (0 if flying else per_round)
 
 
 def test_only_the_periodic_trigger_ignores_arrivals():
@@ -332,7 +332,7 @@ def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrive
     s.trigger([0, 1])
     s.upload(upload(0))
     assert s.rounds == 0
-    s.lost(1, 1, "upload lost")
+    s.drop_trip(1, 1, "upload lost")
     assert s.rounds == 1
     s.empty_round()
     assert s.rounds == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.methods import find
+from freshet.methods import class_and_preset
 from freshet.paper.claims import BASELINES, CLAIMS, Claim, compare, verdict
 
 
@@ -23,7 +23,7 @@ def test_no_claim_is_made_twice() -> None:
 
 @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.suite == "table"], ids=str)
 def test_rivals_of_the_main_table_are_methods_of_the_same_kind(claim: Claim) -> None:
-    assert find(claim.rivals[0])[0].about.kind == find(claim.ours)[0].about.kind
+    assert class_and_preset(claim.rivals[0])[0].about.kind == class_and_preset(claim.ours)[0].about.kind
 
 
 def test_a_claim_reads_as_a_sentence() -> None:

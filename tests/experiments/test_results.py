@@ -291,9 +291,9 @@ def test_the_devices_have_columns_where_they_were_tested(tmp_path):
 
 def test_a_methods_remark_is_a_footnote(tmp_path, monkeypatch):
     from freshet.core.about import Remark
-    from freshet.methods import find
+    from freshet.methods import class_and_preset
 
-    method = find("fedavg")[0]
+    method = class_and_preset("fedavg")[0]
     monkeypatch.setattr(method, "about", replace(method.about, remark=Remark("*", "weighs by samples")))
     grid, store = jobs("fedasmu,fedavg", (0,), GRID), Store(tmp_path)
     for job in grid:

@@ -15,7 +15,7 @@ from freshet.experiments.compare import GridObserver
 from freshet.experiments.grid import Scenario, UserSettings, parse_entries, tables_for
 from freshet.experiments.tune import Budget, Tuner, best_config, defaults, score, space_for, step_of, trial_config
 from freshet.federation import Federation
-from freshet.methods import options_for, registry
+from freshet.methods import method_options, registry
 
 from .helpers import TINY
 
@@ -32,7 +32,7 @@ def tables(method="fedprox", settings=()):
 def test_every_method_has_a_space_that_contains_its_defaults():
     assert [name for name, method in registry().items() if not method.about.space] == ["fedavg"]  # it has no option
     for method in registry():
-        options = options_for(method, {}).model_dump()
+        options = method_options(method, {}).model_dump()
         for name, each in space_for(method).items():
             section, _, key = name.partition(".")
             value = options[key] if section == "method" else 0.1

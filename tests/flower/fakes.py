@@ -10,14 +10,14 @@ from freshet.flower import wire
 from freshet.flower.device import Device
 from freshet.flower.driver import LiveDriver, NetworkSettings, Reply
 from freshet.flower.security import Tokens
-from freshet.methods import find
+from freshet.methods import class_and_preset
 from freshet.runs.writer import RunWriter
 from freshet.training.task import Score
 
 TOKENS = Tokens(b"k" * 32)
 
 
-class FakePost:
+class FakeTransport:
     """Keeps what is sent; ``train`` lets devices answer, ``put`` puts any answer in their place."""
 
     def __init__(self, nodes: set[int]) -> None:
@@ -44,7 +44,7 @@ class FakePost:
         self.everything.append(content)
 
 
-class Town:
+class FakeFederation:
     """A server and its devices in one process, driven step by step."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Town:
         options = {"K": 2} if method in ("port", "fedbuff") else {}
         tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}
-        kind = {"trigger": "concurrency"} if find(method)[0].about.kind != "sync" else {}
+        kind = {"trigger": "concurrency"} if class_and_preset(method)[0].about.kind != "sync" else {}
         self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
         self.assembly = Assembly(self.config).check()
         self.folder, self.fresh, self.wait_for = folder, fresh, wait_for
-        self.post = FakePost({100 + device for device in range(devices)})
+        self.transport = FakeTransport({100 + device for device in range(devices)})
         self.live = self.build(RunWriter.create(folder / "run", self.config.tables()))
         self.device = Device()
 
@@ -72,9 +72,11 @@ class Town:
         server = self.assembly.begin().server
         coordinator = Coordinator(server, self.config.trigger(), self.config.run.rounds)
         nodes = {100 + device: device for device in range(self.config.fleet.devices)}
-        network = NetworkSettings(self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, wait_for=self.wait_for, node_poll=0.0)
+        network = NetworkSettings(
+            self.fresh, "127.0.0.1:1", "", poll=0.0, patience=5.0, wait_for=self.wait_for, node_poll=0.0
+        )
         score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
-        return LiveDriver(coordinator, self.post, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
+        return LiveDriver(coordinator, self.transport, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 
     def step(self) -> None:
         """One turn of the driver's loop."""
@@ -83,7 +85,7 @@ class Town:
 
     def answer(self, number: str) -> wire.Answer:
         """What an honest device answers to a message (without a service: it trains on without merging)."""
-        node, content = self.post.sent[number]
+        node, content = self.transport.sent[number]
         order = wire.read_order(content)
         place = {"folder": str(self.folder / f"memory{node}")}
         if isinstance(order, wire.Order) and order.channel.kind == "side":
@@ -92,8 +94,8 @@ class Town:
 
     def train(self) -> None:
         """Every device that was sent something answers."""
-        for number in list(self.post.sent):
-            self.post.put(number, wire.answer_record(self.answer(number)))
+        for number in list(self.transport.sent):
+            self.transport.put(number, wire.answer_record(self.answer(number)))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         import json

@@ -14,7 +14,7 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Fresh, Request, Slot, Upload
 from freshet.core.method import Method, MethodContext
 from freshet.core.server import Server
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.training.network import FlatModel
 from freshet.training.schedules import constant
 
@@ -73,9 +73,9 @@ def server_of(
     **options: Any,
 ) -> Server:
     """A server with learning rate ``lr`` = 0.1 and no decay; ``reach`` is that of the devices' optimiser."""
-    method, _ = find(name)
+    method, _ = class_and_preset(name)
     context = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
-    rule: Method = method(options_for(name, options), context)
+    rule: Method = method(method_options(name, options), context)
     return Server(rule, context, w0.astype(np.float32), constant(0.1))
 
 

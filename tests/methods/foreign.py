@@ -11,11 +11,11 @@ from pydantic import Field
 
 from freshet import About, ConfigError, Method
 from freshet import Options as BaseOptions
-from freshet.core.about import Curve, Range, Uploads
+from freshet.core.about import Curve, Range, UploadCount
 from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.method import Discard, Facts
-from freshet.methods._shared.asynchronous import mixed, polynomial
+from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
 
 
 class TrustOptions(BaseOptions):
@@ -43,7 +43,7 @@ class Trust(Method):
         "async",
         "Trust",
         "Somebody, somewhere, 2025",
-        space={"p0": Range(0.1, 1.0, log=True), "a": Range(0.0, 1.5), "warm_up": Uploads(0, 6, whole=True)},
+        space={"p0": Range(0.1, 1.0, log=True), "a": Range(0.0, 1.5), "warm_up": UploadCount(0, 6, whole=True)},
         curves=(Curve("trust", "aggregate", "p", "π", "server, trust <in> a device"),),
     )
     Options: ClassVar[type[BaseOptions]] = TrustOptions
@@ -64,7 +64,7 @@ class Trust(Method):
             return Discard("warming up")
         p = heard.trust.get(upload.device, o.p0)
         heard.trust[upload.device] = p + o.rate * (1.0 - p)
-        return mixed(server, upload, trip, p * polynomial(s - 1, o.a), p=p)
+        return mix_upload(server, upload, trip, p * polynomial_discount(s - 1, o.a), p=p)
 
     @classmethod
     def audit(cls, options: TrustOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
@@ -72,7 +72,7 @@ class Trust(Method):
             (part,) = event.contributions
             p = memory.get(part.device, options.p0)
             expect("p", event.numbers["p"], p)
-            expect("alpha", part.weight, p * polynomial(part.staleness - 1, options.a))
+            expect("alpha", part.weight, p * polynomial_discount(part.staleness - 1, options.a))
             memory[part.device] = p + options.rate * (1.0 - p)
 
 

@@ -15,7 +15,7 @@ from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
 from freshet.data.dataset import from_arrays
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.schedules import constant
@@ -69,11 +69,11 @@ def server_of(
 ) -> Server:
     """A server of a method on made-up devices with 10 samples each unless told; random vectors are no steps of a
     training, so there is no gate of proportion unless told."""
-    method, _ = find(name)
+    method, _ = class_and_preset(name)
     counts = np.array(samples or [10] * devices, np.int64)
     context = MethodContext(len(counts), counts, epochs, per_round, layout, seed=3)
     start = vector(1) if w0 is None else w0
-    return Server(method(options_for(name, options), context), context, start, constant(0.1), gate=proportion)
+    return Server(method(method_options(name, options), context), context, start, constant(0.1), gate=proportion)
 
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:

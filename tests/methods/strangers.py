@@ -7,7 +7,7 @@ from freshet.core.events import Contribution, Noted
 from freshet.core.messages import Fresh, Slot
 from freshet.core.method import Aggregate, Local, LocalRule, Method, Reject, Wait
 from freshet.core.vectors import mix
-from freshet.methods._shared.asynchronous import mixed
+from freshet.methods._shared.asynchronous import mix_upload
 
 
 class Half(Method):
@@ -16,21 +16,21 @@ class Half(Method):
     about = About("half", "async", "Half", "nobody, nowhere")
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-        return mixed(server, upload, trip, 0.5)
+        return mix_upload(server, upload, trip, 0.5)
 
 
 class Picky(Half):
     """Wants nothing of odd devices."""
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-        return Reject("odd") if upload.device % 2 else mixed(server, upload, trip, 0.5)
+        return Reject("odd") if upload.device % 2 else mix_upload(server, upload, trip, 0.5)
 
 
 class Talkative(Half):
     """Adds a line of its own to the log."""
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-        return mixed(server, upload, trip, 0.5)._replace(notes=(Noted("weather", {"degrees": 21.5}),))
+        return mix_upload(server, upload, trip, 0.5)._replace(notes=(Noted("weather", {"degrees": 21.5}),))
 
 
 class GivesDict(Half):
@@ -60,7 +60,7 @@ class NamesDevices(Half):
 
 class TakesKeys(Half):
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-        return mixed(server, upload, trip, 0.5, version=7, kind="mine")
+        return mix_upload(server, upload, trip, 0.5, version=7, kind="mine")
 
 
 class NoWeights(Half):

@@ -124,7 +124,7 @@ def test_port_without_urgent_pull_just_waits() -> None:
 def test_port_goes_on_when_the_overdue_device_is_lost() -> None:
     server = port_with_a_straggler()
     fly(server, 3, vector(3))
-    events = logged(server.lost(7, server.active_trips[7].trip, "gone"))
+    events = logged(server.drop_trip(7, server.active_trips[7].trip, "gone"))
     assert [event["kind"] for event in events] == ["lost", "aggregate"]
     assert column(events[1], "device") == [3]
 

@@ -15,9 +15,9 @@ from freshet.core.vectors import Vector, distance
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
 from freshet.methods._shared.proximal import Proximal, proximal
-from freshet.methods.asofed import ASOFed, ASOFedOptions, StepRule, TripRule, feature_step, rate
+from freshet.methods.asofed import ASOFed, ASOFedOptions, StepRule, TripRule, delay_factor, scale_features
 from freshet.methods.feddyn import DualRule
-from freshet.methods.moon import Contrast, contrastive
+from freshet.methods.moon import ContrastiveRule, contrastive_loss
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
@@ -144,7 +144,7 @@ def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -
     ],
 )
 def test_aso_fed_rate(seconds: float | None, unit: float, r: float) -> None:
-    assert rate(seconds, unit) == r == twins.aso_rate([seconds] if seconds else [], unit)
+    assert delay_factor(seconds, unit) == r == twins.aso_rate([seconds] if seconds else [], unit)
 
 
 @pytest.mark.parametrize("training", [*SGD, {"weight_decay": 0.1}])
@@ -157,7 +157,7 @@ def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str, training
     twin = twins.aso_local_s if variant == "S" else twins.aso_local_r
     for trip, seconds in ((1, None), (2, 36.0), (3, 93.0)):
         outcome = device.train(rule, w, trip, memory, seconds=seconds)
-        r = rate(seconds, 3.0)
+        r = delay_factor(seconds, 3.0)
         u, H, V = twin(w, H, V, device.x, device.y, device.batches(trip), 0.05, 0.4, 0.3, r, **training)
         close(outcome.weights, u, 5e-6)
         close(outcome.memory["H"], H, 5e-6)
@@ -205,12 +205,12 @@ def test_aso_fed_with_a_constant_gradient() -> None:
 def test_aso_feds_feature_step() -> None:
     rng = np.random.default_rng(2)
     A = rng.standard_normal((4, 6))
-    close(feature_step(A), aso_feature_step(A), 1e-12)
-    same(feature_step(np.zeros((4, 6))), np.zeros((4, 6)))
-    ones = feature_step(np.ones((3, 5)))
+    close(scale_features(A), aso_feature_step(A), 1e-12)
+    same(scale_features(np.zeros((4, 6))), np.zeros((4, 6)))
+    ones = scale_features(np.ones((3, 5)))
     close(ones.sum(axis=1), 1.0, 1e-12)
     fresh = rng.uniform(-0.2, 0.2, (6, 25))  # a fresh 5x5 convolution
-    assert np.linalg.norm(feature_step(fresh)) / np.linalg.norm(fresh) == pytest.approx(4.2e-2, rel=0.1)
+    assert np.linalg.norm(scale_features(fresh)) / np.linalg.norm(fresh) == pytest.approx(4.2e-2, rel=0.1)
 
 
 # ---- MOON
@@ -236,7 +236,7 @@ def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
 
 
 def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> Work:
-    return Work(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or Contrast(1.0, 0.5), memory)
+    return Work(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or ContrastiveRule(1.0, 0.5), memory)
 
 
 def trip_of(trainer: Trainer, work: Work) -> LocalTrip:
@@ -247,16 +247,16 @@ def trip_of(trainer: Trainer, work: Work) -> LocalTrip:
 def test_moons_contrastive_loss_is_the_twins() -> None:
     rng = np.random.default_rng(3)
     z, z_g, z_p = (rng.standard_normal((7, 4)) for _ in range(3))
-    ours = contrastive(*(torch.from_numpy(v) for v in (z, z_g, z_p)), 0.5).item()
+    ours = contrastive_loss(*(torch.from_numpy(v) for v in (z, z_g, z_p)), 0.5).item()
     assert ours == pytest.approx(twins.moon_contrastive(z, z_g, [z_p], 0.5), rel=1e-9)
-    one = contrastive(*(torch.from_numpy(v[:1]) for v in (z, z_g, z_p)), 0.5).item()  # a batch of one sample
+    one = contrastive_loss(*(torch.from_numpy(v[:1]) for v in (z, z_g, z_p)), 0.5).item()  # a batch of one sample
     assert one == pytest.approx(twins.moon_contrastive(z[:1], z_g[:1], [z_p[:1]], 0.5), rel=1e-9)
 
 
 def test_moons_contrastive_loss_is_made_where_the_model_is() -> None:
     """Not in main memory, whose tensors the loss of a model on another device refuses."""
     z, z_g, z_p = (torch.empty(7, 4, device="meta") for _ in range(3))
-    loss = contrastive(z, z_g, z_p, 0.5)
+    loss = contrastive_loss(z, z_g, z_p, 0.5)
     assert (loss.device.type, loss.shape) == ("meta", ())
 
 
@@ -264,11 +264,14 @@ def test_moons_contrastive_loss_is_made_where_the_model_is() -> None:
 def test_moons_loss_is_bounded_and_flat_where_global_and_previous_agree(T: float) -> None:
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     other = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    level = contrastive(z, other, other, T)
+    level = contrastive_loss(z, other, other, T)
     level.backward()
     assert level.item() == pytest.approx(math.log(2.0))
     close(z.grad, 0.0, 1e-12)
-    right, wrong = contrastive(z, z.detach(), -z.detach(), T).item(), contrastive(z, -z.detach(), z.detach(), T).item()
+    right, wrong = (
+        contrastive_loss(z, z.detach(), -z.detach(), T).item(),
+        contrastive_loss(z, -z.detach(), z.detach(), T).item(),
+    )
     assert right == pytest.approx(math.log1p(math.exp(-2.0 / T)))
     assert wrong == pytest.approx(math.log1p(math.exp(2.0 / T)))
 
@@ -291,7 +294,7 @@ def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_
     trainer.flat.module.train()
     x, _ = local.next_batch()
     before, kept = trainer.flat.dump(), previous.copy()
-    z = local.frozen(previous)(x)
+    z = local.frozen_features(previous)(x)
     same(trainer.flat.dump(), before)
     same(previous, kept)
     assert not z.requires_grad
@@ -308,7 +311,7 @@ def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_
 def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local_branch_only() -> None:
     trainer, w, previous = contrast("none")
     local = trip_of(trainer, moon_work(w, {"previous": previous}))
-    rule, (x, y) = Contrast(3.0, 0.5), local.next_batch()
+    rule, (x, y) = ContrastiveRule(3.0, 0.5), local.next_batch()
     rule.begin(local)
     trainer.flat.load(w + np.float32(0.01))
     local.gradient.zero_()
@@ -325,10 +328,10 @@ def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local
     module = trainer.flat.module
     z = module.features(x)
     loss = nn.functional.cross_entropy(module.classify(z), y)
-    (loss + 3.0 * contrastive(z, features(w), features(previous), 0.5)).backward()
+    (loss + 3.0 * contrastive_loss(z, features(w), features(previous), 0.5)).backward()
     close(ours, local.gradient, 1e-5)
 
 
 def test_moon_names_the_model_that_it_cannot_train() -> None:
     with pytest.raises(ConfigError, match=r"model.name: MOON needs a module with features\(x\) and classify\(z\)"):
-        Contrast(1.0, 0.5).check(Device().trainer.flat.module)
+        ContrastiveRule(1.0, 0.5).check(Device().trainer.flat.module)

@@ -5,8 +5,8 @@ import pytest
 
 from freshet.core.server import Server
 from freshet.errors import ConfigError
-from freshet.methods import options_for
-from freshet.methods.fedlws import shrink
+from freshet.methods import method_options
+from freshet.methods.fedlws import shrink_factor
 from tests.methods.lab import (
     LEARNABLE,
     MODELS,
@@ -50,11 +50,11 @@ def _epochs(server: Server) -> list[int]:
 def test_feddyns_first_round_and_what_is_evaluated(devices: int) -> None:
     server = server_of("feddyn", devices=devices)
     theta, n = server.weights, LEARNABLE
-    same(server.method.evaluated(server), theta)
+    same(server.method.evaluation_model(server), theta)
     hold_round(server, MODELS)
     mean = np.mean([u.astype(np.float64) for u in MODELS.values()], axis=0)
     close(server.weights[:n], (mean + 4 / devices * (mean - theta))[:n], 1e-6)
-    close(server.method.evaluated(server)[:-2], mean[:-2], 1e-6)
+    close(server.method.evaluation_model(server)[:-2], mean[:-2], 1e-6)
     if devices == 4:
         close(server.weights[:n], (2 * mean - theta)[:n], 1e-6)
     close(server.weights[n:-2], mean[n:-2], 1e-6)  # buffers: the plain mean, never the dual
@@ -91,8 +91,8 @@ def test_fedlws_edges() -> None:
     zero = server_of("fedlws", np.zeros_like(vector(1)))
     assert hold_round(zero, {0: vector(2)})["gamma"] == [1.0, 1.0]
     same(zero.weights, vector(2))
-    gammas = [shrink(1.0, 0.1, move) for move in (0.0, 0.1, 1.0, 10.0)]
+    gammas = [shrink_factor(1.0, 0.1, move) for move in (0.0, 0.1, 1.0, 10.0)]
     assert gammas[0] == 1.0
     assert gammas == sorted(gammas, reverse=True)
     with pytest.raises(ConfigError, match="tau_min must be at most tau_max"):
-        options_for("fedlws", {"tau_min": 0.5})
+        method_options("fedlws", {"tau_min": 0.5})

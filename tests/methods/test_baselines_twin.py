@@ -153,7 +153,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(name: str) -> Non
         members = [int(d) for d in rng.choice(8, size=4, replace=False)]  # they upload in this order
         if number == 5:  # everybody is lost
             server.trigger(sorted(members))
-            events = [e for d in members for e in logged(server.lost(d, server.active_trips[d].trip, "gone"))]
+            events = [e for d in members for e in logged(server.drop_trip(d, server.active_trips[d].trip, "gone"))]
             event, result = events[-1], twin.aggregate({}, {})
         else:
             uploads = {d: vector(int(rng.integers(1 << 30))) for d in members}
@@ -166,7 +166,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(name: str) -> Non
             if key in event and key in result:
                 close(event[key], result[key], 1e-9)
         close(server.weights, twin.w, 3e-7)
-        evaluated = server.method.evaluated(server)
+        evaluated = server.method.evaluation_model(server)
         close(evaluated, getattr(twin, "a_bar", twin.w), 3e-7)
         if name != "feddyn":
             same(evaluated, server.weights)
@@ -200,4 +200,4 @@ def test_a_restored_method_goes_on_with_the_same_bits(case: str) -> None:
         for server in (first, second):
             play(server, seed)
         same(first.weights, second.weights)
-        same(first.method.evaluated(first), second.method.evaluated(second))
+        same(first.method.evaluation_model(first), second.method.evaluation_model(second))

@@ -88,8 +88,8 @@ def test_a_round_that_lost_everybody_may_name_nobody(name: str) -> None:
     server = server_of(name)
     w0 = server.weights
     server.trigger([0, 1])
-    server.lost(0, 1, "gone")
-    _, event = server.lost(1, 1, "gone")
+    server.drop_trip(0, 1, "gone")
+    _, event = server.drop_trip(1, 1, "gone")
     assert isinstance(event, Aggregated)
     assert (event.contributions, event.update_norm, server.version) == ((), 0.0, 2)
     same(server.weights, w0)

@@ -18,8 +18,8 @@ from freshet.core.events import Aggregated
 from freshet.core.messages import Upload
 from freshet.core.server import Server
 from freshet.errors import ConfigError
-from freshet.methods import options_for
-from freshet.methods.asmu.staleness import LARGEST, Control, Past, control_gradients
+from freshet.methods import method_options
+from freshet.methods.asmu.staleness import MAX_WEIGHT, Control, PastUpload, control_gradients
 from freshet.methods.asmu.steps import Course
 from freshet.paper.cells import CELLS, cell_settings
 from freshet.runs.audit import audit
@@ -131,7 +131,7 @@ def test_only_versions_that_somebody_holds_are_remembered() -> None:
 def test_the_course_begins_anew_beside_the_largest_numbers() -> None:
     course, huge = Course(Control(1.0, 0.5, 0.1)), np.full(4, 3e38, np.float32)
     for version in range(1, 4):
-        length = course.follow(Past(version, version, 9, 0.9, course.control), 0.9, huge, lambda _: True)
+        length = course.advance(PastUpload(version, version, 9, 0.9, course.control), 0.9, huge, lambda _: True)
         assert np.isfinite(length)
 
 
@@ -174,12 +174,12 @@ def test_held_weights_come_back_when_devices_ask_for_more(tmp_path: Path, federa
 
 @pytest.mark.parametrize(("q", "follows"), [(-0.3, True), (0.3, False), (0.0, False), (math.nan, False)])
 def test_a_held_weight_follows_the_slope_away_from_the_clamp_alone(q: float, follows: bool) -> None:
-    past = Past(3, 4, 2, 0.001, Control(0.1, 0.5, -0.2))
+    past = PastUpload(3, 4, 2, 0.001, Control(0.1, 0.5, -0.2))
     found = control_gradients(q, 1.0, 0.001, past, "corrected", comes_back=True)
     free = control_gradients(q, 1.0, -1.0, past, "corrected")  # the same weight where no clamp is
     assert found == (free if follows else (0.0, 0.0, 0.0)) and any(found) == follows
     assert control_gradients(q, 1.0, 0.001, past, "corrected") == (0.0, 0.0, 0.0), "the paper's: erratum E13"
-    huge = Past(3, 4, 2, LARGEST, Control(0.1, 0.5, 2 * LARGEST))
+    huge = PastUpload(3, 4, 2, MAX_WEIGHT, Control(0.1, 0.5, 2 * MAX_WEIGHT))
     assert any(control_gradients(-q, 1.0, 0.001, huge, "corrected", comes_back=True)) == follows
 
 
@@ -210,9 +210,9 @@ def test_a_cell_leaves_its_rates_alone_since_the_papers_are_for_a_loss() -> None
     for name, rate in (("fedasmu-course", 0.005), ("fedasmu", 0.1)):
         tables = cell_settings(CELLS["lenet-cifar10"], name)["method"]
         given = {key: value for key, value in tables.items() if key != "name"}
-        assert options_for(name, given).eta_iota == rate
+        assert method_options(name, given).eta_iota == rate
 
 
 def test_it_needs_progress() -> None:
     with pytest.raises(ConfigError, match='it needs apply = "progress"'):
-        options_for("fedasmu", {"controls": "course"})
+        method_options("fedasmu", {"controls": "course"})

@@ -5,7 +5,7 @@ import pytest
 
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.data.dataset import from_arrays
-from freshet.methods import options_for
+from freshet.methods import method_options
 from freshet.methods.asmu.rule import FreshModelRule
 from freshet.methods.asmu.staleness import Control, freshness_weight, saturate, staleness_weight
 from freshet.training.batches import FederatedData
@@ -181,7 +181,7 @@ def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=lr), seed=0)
     w_b = trainer.flat.dump()
     w_g = w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
-    options = options_for("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
+    options = method_options("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, lr), Fresh(9, 9, w_g)
     memory = {"gamma": 1.2, "upsilon": upsilon}
     return trainer.train(Work(sent, Slot(1, "fixed"), fresh, FreshModelRule(options), memory)), w_b, w_g

@@ -12,7 +12,7 @@ from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.errors import Stop
 from freshet.federation import Federation
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.methods.asmu.meta import MetaSelector
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
@@ -32,7 +32,7 @@ def server_of(own: list[int] | None, epochs: int = USUAL) -> Server:
     devices, layout = 4, plain_layout(6)
     given = None if own is None else np.array(own, np.int64)
     context = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, own_epochs=given)
-    method = find("fedasmu")[0](options_for("fedasmu", {}), context)
+    method = class_and_preset("fedasmu")[0](method_options("fedasmu", {}), context)
     return Server(method, context, np.zeros(6, np.float32), constant(0.1))
 
 
@@ -80,7 +80,7 @@ def test_every_device_is_offered_the_best_of_its_own_slots() -> None:
         meta.reinforce(7, 3.0)
         meta.note(0.0)
     distribution = meta.distribution()
-    assert len(distribution) == 8 and meta.best() == 7
+    assert len(distribution) == 8 and meta.best_slot() == 7
     for device, epochs in enumerate(OWN):
         assert server.method.instruct(server, device) == {"meta_slot": int(np.argmax(distribution[:epochs])) + 1}
 
@@ -92,7 +92,7 @@ def test_without_epochs_of_their_own_there_are_as_many_slots_as_epochs() -> None
 
 def test_of_fewer_epochs_slots_are_as_probable_among_themselves_as_before() -> None:
     meta = selector()
-    meta.note(1.0)
+    meta.add_reward(1.0)
     meta.reinforce(2, 2.0)
     whole = meta.distribution()
     for epochs in (1, 3, 8):
@@ -103,16 +103,16 @@ def test_of_fewer_epochs_slots_are_as_probable_among_themselves_as_before() -> N
 def test_a_slot_is_weighed_by_how_it_was_chosen_among_those_that_the_device_has() -> None:
     meta = selector(epsilon=0.6)
     probable = meta.distribution(3)
-    assert meta.best() == 5 and meta.best(3) == 3
-    assert meta.weight(1, epochs=3) == pytest.approx(probable[0] / 0.2)
-    assert meta.weight(3, epochs=3) == pytest.approx(probable[2] / 0.6)
+    assert meta.best_slot() == 5 and meta.best_slot(3) == 3
+    assert meta.importance_weight(1, epochs=3) == pytest.approx(probable[0] / 0.2)
+    assert meta.importance_weight(3, epochs=3) == pytest.approx(probable[2] / 0.6)
 
 
 def test_the_server_learns_from_the_slots_that_the_device_had() -> None:
     server, twin = server_of(OWN), selector(eta_rl=1e-3, rho=0.1, seed=3)
     server.method.state.meta.rewards.variance = twin.rewards.variance = 0.3
     first_report(server, 3, 2)
-    twin.note(0.5)
+    twin.add_reward(0.5)
     twin.reinforce(2, 0.5, epochs=3)
     np.testing.assert_array_equal(server.method.state.meta.distribution(), twin.distribution())
 

@@ -10,7 +10,7 @@ import pytest
 
 from freshet.core.messages import Assignment, Slot
 from freshet.core.streams import stream
-from freshet.methods import options_for
+from freshet.methods import method_options
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.meta import MetaSelector
 from freshet.methods.asmu.rule import FreshModelRule
@@ -34,7 +34,7 @@ class Device:
     """A device that is nothing but its rule: each trip has the reward that the world gives its slot."""
 
     def __init__(self, seed: int) -> None:
-        self.rule, self.seed = FreshModelRule(options_for("fedasmu", {})), seed
+        self.rule, self.seed = FreshModelRule(method_options("fedasmu", {})), seed
         self.memory: dict[str, Any] = {}
 
     def trip(self, number: int, reward: Callable[[int], float]) -> tuple[Slot, dict[str, Any]]:
@@ -61,16 +61,16 @@ def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("best", range(1, EPOCHS + 1))
 def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(world: str, best: int) -> None:
-    options, found = options_for("fedasmu", {}), 0
+    options, found = method_options("fedasmu", {}), 0
     for seed in range(SEEDS):
         selector = MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage, options.epsilon)
         for device in range(200):
             rng = stream(seed, "slot", device, 1)  # as in a run
-            slot = slots.first_slot(selector.best(), EPOCHS, options.epsilon, rng).epoch
+            slot = slots.first_slot(selector.best_slot(), EPOCHS, options.epsilon, rng).epoch
             reward = WORLDS[world](slot, best)
-            selector.note(reward)
+            selector.add_reward(reward)
             selector.reinforce(slot, reward)
-        found += selector.best() == best
+        found += selector.best_slot() == best
     assert found >= ENOUGH
 
 
@@ -86,7 +86,7 @@ def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero()
 
 
 def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() -> None:
-    rule = FreshModelRule(options_for("fedasmu-published", {}))
+    rule = FreshModelRule(method_options("fedasmu-published", {}))
     memory = {"slot": 3, "b": 0.25, "table": slots.empty_table(EPOCHS, "raw")}
     local = local_of(memory, 2, Slot(2, "q", -1), {"reward": 0.5})
     rule.finish(local)
@@ -95,11 +95,11 @@ def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() 
 
 def test_the_slot_distribution_is_news_whenever_it_has_changed_by_more_than_one_percent() -> None:
     selector = MetaSelector(EPOCHS, 1e-3, 0.1, seed=0)
-    assert selector.news() is None
+    assert selector.changed_distribution() is None
     before = selector.distribution()
     for _ in range(3):
-        selector.note(1.0)
+        selector.add_reward(1.0)
         selector.reinforce(5, 1.0)
-    news = selector.news()
+    news = selector.changed_distribution()
     assert news is not None and np.abs(np.array(news["probabilities"]) - before).max() > 0.01
-    assert selector.news() is None
+    assert selector.changed_distribution() is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from freshet.methods import find, options_for
+from freshet.methods import class_and_preset, method_options
 from freshet.paper.cells import CELLS, cell_tables
 
 #: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives.
@@ -22,7 +22,7 @@ PAPERS = {
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
 def test_without_a_suffix_it_is_the_papers_method(name: str) -> None:
-    options = options_for(name, {})
+    options = method_options(name, {})
     assert {key: getattr(options, key) for key in PAPERS} == PAPERS
 
 
@@ -38,21 +38,21 @@ def test_without_a_suffix_it_is_the_papers_method(name: str) -> None:
     ],
 )
 def test_a_variant_differs_in_what_its_name_says(name: str, suffix: str, differs: dict[str, object]) -> None:
-    options = options_for(name + suffix, {})
+    options = method_options(name + suffix, {})
     assert {key: getattr(options, key) for key in PAPERS} == PAPERS | differs
-    assert find(name + suffix)[0] is find(name)[0]
+    assert class_and_preset(name + suffix)[0] is class_and_preset(name)[0]
 
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
 def test_first_controls_follow_the_way_to_apply_unless_given(name: str) -> None:
-    mix, progress = options_for(name, {}), options_for(f"{name}-progress", {})
+    mix, progress = method_options(name, {}), method_options(f"{name}-progress", {})
     assert (mix.lambda0, mix.iota0) != (progress.lambda0, progress.iota0)
-    assert options_for(f"{name}-progress", {"lambda0": 7.0}).lambda0 == 7.0
+    assert method_options(f"{name}-progress", {"lambda0": 7.0}).lambda0 == 7.0
 
 
 @pytest.mark.parametrize("name", ["fedasmu-published", "fedssmu-published"])
 def test_as_published_sigma_starts_where_its_printed_derivative_is_not_zero(name: str) -> None:
-    assert options_for(name, {}).sigma0 not in (0.0, 1.0), "ln(sigma) would be 0 or undefined for ever"
+    assert method_options(name, {}).sigma0 not in (0.0, 1.0), "ln(sigma) would be 0 or undefined for ever"
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=lambda cell: cell.name)

@@ -14,9 +14,9 @@ from freshet import Federation
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
-from freshet.methods import options_for
+from freshet.methods import method_options
 from freshet.methods.asmu.rule import FreshModelRule
-from freshet.methods.asmu.staleness import cosine, far_ahead, freshness_weight, saturate
+from freshet.methods.asmu.staleness import cosine, distance_factor, freshness_weight, saturate
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.batches import FederatedData
@@ -69,15 +69,15 @@ def test_a_cosine_is_one_whatever_an_estimate_says_and_nothing_has_none() -> Non
 def test_rates_that_are_meant_for_a_loss_are_pointed_out() -> None:
     direction = {"controls": "direction"}
     given = {"eta_lambda": 1e-4, "eta_iota": 0.0}
-    (said,) = options_for("fedasmu-progress", direction | given).slow_rates()
+    (said,) = method_options("fedasmu-progress", direction | given).slow_rates()
     assert "method.eta_lambda)" in said and "0.02" in said, "a rate of 0 is meant so"
-    assert options_for("fedasmu-progress", direction).slow_rates() == []
-    assert options_for("fedasmu-progress", given).slow_rates() == []
+    assert method_options("fedasmu-progress", direction).slow_rates() == []
+    assert method_options("fedasmu-progress", given).slow_rates() == []
 
 
 def test_it_needs_progress() -> None:
     with pytest.raises(ConfigError, match='it needs apply = "progress"'):
-        options_for("fedasmu", {"controls": "direction"})
+        method_options("fedasmu", {"controls": "direction"})
 
 
 # ---- a merge weight that also knows distance
@@ -89,7 +89,7 @@ def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> Outcome:
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=1e-6), seed=0)
     rates = {"eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5}
-    rule = FreshModelRule(options_for("fedasmu-progress", rates | options))  # type: ignore[arg-type]
+    rule = FreshModelRule(method_options("fedasmu-progress", rates | options))  # type: ignore[arg-type]
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, 1e-6), Fresh(9, 9, w_g)
     return trainer.train(Work(sent, Slot(1, "fixed"), fresh, rule, {"gamma": 1.2, "upsilon": 0.7}))
 
@@ -101,8 +101,8 @@ def models() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_farther_the_server_has_gone_beside_the_device_the_more_of_it_is_taken() -> None:
-    assert [far_ahead(server, 1.0) for server in (0.0, 1.0, 3.0)] == [0.0, 1.0, 1.5]
-    assert far_ahead(1.0, 0.0) == 2.0 and far_ahead(0.0, 0.0) == 1.0
+    assert [distance_factor(server, 1.0) for server in (0.0, 1.0, 3.0)] == [0.0, 1.0, 1.5]
+    assert distance_factor(1.0, 0.0) == 2.0 and distance_factor(0.0, 0.0) == 1.0
 
 
 def test_with_distance_gamma_and_upsilon_still_follow_the_derivatives(models: tuple[np.ndarray, np.ndarray]) -> None:
@@ -133,7 +133,7 @@ def trip_of(shard: np.ndarray, number: int, probe: str = "held-out") -> LocalTri
     x, y = np.arange(200, dtype=np.float32).reshape(40, 5), np.arange(40) % 3
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [shard])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=4, lr=1e-6), seed=0)
-    rule = FreshModelRule(options_for("fedasmu-progress", {"probe": probe}))  # type: ignore[arg-type]
+    rule = FreshModelRule(method_options("fedasmu-progress", {"probe": probe}))  # type: ignore[arg-type]
     sent = Assignment(0, number, 4, 4, trainer.flat.dump(), 1, 1e-6)
     return LocalTrip(trainer, sent, None, rule, {})
 

@@ -41,7 +41,7 @@ def test_the_q_table_learns_as_the_twin_does() -> None:
         if slot.by == "q":
             assert NAMES[slot.action] in twin.best_actions(last)
         reward = float(generator.normal())
-        slots.learn(table, last, slot.action, slot.epoch, reward, 0.3, 0.8)
+        slots.update_table(table, last, slot.action, slot.epoch, reward, 0.3, 0.8)
         value = twin.update(last, NAMES[slot.action], slot.epoch, reward)
         assert table[last - 1, slots.ACTIONS.index(slot.action)] == pytest.approx(value, rel=1e-12)
         last = slot.epoch
@@ -77,7 +77,7 @@ def test_ties_are_broken_at_random_and_what_was_never_tried_comes_first() -> Non
     drawn = [slots.next_slot(slots.empty_table(5, "raw"), 3, 0.0, generator).action for _ in range(900)]
     assert [drawn.count(action) for action in slots.ACTIONS] == pytest.approx([300] * 3, abs=60)
     table = slots.empty_table(5, "scaled")
-    slots.learn(table, 3, 0, 3, reward=2.0, phi_q=0.5, psi=0.5)
+    slots.update_table(table, 3, 0, 3, reward=2.0, phi_q=0.5, psi=0.5)
     assert table[2, 1] == 1.0
     assert {slots.next_slot(table, 3, 0.0, generator).action for _ in range(50)} == {-1, 1}
 
@@ -90,7 +90,7 @@ def test_the_untrained_meta_model_prefers_the_middle_and_leaves_every_slot_possi
     for seed in range(5):
         distribution = meta(seed=seed).distribution()
         assert distribution.sum() == pytest.approx(1) and distribution.min() > 0.1
-        assert meta(seed=seed).best() == 3
+        assert meta(seed=seed).best_slot() == 3
 
 
 @pytest.mark.parametrize(("advantage", "expected_advantage"), [("raw", 0.8), ("scaled", 0.8 / 0.5)])
@@ -114,8 +114,8 @@ def test_the_meta_models_step_is_the_gradient_of_the_log_probability_times_the_a
             gradient[index] = (values[0] - values[1]) / (2 * h)
         expected.append(gradient)
     weight = 1.0 if advantage == "raw" else float(selector.distribution()[slot - 1]) / (0.1 / 5)
-    assert selector.weight(slot) == pytest.approx(min(weight, 10.0)) and selector.best() != slot
-    weight = selector.weight(slot)
+    assert selector.importance_weight(slot) == pytest.approx(min(weight, 10.0)) and selector.best_slot() != slot
+    weight = selector.importance_weight(slot)
     selector.reinforce(slot, reward)
     for parameter, old, gradient in zip(selector.network.parameters(), before, expected, strict=True):
         step = 0.1 * weight * expected_advantage
@@ -130,9 +130,9 @@ def test_log_probability_is_that_of_the_decisions_up_to_the_request() -> None:
 
 def test_the_running_mean_of_rewards_follows_rho() -> None:
     selector = meta()
-    selector.note(2.0)
+    selector.add_reward(2.0)
     assert selector.rewards.mean == pytest.approx(baseline_after(0.0, 2.0, 0.2))
-    selector.note(-1.0)
+    selector.add_reward(-1.0)
     assert selector.rewards.mean == pytest.approx(baseline_after(0.4, -1.0, 0.2))
 
 
@@ -140,7 +140,7 @@ def test_the_running_deviation_is_that_of_the_rewards_whatever_their_scale() -> 
     for scale in (0.003, 1.0):
         rewards, drawn = slots.RunningReward(0.01), np.random.default_rng(3).normal(2 * scale, scale, 5000)
         for reward in drawn:
-            rewards.note(float(reward))
+            rewards.add(float(reward))
         assert np.sqrt(rewards.variance) == pytest.approx(scale, rel=0.2)
         assert rewards.advantage(3 * scale, "scaled") == pytest.approx(1.0, abs=0.5)
         assert rewards.advantage(3 * scale, "raw") == pytest.approx(scale, abs=0.5 * scale)
@@ -152,17 +152,17 @@ def test_the_meta_model_finds_the_slot_that_pays() -> None:
     for _ in range(400):
         slot = int(generator.choice(5, p=selector.distribution())) + 1
         reward = 1.0 if slot == 5 else 0.0
-        selector.note(reward)
+        selector.add_reward(reward)
         selector.reinforce(slot, reward)
-    assert selector.best() == 5 and selector.distribution()[4] > 0.8
+    assert selector.best_slot() == 5 and selector.distribution()[4] > 0.8
 
 
 def test_the_meta_models_state_survives_a_round_trip() -> None:
     selector, other = meta(), meta(seed=9)
-    selector.note(1.0)
+    selector.add_reward(1.0)
     selector.reinforce(2, 1.5)
     other.restore(selector.state())
-    assert other.rewards == selector.rewards and other.learned == 1
+    assert other.rewards == selector.rewards and other.lessons == 1
     np.testing.assert_array_equal(other.distribution(), selector.distribution())
 
 
@@ -170,7 +170,7 @@ def test_pre_training_learns_from_the_merges_of_a_log_and_survives_a_file(tmp_pa
     log = [{"kind": "merge", "slot": 5 if i % 2 else 2, "reward": float(i % 2)} for i in range(300)]
     selector = meta(eta_rl=1e-3)
     assert pretrain(selector, [{"kind": "upload"}, {"kind": "merge", "slot": 1, "reward": None}, *log]) == 300
-    assert selector.best() == 5
+    assert selector.best_slot() == 5
     selector.save(tmp_path / "meta.safetensors")
     other = meta(seed=8)
     other.load(tmp_path / "meta.safetensors")

@@ -8,7 +8,7 @@ import pytest
 
 from freshet.core.events import Event, Triggered
 from freshet.core.server import NOT_FINITE, Server
-from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, StepMemory, Trained
+from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, StepMemory, TrainedModel
 from tests.methods.asmu import flat, plain_layout, send, server_of, trigger, upload
 
 LENGTH = 20_000
@@ -24,7 +24,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
     for kind in ("exact", "budget"):
         memory = StepMemory(kind, LENGTH, 10**9, seed=0)
         memory.remember(4, a.copy())
-        product, step, length = memory.measure(4, Trained(b, c, c), c, 0.0, 0.0)
+        product, step, length = memory.measure(4, TrainedModel(b, c, c), c, 0.0, 0.0)
         assert product == pytest.approx(np.dot((b - c).astype(np.float64), a), rel=1e-12)
         np.testing.assert_array_equal(step, b - c)
         assert length == pytest.approx(np.linalg.norm(step.astype(np.float64)), rel=1e-12)
@@ -34,7 +34,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
 def test_the_first_step_of_a_device_has_nothing_to_be_measured_along(kind: str) -> None:
     a, b = vectors(2)
     memory = StepMemory(kind, LENGTH, 10**9, seed=0)
-    product, step, _ = memory.measure(4, Trained(a, b, b), b, 0.0, 0.0)
+    product, step, _ = memory.measure(4, TrainedModel(a, b, b), b, 0.0, 0.0)
     assert product is None
     np.testing.assert_array_equal(step, a - b)
 
@@ -43,7 +43,7 @@ def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved
     last, u, base, fresh, start = vectors(5)
     memory, sketch = StepMemory("sketch", LENGTH, 0, seed=0), CountSketch(LENGTH, 0)
     memory.remember(4, last)
-    product, step, _ = memory.measure(4, Trained(u, base, fresh), start, 0.0, 0.5)
+    product, step, _ = memory.measure(4, TrainedModel(u, base, fresh), start, 0.0, 0.5)
     measured = (u - base) - np.float32(0.5) * (fresh - base)
     assert product == pytest.approx(np.dot(sketch(measured).astype(np.float64), sketch(last)), rel=1e-12)
     np.testing.assert_array_equal(step, u - start)
@@ -65,17 +65,17 @@ def test_exact_keeps_the_longest_unused_steps_in_a_file_and_gives_them_back_bit_
     for m in (memory, roomy):
         for device, vector in enumerate(steps):
             m.remember(device, vector.copy())
-    assert (memory.bytes, memory.spilled, roomy.spilled) == (2 * 4 * LENGTH, 4, 0)
+    assert (memory.bytes, memory.spilled_count, roomy.spilled_count) == (2 * 4 * LENGTH, 4, 0)
     rng = np.random.default_rng(5)
     for _ in range(40):
         device = int(rng.integers(6))
         u, base = vectors(2, seed=int(rng.integers(1000)))
-        here, there = (m.measure(device, Trained(u, base, base), base, 0.0, 0.0) for m in (memory, roomy))
+        here, there = (m.measure(device, TrainedModel(u, base, base), base, 0.0, 0.0) for m in (memory, roomy))
         assert here[0] == there[0] is not None
         np.testing.assert_array_equal(here[1], there[1])
         memory.remember(device, here[1])
         roomy.remember(device, there[1])
-    assert memory.spilled == 4 and all(device in memory for device in range(6))
+    assert memory.spilled_count == 4 and all(device in memory for device in range(6))
 
 
 @pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
@@ -86,7 +86,7 @@ def test_a_step_that_was_measured_and_not_remembered_leaves_no_trace(kind: str) 
     before = deepcopy([(device, np.array(step)) for device, step in memory.state()])
     for device in (0, 2, 9):
         u, base = vectors(2, seed=8)
-        memory.measure(device, Trained(u, base, base), base, 0.0, 0.0)
+        memory.measure(device, TrainedModel(u, base, base), base, 0.0, 0.0)
     for (device, step), (was, kept) in zip(memory.state(), before, strict=True):
         assert device == was
         np.testing.assert_array_equal(step, kept)
@@ -100,7 +100,7 @@ def test_what_lies_in_the_file_is_saved_and_restored_without_coming_into_memory(
     assert [device for device, _ in state] == [0, 1, 2, 3, 4]
     assert sum(isinstance(step, np.memmap) for _, step in state) == 3
     other.restore(deepcopy(state))
-    assert (other.bytes, other.spilled) == (memory.bytes, 3)
+    assert (other.bytes, other.spilled_count) == (memory.bytes, 3)
     for (_, mine), (_, restored) in zip(state, other.state(), strict=True):
         np.testing.assert_array_equal(mine, restored)
 
@@ -132,7 +132,7 @@ def test_state_survives_a_round_trip(kind: str) -> None:
     a, b = vectors(2)
     memory.remember(7, a)
     other.restore(deepcopy(memory.state()))  # as if from a file
-    trained = Trained(b, a.copy(), a.copy())
+    trained = TrainedModel(b, a.copy(), a.copy())
     here, there = (m.measure(7, trained, trained.base, 0.0, 0.0) for m in (memory, other))
     assert here[0] == there[0]
 

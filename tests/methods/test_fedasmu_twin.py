@@ -6,7 +6,7 @@ import pytest
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.streams import stream
 from freshet.data.dataset import from_arrays
-from freshet.methods import options_for
+from freshet.methods import method_options
 from freshet.methods.asmu.rule import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
@@ -123,7 +123,7 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     w_o = rng.normal(size=21).astype(np.float32)
     w_g = (w_o + rng.normal(size=21)).astype(np.float32)
     device = {"mu_beta": 1.4, "eta_gamma": 0.3, "eta_upsilon": 0.2}
-    rule = FreshModelRule(options_for("fedasmu", {"equations": equations, **device}))
+    rule = FreshModelRule(method_options("fedasmu", {"equations": equations, **device}))
     sent = Assignment(0, 2, 3, 3, w_o, 5, 0.2)
     memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3)), "b": 0.0}
     outcome = trainer.train(Work(sent, Slot(slot, "fixed"), Fresh(8, 8, w_g), rule, memory))

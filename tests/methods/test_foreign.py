@@ -12,7 +12,7 @@ from freshet.config import load_tables, resolve
 from freshet.core.about import Range
 from freshet.errors import ConfigError
 from freshet.experiments.tune import LR, space_for
-from freshet.methods import find, registry
+from freshet.methods import class_and_preset, registry
 from freshet.report.closeup import closeup
 from freshet.report.reading import read
 from freshet.runs.audit import audit
@@ -123,7 +123,7 @@ def test_it_is_compared_with_a_built_in_one(tmp_path: Path) -> None:
 
 def test_a_class_without_a_header_gets_one_sentence() -> None:
     with pytest.raises(ConfigError) as caught:
-        find(f"{Trust.__module__}:Nameless")
+        class_and_preset(f"{Trust.__module__}:Nameless")
     assert str(caught.value) == (
         f"method.name: '{Trust.__module__}:Nameless' does not say what it is; "
         'give the class about = About(name, "async" or "sync", title, citation)'
@@ -131,10 +131,10 @@ def test_a_class_without_a_header_gets_one_sentence() -> None:
 
 
 def test_a_subclass_may_be_run_under_the_header_that_it_inherits() -> None:
-    method, preset = find(f"{Trust.__module__}:Rounded")
+    method, preset = class_and_preset(f"{Trust.__module__}:Rounded")
     assert (method.about, preset) == (Trust.about, {})
 
 
 def test_a_range_of_an_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"method\.mu: .*:Astray' has it in about\.space, but not among its options"):
-        find(f"{Trust.__module__}:Astray")
+        class_and_preset(f"{Trust.__module__}:Astray")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from freshet import Federation
-from freshet.core.admission import GATE_FACTOR, START, NormGate
-from freshet.methods import names, registry
+from freshet.core.admission import GATE_FACTOR, MIN_LENGTHS, NormGate
+from freshet.methods import method_names, registry
 
 LONG = int(os.environ.get("FRESHET_FUZZ", "1")) > 1
 SEEDS = (0, 1, 2) if LONG else (0,)
@@ -52,14 +52,14 @@ def compared(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[
         federation = Federation(method=method, **(tables | {"run": run}))
         found.append(federation.run(UNTIL, out=out / str(gate)))
     on, off = (result.summary for result in found)
-    assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= START
+    assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= MIN_LENGTHS
     assert (out / "100.0" / "events.jsonl").read_bytes() == (out / "off" / "events.jsonl").read_bytes()
     assert GATE_FACTOR / 5 > Watched.most > 0.0, "the factor is generous, and the gate did look"
     return on
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("method", names() if LONG else sorted(registry()))
+@pytest.mark.parametrize("method", method_names() if LONG else sorted(registry()))
 def test_the_same_bits_with_the_gate_and_without(method: str, seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     compared(method, seed, tmp_path, monkeypatch)
 

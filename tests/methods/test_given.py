@@ -19,8 +19,8 @@ from freshet.core.method import Method
 from freshet.errors import ConfigError
 from freshet.experiments.grid import Entry, Scenario, run_key
 from freshet.experiments.tune import space_for
-from freshet.methods import find, known, named
-from freshet.methods._shared.asynchronous import mixed
+from freshet.methods import builtin_about, class_and_preset, method_name
+from freshet.methods._shared.asynchronous import mix_upload
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import default_directory
@@ -50,7 +50,7 @@ class Half(Method):
     about = About("half", "async", "Half", "nobody, nowhere")
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-        return mixed(server, upload, trip, 0.5)
+        return mix_upload(server, upload, trip, 0.5)
 
 
 def local_class(weight: float) -> type[Method]:
@@ -58,7 +58,7 @@ def local_class(weight: float) -> type[Method]:
         about = About("inside", "async", "Inside", "-")
 
         def receive(self, server: Any, upload: Any, trip: Any) -> Any:
-            return mixed(server, upload, trip, weight)
+            return mix_upload(server, upload, trip, weight)
 
     return Inside
 
@@ -116,9 +116,9 @@ def test_a_class_that_can_be_imported_is_named_so_and_its_run_needs_nothing_else
 
 
 def test_a_nested_class_is_found_again() -> None:
-    assert find(named(Outer.Inner))[0] is Outer.Inner
-    assert str(named(Outer.Inner)) == f"{__name__}:Outer.Inner"
-    assert find(f"{__name__}:Outer.Inner")[0] is Outer.Inner
+    assert class_and_preset(method_name(Outer.Inner))[0] is Outer.Inner
+    assert str(method_name(Outer.Inner)) == f"{__name__}:Outer.Inner"
+    assert class_and_preset(f"{__name__}:Outer.Inner")[0] is Outer.Inner
 
 
 class Outer:
@@ -141,19 +141,19 @@ def test_a_class_that_cannot_be_imported_runs_and_is_resumed_by_who_has_it(tmp_p
     said = freshet("resume", str(tmp_path / "run"), code=1)
     assert "'custom:Inside' stands for a class given from Python" in said and "resume(RUN)" in said
     same(federation.resume(tmp_path / "run").weights, whole.weights)
-    assert known("custom:Inside") is None
+    assert builtin_about("custom:Inside") is None
 
 
 def test_a_class_goes_with_its_name_and_its_name_is_a_text() -> None:
-    name = named(local_class(0.3))
+    name = method_name(local_class(0.3))
     assert name == "custom:Inside" and json.dumps({"name": name}) == '{"name": "custom:Inside"}'
     sent = pickle.loads(cloudpickle.dumps(name))
-    assert sent == name and sent.method.about == find(name)[0].about
+    assert sent == name and sent.method.about == class_and_preset(name)[0].about
     entry = Entry("mine", name)
     tables = TINY | {"method": {"name": entry.method}}
-    assert resolve(resolve(tables).tables()).method_class is find(name)[0]
+    assert resolve(resolve(tables).tables()).method_class is class_and_preset(name)[0]
     assert run_key(resolve(tables)).startswith("custom.Inside-seed0-")
-    assert list(space_for(named(Trust))) == list(space_for(TRUST))
+    assert list(space_for(method_name(Trust))) == list(space_for(TRUST))
     assert Scenario().tables == {}
 
 
@@ -236,7 +236,7 @@ def test_a_file_that_holds_no_method_is_one_sentence(
         (tmp_path / name.partition(":")[0]).write_text(content)
     before, modules = sys.path.copy(), set(sys.modules)
     with pytest.raises(ConfigError, match=rf"^method\.name: {sentence}"):
-        find(name)
+        class_and_preset(name)
     assert sys.path == before
     assert content != "def f(:" or set(sys.modules) == modules
 
@@ -246,6 +246,6 @@ def test_a_file_is_executed_once(tmp_path: Path) -> None:
     path.write_text(
         "from freshet import About, Method\n\n\nclass Mine(Method):\n    about = About('once', 'async', 'Once', '-')\n"
     )
-    first = find(f"{path}:Mine")[0]
+    first = class_and_preset(f"{path}:Mine")[0]
     path.write_text("raise SystemExit")
-    assert find(f"{path}:Mine")[0] is first
+    assert class_and_preset(f"{path}:Mine")[0] is first

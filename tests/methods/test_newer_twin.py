@@ -10,8 +10,8 @@ import pytest
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.methods import find, options_for
-from freshet.methods.fednova import path
+from freshet.methods import class_and_preset, method_options
+from freshet.methods.fednova import path_length
 from freshet.training.optimisers import sgd
 from freshet.training.schedules import constant
 from tests.methods.lab import (
@@ -44,7 +44,9 @@ def nova_server(momentum: float = 0.0, **options: Any) -> Server:
     """A server of FedNova whose devices train with momentum."""
     counts = np.array(UNEQUAL, np.int64)
     context = MethodContext(len(counts), counts, 1, 4, LAYOUT, seed=3, reach=sgd(momentum).reach)
-    return Server(find("fednova")[0](options_for("fednova", options), context), context, vector(1), constant(LR))
+    return Server(
+        class_and_preset("fednova")[0](method_options("fednova", options), context), context, vector(1), constant(LR)
+    )
 
 
 def nova(momentum: float = 0.0, **options: Any) -> tuple[Server, Any]:
@@ -90,7 +92,7 @@ def test_synchronous_servers_give_the_twins_models_and_weights(case: str) -> Non
         events: list[Any] = []
         for device in members:
             if device in gone:
-                events = logged(server.lost(device, server.active_trips[device].trip, "gone"))
+                events = logged(server.drop_trip(device, server.active_trips[device].trip, "gone"))
                 continue
             steps, change = int(rng.integers(1, 9)), rng.standard_normal(LEARNABLE).astype(np.float32)
             u = uploads[device] = vector(int(rng.integers(1 << 30)))
@@ -140,7 +142,7 @@ def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> No
             continue
         device = int(rng.choice([d for d in server.active_trips if d != 7 or rng.random() < 0.1] or [7]))
         if rng.random() < 0.1:
-            server.lost(device, server.active_trips[device].trip, "gone")
+            server.drop_trip(device, server.active_trips[device].trip, "gone")
             twin.lose(device)
             continue
         u = vector(int(rng.integers(1 << 30)))
@@ -187,7 +189,7 @@ def test_a_restored_method_goes_on_with_the_same_bits(case: str) -> None:
         same(first.weights, second.weights)
         same(first.trigger([7])[0].vectors.get("c", 0), second.trigger([7])[0].vectors.get("c", 0))
         for server in (first, second):
-            server.lost(7, server.active_trips[7].trip, "gone")
+            server.drop_trip(7, server.active_trips[7].trip, "gone")
 
 
 # ---- limits
@@ -241,7 +243,7 @@ def test_fednova_does_not_let_longer_training_count_more() -> None:
 def test_the_length_of_a_path_is_what_unrolled_training_finds(
     steps: int, eta_mu: float, momentum: float, nesterov: bool
 ) -> None:
-    found = path(sgd(momentum, nesterov).reach, steps, eta_mu)
+    found = path_length(sgd(momentum, nesterov).reach, steps, eta_mu)
     assert found == pytest.approx(twins.path_by_unrolling(steps, momentum, nesterov, eta_mu), rel=1e-10)
     if not momentum and eta_mu:
         assert found == pytest.approx((1.0 - (1.0 - eta_mu) ** steps) / eta_mu, rel=1e-12)  # as printed
@@ -285,4 +287,4 @@ def test_fadas_without_memory_takes_the_sign() -> None:
     [("scale", 3, 0.2), ("scale", 4, 0.05), ("cap", 4, 0.2), ("cap", 10, 0.1), ("none", 10, 0.2)],
 )
 def test_the_rate_of_fadas_falls_where_uploads_are_late(delay: str, tau_max: int, rate: float) -> None:
-    assert options_for("fadas", {"eta": 0.2, "tau_c": 3, "delay": delay}).rate(tau_max) == rate
+    assert method_options("fadas", {"eta": 0.2, "tau_c": 3, "delay": delay}).rate(tau_max) == rate

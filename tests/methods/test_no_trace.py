@@ -16,14 +16,14 @@ from freshet.core.admission import GATE_FACTOR
 from freshet.core.events import Aggregated, Event, Rejected
 from freshet.core.messages import Request, Slot, Upload
 from freshet.core.server import NOT_FINITE, Server
-from freshet.methods import names
+from freshet.methods import method_names
 from tests.methods.lab import REPORTS, SIZE, server_of
 
 #: Every method and variant, and settings that keep more state than the defaults do. A buffer holds one round here, so
 #: that nothing is being collected between two rounds.
 BUFFERS = {"fedbuff": {"K": 3}, "port": {"K": 3}, "ca2fl": {"M": 3}, "fadas": {"M": 3}}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, BUFFERS.get(name, {})) for name in names()},
+    **{name: (name, BUFFERS.get(name, {})) for name in method_names()},
     "fedbuff with momentum": ("fedbuff", {"beta": 0.9, "K": 3}),
     "fedasmu, sketches": ("fedasmu", {"control_memory": "sketch"}),
     "fedasmu, budget": ("fedasmu", {"control_memory": "budget"}),

@@ -9,7 +9,7 @@ from freshet.config import resolve
 from freshet.core.about import About
 from freshet.core.method import Method
 from freshet.errors import ConfigError
-from freshet.methods import _collect, find, known, names, options_for, registry
+from freshet.methods import _collect, builtin_about, class_and_preset, method_names, method_options, registry
 from freshet.methods.fedavg import FedAvg
 
 
@@ -30,18 +30,18 @@ def test_only_classes_with_a_header_of_their_own_are_methods() -> None:
 
 def test_every_name_leads_to_one_method() -> None:
     every = [name for method in registry().values() for name in method.about.names]
-    assert sorted(every) == names() and len(set(every)) == len(every)
+    assert sorted(every) == method_names() and len(set(every)) == len(every)
     for key, method in registry().items():
-        assert key == method.about.name and find(key) == (method, {})
+        assert key == method.about.name and class_and_preset(key) == (method, {})
         for name, preset in method.about.variants.items():
-            assert find(name) == (method, dict(preset))
-            chosen = options_for(name, {})
+            assert class_and_preset(name) == (method, dict(preset))
+            chosen = method_options(name, {})
             assert all(getattr(chosen, option) == value for option, value in preset.items())
 
 
 def test_what_a_run_directory_names_is_known_only_if_it_is_built_in() -> None:
-    assert known("fedasmu-da") is registry()["fedasmu"].about
-    assert known(f"{__name__}:Missing") is None and known("") is None
+    assert builtin_about("fedasmu-da") is registry()["fedasmu"].about
+    assert builtin_about(f"{__name__}:Missing") is None and builtin_about("") is None
 
 
 def test_marks_come_from_the_header() -> None:

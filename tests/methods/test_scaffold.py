@@ -142,7 +142,7 @@ def believed(memory: Memory, heard: int) -> Vector:
 def arrive(server: Server, assignment: Assignment, outcome: Outcome, fate: float) -> None:
     upload = outcome.upload(assignment)
     if fate < 0.25:
-        server.lost(assignment.device, assignment.trip, "upload lost")
+        server.drop_trip(assignment.device, assignment.trip, "upload lost")
     elif fate < 0.5:
         vectors = {"change": np.full(WEIGHTS, np.nan, np.float32)} if fate < 0.4 else {}
         (event, *_) = server.upload(upload._replace(vectors=vectors))

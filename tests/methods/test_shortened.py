@@ -58,7 +58,7 @@ def test_scaffolds_control_is_the_mean_of_the_devices_controls() -> None:
         close(assignments[0].vectors["c"], np.mean(began_with, axis=0), 1e-6)
         for k, (assignment, outcome) in enumerate(zip(assignments, outcomes, strict=True)):
             if (number, k) in ((2, 1), (5, 3)):
-                fleet.server.lost(k, assignment.trip, "upload lost")
+                fleet.server.drop_trip(k, assignment.trip, "upload lost")
             else:
                 fleet.upload(assignment, outcome)
     assert fleet.were_shortened() and np.linalg.norm(fleet.server.method.state.c) > 0.1
@@ -89,7 +89,7 @@ def test_a_device_that_heard_of_another_trip_takes_nothing_back() -> None:
             close(began_with, before, 1e-6)
         elif fate == "lost":
             assert np.linalg.norm(began_with - before) > 0.05, "of the first it was told"
-            fleet.server.lost(4, assignments[0].trip, "upload lost")
+            fleet.server.drop_trip(4, assignments[0].trip, "upload lost")
         else:
             fleet.upload(assignments[0], outcome)
 

@@ -8,7 +8,7 @@ import pytest
 
 from freshet import Federation
 from freshet.errors import ConfigError
-from freshet.methods import find, registry
+from freshet.methods import class_and_preset, registry
 from freshet.methods._shared.rounds import RoundMethod
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
@@ -18,7 +18,7 @@ from .test_resume import Crash, CrashError, traces
 
 Federate = Callable[..., Federation]
 ATTACK = {"kind": "sign-flip", "share": 0.25}
-ROUNDS = [name for name in registry() if issubclass(find(name)[0], RoundMethod)]
+ROUNDS = [name for name in registry() if issubclass(class_and_preset(name)[0], RoundMethod)]
 NETWORKS = {"moon": {"model": {"name": "digits", "head": True}}}
 #: Seconds until enough has happened, where trips take long: by a larger network, or by more epochs.
 UNTIL = {"moon": 400.0, "fedsa": 300.0}

@@ -11,7 +11,7 @@ import torch
 from freshet import Federation, LocalRule, Observer
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.errors import ConfigError
-from freshet.methods import find, registry
+from freshet.methods import class_and_preset, registry
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.trainer import Work
@@ -89,7 +89,7 @@ def test_nothing_that_leaves_a_device_tells_of_its_samples_but_through_the_noise
     for method in ("fedasmu", "fedavg", "asofed", "fedprox"):
         made = federate(options(method), privacy=PRIVACY)
         setup, config = made.assembly.setup(), made.config
-        rule = find(method)[0].rule(config.method)
+        rule = class_and_preset(method)[0].rule(config.method)
         base = np.zeros(made.assembly.layout.size, np.float32)
         slot, fresh = (Slot(3, "fixed"), Fresh(2, 2, base + np.float32(0.01))) if rule.asks else (None, None)
         work = Work(Assignment(0, 1, 1, 1, base, 4, 0.05), slot, fresh, rule, {}, 3.0 if rule.timed else None)

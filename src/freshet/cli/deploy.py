@@ -45,7 +45,7 @@ def _tables(
 ) -> dict[str, Any]:
     """Settings as given; a device that is back is triggered at once, since real ones rarely all come together."""
     from freshet.config import load_tables, override, with_method
-    from freshet.methods import find
+    from freshet.methods import class_and_preset
     from freshet.paper.cells import cell_settings, find_cell
 
     tables: dict[str, Any] = load_tables(config) if config else {}
@@ -56,7 +56,7 @@ def _tables(
         preset = cell_settings(find_cell(cell), name)
         tables = {section: preset.get(section, {}) | tables.get(section, {}) for section in preset | tables}
     run = tables.setdefault("run", {})
-    if find(name)[0].about.kind != "sync":
+    if class_and_preset(name)[0].about.kind != "sync":
         run.setdefault("trigger", "concurrency")
     run.setdefault("period", 2.0)
     run.setdefault("checkpoint_every", 30.0)

@@ -176,7 +176,7 @@ def pretrain(
     for name, probabilities in (("before", before), ("after", selector.distribution())):
         shares = ", ".join(f"{slot}: {share:.3f}" for slot, share in enumerate(probabilities, 1))
         typer.echo(f"slot probabilities {name:>6}  {shares}")
-    typer.echo(f"{out}: {passes} x {count} requests; first trips will ask at slot {selector.best()}")
+    typer.echo(f"{out}: {passes} x {count} requests; first trips will ask at slot {selector.best_slot()}")
 
 
 def _finish(result: "Result", quiet: bool) -> None:

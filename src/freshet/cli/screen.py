@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from freshet.files import printable
-from freshet.methods import known
+from freshet.methods import builtin_about
 from freshet.report.columns import DEVICES, chosen, judged, overhead, reachable
 from freshet.report.columns import Column as ResultColumn
 from freshet.report.groups import Ratio, said_diverged
@@ -158,7 +158,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def name_with_marks(name: str) -> str:
     """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
-    about = known(name)
+    about = builtin_about(name)
     marks = about.marks() if about else {}
     return " ".join([name, *(f"[{mark}]" for mark in marks)])
 

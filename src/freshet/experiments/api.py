@@ -20,7 +20,7 @@ from freshet.experiments.store import Store
 from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
 from freshet.federation import Federation
 from freshet.result import Result
-from freshet.result import open as open_run
+from freshet.result import load as open_run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from typing import Any
 
 from freshet.config import SECTIONS, Config, override, resolve
 from freshet.errors import ConfigError
-from freshet.methods import find, named
-from freshet.methods.loading import GivenName
-from freshet.paper.cells import Cell, cell_settings, model_bytes, with_length
+from freshet.experiments.length import model_bytes, with_length
+from freshet.methods import class_and_preset, method_name
+from freshet.methods.loading import MethodRef
 
 Tables = Mapping[str, Mapping[str, Any]]
 #: Methods as they are given from Python.
@@ -33,18 +33,26 @@ class Entry:
     @property
     def title(self) -> str:
         """The label as shown in tables, with marks that refer to footnotes."""
-        return self.label + "".join(f" [{mark}]" for mark in find(self.method)[0].marks())
+        return self.label + "".join(f" [{mark}]" for mark in class_and_preset(self.method)[0].marks())
+
+
+def _no_settings(method: str) -> Tables:
+    return {}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What all methods of one comparison share: a cell of the paper, or settings, or both."""
+    """What all methods of one comparison share."""
 
     name: str = ""
-    cell: Cell | None = None
-    tables: Tables = field(default_factory=dict, hash=False)
-    #: Options by method that this world needs.
+    #: The settings of a method here, by its name; those of the user win.
+    settings: Callable[[str], Tables] = field(default=_no_settings, hash=False)
+    #: Options by method that win over a config file's.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    #: Length of a run in synchronous rounds of its fleet; None: as the settings say.
+    rounds: int | None = None
+    #: The cell of the paper that this is, for the record.
+    cell: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ def as_entries(methods: Methods) -> list[Entry]:
 
 
 def _entry_from_python(method: str | type | Mapping[str, Any]) -> Entry:
-    if isinstance(method, str) and not isinstance(method, GivenName):
+    if isinstance(method, str) and not isinstance(method, MethodRef):
         return _entry(method.strip())
     return _entry_from_table(method if isinstance(method, Mapping) else {"name": method})
 
@@ -131,7 +139,7 @@ def check_entries(entries: list[Entry]) -> list[Entry]:
 
 def _entry(text: str) -> Entry:
     name, *options = text.split("@")
-    find(name)
+    class_and_preset(name)
     table: dict[str, Any] = {}
     override(table, [f"method.{option}" for option in options])
     return Entry(text, name, table.get("method", {}))
@@ -139,8 +147,8 @@ def _entry(text: str) -> Entry:
 
 def _entry_from_table(table: Mapping[str, Any]) -> Entry:
     options = {key: value for key, value in table.items() if key != "name"}
-    name = named(table.get("name", ""))
-    find(name)
+    name = method_name(table.get("name", ""))
+    class_and_preset(name)
     return Entry("@".join([name, *(f"{key}={value}" for key, value in options.items())]), name, options)
 
 
@@ -162,54 +170,51 @@ def parse_seeds(text: str) -> list[int]:
 def expand(
     entries: Sequence[Entry],
     seeds: Sequence[int],
-    request: UserSettings | None = None,
-    worlds: Sequence[Scenario] = (Scenario(),),
+    user: UserSettings | None = None,
+    scenarios: Sequence[Scenario] = (Scenario(),),
 ) -> list[Job]:
-    """Every run of the grid, world by world and in each seed by seed, so that early results cover all methods."""
-    request = request or UserSettings()
-    check_settings(request.settings, entries)
+    """Every run of the grid: by scenario, then by seed, so that early results cover all methods."""
+    user = user or UserSettings()
+    check_settings(user.settings, entries)
     jobs = [
-        Job(world, entry, seed, resolve(_with_seed(tables, seed)))
-        for world in worlds
-        for drawn in [[(entry, tables_for(entry, world, request)) for entry in entries]]
+        Job(scenario, entry, seed, resolve(_with_seed(tables, seed)))
+        for scenario in scenarios
+        for lines in [[(entry, tables_for(entry, scenario, user)) for entry in entries]]
         for seed in seeds
-        for entry, tables in drawn
+        for entry, tables in lines
     ]
     check_fair(jobs)
     return jobs
 
 
-def tables_for(entry: Entry, world: Scenario, request: UserSettings) -> dict[str, dict[str, Any]]:
-    """The settings of one line: cell < world < config file < tuning < single settings < the entry's own options.
+def tables_for(entry: Entry, scenario: Scenario, user: UserSettings) -> dict[str, dict[str, Any]]:
+    """The settings of one line: scenario < config file < tuning < single settings < the entry's own options.
 
-    Only then, with the fleet known, follows the length of a cell's run.
+    The length of the run follows last, when the fleet is known.
     """
     tables: dict[str, dict[str, Any]] = {"method": {}}
-    layers: list[Tables] = [world.tables, request.tables]
-    if world.cell is not None:
-        layers.insert(0, cell_settings(world.cell, entry.method))
-    for layer in layers:
+    for layer in (scenario.settings(entry.method), user.tables):
         for section, values in layer.items():
             if section != "method":
                 tables[section] = tables.get(section, {}) | dict(values)
         tables["method"] |= options_from(layer.get("method", {}), entry.method)
-    tables["method"] |= dict(world.options.get(find(entry.method)[0].about.name, {}))
-    studies = {str(tuned["method"]["name"]): tuned for tuned in request.tuned}
+    tables["method"] |= dict(scenario.options.get(class_and_preset(entry.method)[0].about.name, {}))
+    studies = {str(tuned["method"]["name"]): tuned for tuned in user.tuned}
     study = tuned_as(entry.method, studies)
     if study is not None:
         tables["method"] |= options_from(studies[study]["method"], entry.method)
         tables["training"] = tables.get("training", {}) | {"lr": studies[study]["training"]["lr"]}
-    for setting in _in_order(request.settings, entry):
+    for setting in _in_order(user.settings, entry):
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
-    # A longer run is another one here, so that nobody would extend one.
-    tables["run"] = {"keep_checkpoint": False} | _with_trigger(tables.get("run", {}), find(entry.method)[0].about.kind)
-    return tables if world.cell is None else with_length(tables, world.cell.rounds)
+    # Nobody extends a run of a grid: with another end it is another run.
+    tables["run"] = {"keep_checkpoint": False} | _with_trigger(tables.get("run", {}), class_and_preset(entry.method)[0].about.kind)
+    return tables if scenario.rounds is None else with_length(tables, scenario.rounds)
 
 
 def same_family(one: str, other: str) -> bool:
     """Whether two names stand for the same method, variants included."""
-    return bool(one) and bool(other) and find(one)[0] is find(other)[0]
+    return bool(one) and bool(other) and class_and_preset(one)[0] is class_and_preset(other)[0]
 
 
 def tuned_as(method: str, studies: Collection[str]) -> str | None:
@@ -217,7 +222,7 @@ def tuned_as(method: str, studies: Collection[str]) -> str | None:
 
     Never another variant's: what is best for one may be far off for the next.
     """
-    return next((name for name in (method, find(method)[0].about.name) if name in studies), None)
+    return next((name for name in (method, class_and_preset(method)[0].about.name) if name in studies), None)
 
 
 def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -235,9 +240,9 @@ def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
     It is what makes a variant a variant, and the options whose defaults follow from that where the two differ in it:
     ``-course`` has rates of its own, and ``-progress`` a weight of another scale.
     """
-    found, preset = find(method)
+    found, preset = class_and_preset(method)
     switches = {key for variant in found.about.variants.values() for key in variant}
-    theirs = {**find(name)[1], **table}
+    theirs = {**class_and_preset(name)[1], **table}
     differing = [
         defaults
         for (switch, value), defaults in found.Options.conditional_defaults.items()
@@ -255,14 +260,14 @@ def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:
             common.append(setting)
         elif section == entry.method:
             own.append(f"method.{rest}")
-        elif same_family(section, entry.method) and section == find(section)[0].about.name:
+        elif same_family(section, entry.method) and section == class_and_preset(section)[0].about.name:
             family.append(f"method.{rest}")
     return common + family + own
 
 
 def check_settings(settings: Sequence[str], entries: Sequence[Entry]) -> None:
     """Every ``--set`` must concern somebody: a section that all share, or a method of the grid."""
-    families = {name for entry in entries for name in (entry.method, find(entry.method)[0].about.name)}
+    families = {name for entry in entries for name in (entry.method, class_and_preset(entry.method)[0].about.name)}
     for setting in settings:
         section, _, rest = setting.strip().partition(".")
         if section == "method":
@@ -311,7 +316,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
                     )
                     raise ConfigError(f"{section}.{key}", problem)
         _check_same_world(job, other)
-        kind = find(job.entry.method)[0].about.kind
+        kind = class_and_preset(job.entry.method)[0].about.kind
         peer = triggers.setdefault((job.scenario.name, kind), job)
         if job.config.run.trigger != peer.config.run.trigger:
             raise ConfigError("run.trigger", f"differs between {peer.entry.label} and {job.entry.label}")

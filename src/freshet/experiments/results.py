@@ -1,17 +1,14 @@
-"""What came out of a grid: one line per method, with medians and spreads over the seeds that came to their end.
+"""The results of a grid: one line per method, with medians and spreads over the seeds that ended.
 
-A run that crashed or is unfinished is listed with its reason and never averaged; one that diverged counts as it is.
-
-The results of a grid as files: JSON with everything, CSV with one row per method and world.
-
-What a grid's results are called and where they go: the same files, whoever ran it.
+A crashed or unfinished run is listed with its reason and never averaged. A run that diverged counts. The files are JSON
+with everything, CSV with one row per method and scenario, and pictures.
 """
 
 import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,7 @@ from freshet.errors import ConfigError, RunError
 from freshet.experiments.grid import Entry, Scenario, Job
 from freshet.experiments.store import State, Store
 from freshet.files import write_atomically
-from freshet.methods import find
-from freshet.paper.suites import published_numbers
+from freshet.methods import class_and_preset
 from freshet.report.columns import DEVICES
 from freshet.report.export import harmless
 from freshet.report.groups import Group, headline, references, target_of, times_to
@@ -37,7 +33,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """One run of the grid as its directory shows it now."""
+    """One run of the grid in its current state."""
 
     job: Job
     state: State
@@ -46,7 +42,7 @@ class JobOutcome:
 
 
 def read_outcome(job: Job, store: Store) -> JobOutcome:
-    """Read an ended run's summary and metrics (its events are not needed); a damaged one counts as failed."""
+    """Read the summary and the metrics of a run that ended, not its events. A damaged run counts as failed."""
     state = store.state(job.key)
     if state is not State.FINISHED:
         return JobOutcome(job, state, store.error(job.key) if state is State.FAILED else None, None)
@@ -67,11 +63,15 @@ def document(
     notes: Sequence[str] = (),
     scale: Record | None = None,
     look: str = "curves",
-    named: str = "",
+    reference: str = "",
+    published: Mapping[str, Record] | None = None,
 ) -> Record:
-    """All results of a grid as plain values: what ``comparison.json`` holds. ``named``: the references asked for."""
+    """All results of a grid as plain values: the content of ``comparison.json``.
+
+    ``reference`` names the methods that the others are compared with, ``published`` holds printed numbers by run key.
+    """
     outcomes = [read_outcome(job, store) for job in jobs]
-    worlds = list(dict.fromkeys(job.scenario for job in jobs))
+    scenarios = list(dict.fromkeys(job.scenario for job in jobs))
     made_by = sorted({str(o.run.summary.get("freshet")) for o in outcomes if o.run is not None})
     mixed = [f"these runs were made by different versions of freshet: {', '.join(made_by)}"] if len(made_by) > 1 else []
     return {
@@ -81,59 +81,72 @@ def document(
         "scale": scale,
         "seeds": sorted({job.seed for job in jobs}),
         "notes": [*notes, *mixed],
-        "worlds": [world_record(world, [o for o in outcomes if o.job.scenario == world], named) for world in worlds],
+        "worlds": [
+            scenario_record(scenario, [o for o in outcomes if o.job.scenario == scenario], reference, published or {})
+            for scenario in scenarios
+        ],
     }
 
 
-def reference_indices(entries: Sequence[Entry], named: str) -> list[int]:
-    """Where the references asked for are: one for all, or one for each kind."""
-    wanted = [name.strip() for name in named.split(",") if name.strip()]
+def reference_indices(entries: Sequence[Entry], reference: str) -> list[int]:
+    """Positions of the named references among the entries: one for all, or one for each kind."""
+    wanted = [name.strip() for name in reference.split(",") if name.strip()]
     labels = [entry.label for entry in entries]
     for name in wanted:
         if name not in labels:
             raise ConfigError("--reference", f"{name!r} is not in this comparison; choose from {', '.join(labels)}")
     places = [labels.index(name) for name in wanted]
-    kinds = [find(entries[place].method)[0].about.kind for place in places]
+    kinds = [class_and_preset(entries[place].method)[0].about.kind for place in places]
     if len(set(kinds)) < len(kinds):
-        raise ConfigError("--reference", f"takes one method, or one of each kind; {named!r} names two of one kind")
+        raise ConfigError("--reference", f"takes one method, or one of each kind; {reference!r} names two of one kind")
     return places
 
 
-def world_record(world: Scenario, outcomes: Sequence[JobOutcome], named: str = "") -> Record:
-    """The lines of one comparison, each held against the reference of its kind."""
+def scenario_record(
+    scenario: Scenario, outcomes: Sequence[JobOutcome], reference: str, published: Mapping[str, Record]
+) -> Record:
+    """The lines of one comparison, each with its distance to the reference of its kind."""
     config = outcomes[0].job.config
     step = config.run.eval_every
     entries = list(dict.fromkeys(o.job.entry for o in outcomes))
-    mine = [[o for o in outcomes if o.job.entry == entry] for entry in entries]
+    by_entry = [[o for o in outcomes if o.job.entry == entry] for entry in entries]
     groups = [
         Group(entry.title, [o.run for o in found if o.run is not None], style)
-        for entry, found, style in zip(entries, mine, styles([entry.label for entry in entries]), strict=True)
+        for entry, found, style in zip(entries, by_entry, styles([entry.label for entry in entries]), strict=True)
     ]
     target = target_of([run for group in groups for run in group.runs])
     target = target if config.run.target is None else config.run.target
-    kinds = [find(entry.method)[0].about.kind for entry in entries]
-    held = references([entry.label for entry in entries], kinds, reference_indices(entries, named))
+    kinds = [class_and_preset(entry.method)[0].about.kind for entry in entries]
+    against = references([entry.label for entry in entries], kinds, reference_indices(entries, reference))
     tables = config.tables()
     metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
     return {
-        "name": world.name,
-        "cell": world.cell.name if world.cell else None,
+        "name": scenario.name,
+        "cell": scenario.cell,
         "target": target,
         "metric": metric.name,
         "direction": metric.direction,
         "until": config.run.until,
         "eval_every": step,
-        "references": [groups[place].label for place in dict.fromkeys(held) if place is not None],
+        "references": [groups[index].label for index in dict.fromkeys(against) if index is not None],
         "shared": {name: tables[name] for name in ("data", "model", "fleet", "training")},
         "lines": [
-            _line(entry, found, group, headline(group, target, step, None if place is None else groups[place]))
-            for entry, found, group, place in zip(entries, mine, groups, held, strict=True)
+            _line(
+                entry,
+                found,
+                group,
+                headline(group, target, step, None if index is None else groups[index]),
+                published.get(found[0].job.key),
+            )
+            for entry, found, group, index in zip(entries, by_entry, groups, against, strict=True)
         ],
     }
 
 
-def _line(entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: Record) -> Record:
-    method = find(entry.method)[0]
+def _line(
+    entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: Record, published: Record | None
+) -> Record:
+    method = class_and_preset(entry.method)[0]
     runs = [o.run for o in outcomes if o.run is not None]
     config = outcomes[0].job.config
     return {
@@ -150,14 +163,14 @@ def _line(entry: Entry, outcomes: Sequence[JobOutcome], group: Group, numbers: R
         "failed": sum(o.state is State.FAILED for o in outcomes),
         "all": len(outcomes),
         "bytes_fresh": asdict(over_seeds([fresh_bytes(run, outcomes[0].job.model_bytes) for run in runs])),
-        "published": published_numbers(outcomes[0].job),
+        "published": published,
         "curve": curve(runs, config.run.eval_every),
         "runs": [_run(o, config.run.eval_every) for o in outcomes],
     }
 
 
 def fresh_bytes(run: RunData, size: int) -> float | None:
-    """Bytes of the fresh models that devices merged in mid-training: the price of the paper's idea."""
+    """Bytes of the fresh models that devices merged during training; None if the downlink is compressed."""
     merges, packed = number(run.summary.get("merges")), run.config.get("links", {}).get("down", "none") != "none"
     return None if merges is None or packed else merges * size
 
@@ -188,7 +201,7 @@ _MEDIANS = (
 
 
 def rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One flat row per method and world, for a spreadsheet."""
+    """One flat row per method and scenario, for a spreadsheet."""
     scale = (results["scale"] or {"scale": 1})["scale"]
     return [_row(world, line, scale) for world in results["worlds"] for line in world["lines"]]
 
@@ -213,7 +226,7 @@ def _row(world: Mapping[str, Any], line: Mapping[str, Any], scale: float) -> dic
 
 
 def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") -> tuple[Path, Path]:
-    """Write ``stem.json`` and ``stem.csv`` into a folder, each as a whole."""
+    """Write ``stem.json`` and ``stem.csv`` into a folder, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     table = rows(results)
     text = io.StringIO()
@@ -230,7 +243,7 @@ def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") ->
 
 @dataclass(frozen=True)
 class Grid:
-    """What is run and how its results are told."""
+    """The runs of a grid, where they are stored, and what is written about them."""
 
     jobs: Sequence[Job]
     store: Store
@@ -240,10 +253,12 @@ class Grid:
     scale: dict[str, Any] | None = None
     look: str = "curves"
     reference: str = ""
+    #: Printed numbers by run key, shown beside those of the run.
+    published: Mapping[str, Record] = field(default_factory=dict)
 
 
 def summarise(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
-    """The results as they are now, and the files they were written to: JSON, CSV and pictures."""
+    """Write the current results as JSON, CSV and pictures; return them and the files."""
     from freshet.report.figures import draw
 
     found = document(
@@ -253,20 +268,21 @@ def summarise(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
         notes=[*grid.notes, *_stop_note(grid.jobs), *_other_runs_note(grid)],
         scale=grid.scale,
         look=grid.look,
-        named=grid.reference,
+        reference=grid.reference,
+        published=grid.published,
     )
     folder = grid.store.folder
     return found, [*write(found, folder, grid.stem), *draw(found, folder, grid.stem)]
 
 
 def _stop_note(jobs: Sequence[Job]) -> list[str]:
-    """Runs that end at their target are not compared by what they would have become."""
+    """A note if runs stop at their target."""
     stops = any(job.config.run.stop_at_target for job in jobs)
     return ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
 
 
 def _other_runs_note(grid: Grid) -> list[str]:
-    """Runs that an earlier command has left in the same folder are in no table, but a report of the folder has them."""
+    """A note if an earlier command left other runs in the folder: a report shows them, this table does not."""
     mine, folder = {job.key for job in grid.jobs}, grid.store.folder
     others = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name not in mine]
     if not others:

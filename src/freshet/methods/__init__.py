@@ -26,7 +26,7 @@ def registry() -> dict[str, type[Method]]:
         if not module.ispkg:
             _collect(importlib.import_module(f"{__name__}.{module.name}"), found)
     for entry in entry_points(group="freshet.methods"):
-        method = _checked(entry.load(), f"{entry.value!r} (an entry point of freshet.methods)")
+        method = _check_method_class(entry.load(), f"{entry.value!r} (an entry point of freshet.methods)")
         found[method.about.name] = method
     return dict(sorted(found.items()))
 
@@ -37,56 +37,58 @@ def _collect(module: Any, found: dict[str, type[Method]]) -> None:
             found[value.about.name] = value
 
 
-def names() -> list[str]:
+def method_names() -> list[str]:
     """Every name that ``--method`` takes: methods and their variants."""
     return sorted(name for method in registry().values() for name in method.about.names)
 
 
-def named(method: object) -> str:
+def method_name(method: object) -> str:
     """The name of what was given for a method: a name, or a class, which then goes with its name wherever that goes."""
     if inspect.isclass(method):
-        return loading.GivenName(_checked(method, method.__name__))
+        return loading.MethodRef(_check_method_class(method, method.__name__))
     if not isinstance(method, str):
         raise ConfigError("method.name", f"must be a string or a subclass of freshet.Method, but {method!r} was given")
     return method
 
 
-def find(name: str) -> tuple[type[Method], dict[str, Any]]:
+def class_and_preset(name: str) -> tuple[type[Method], dict[str, Any]]:
     """The class behind a name and the options that a variant presets."""
-    if isinstance(name, loading.GivenName):
+    if isinstance(name, loading.MethodRef):
         return name.method, {}
     if ":" in name:
-        return _from_path(name), {}
+        return _load_class(name), {}
     for method in registry().values():
         if name in method.about.names:
             return method, dict(method.about.variants.get(name, {}))
-    close = get_close_matches(name.lower(), names(), n=1, cutoff=0.75)
+    close = get_close_matches(name.lower(), method_names(), n=1, cutoff=0.75)
     hint = (
-        f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}, module:Class or file.py:Class"
+        f"did you mean {close[0]}?"
+        if close
+        else f"choose one of {', '.join(method_names())}, module:Class or file.py:Class"
     )
     raise ConfigError("method.name", f"{name!r} is not known; {hint}")
 
 
-def known(name: str) -> About | None:
+def builtin_about(name: str) -> About | None:
     """What is said of a name that a run directory holds: of a built-in method or variant; foreign code is not imported
     for it."""
     return next((method.about for method in registry().values() if name in method.about.names), None)
 
 
-def _from_path(path: str) -> type[Method]:
+def _load_class(path: str) -> type[Method]:
     try:
-        method = loading.load(path)
+        method = loading.load_object(path)
     except Exception as error:  # of somebody else's code
         if path.startswith(f"{loading.CUSTOM}:"):
             again = "give it again, as in Federation(method=TheClass, ...).resume(RUN)"
             raise ConfigError("method.name", f"{path!r} stands for a class given from Python; {again}") from None
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-        problem = _not_there(path, error) or f"{path!r} cannot be imported ({why})"
+        problem = _missing_class_problem(path, error) or f"{path!r} cannot be imported ({why})"
         raise ConfigError("method.name", problem) from error
-    return _checked(method, repr(path))
+    return _check_method_class(method, repr(path))
 
 
-def _not_there(path: str, error: Exception) -> str | None:
+def _missing_class_problem(path: str, error: Exception) -> str | None:
     """That the module is there and the class is not, with those that are; None if something else is the matter."""
     where, _, name = path.rpartition(":")
     module = getattr(error, "obj", None)
@@ -98,7 +100,7 @@ def _not_there(path: str, error: Exception) -> str | None:
     return f"{path!r} cannot be imported (module {where!r} has no attribute {name!r}); {has}"
 
 
-def _checked(method: Any, who: str) -> type[Method]:
+def _check_method_class(method: Any, who: str) -> type[Method]:
     """A class from outside, if it is a method and says which."""
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise ConfigError("method.name", f"{who} is not a subclass of freshet.Method")
@@ -112,9 +114,9 @@ def _checked(method: Any, who: str) -> type[Method]:
     return method
 
 
-def options_for(name: str, given: dict[str, Any]) -> Any:
+def method_options(name: str, given: dict[str, Any]) -> Any:
     """The checked options of a method: its defaults, then its variant's presets, then what was given."""
-    method, preset = find(name)
+    method, preset = class_and_preset(name)
     for key, value in preset.items():
         if given.get(key, value) != value:
             own = method.about.name

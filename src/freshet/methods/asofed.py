@@ -59,9 +59,9 @@ class ASOFedOptions(Options):
 
     def with_derived(self, context: MethodContext) -> Self:
         """Set D from the fleet's fastest device."""
-        if self.delay_unit is not None or not context.fastest:
+        if self.delay_unit is not None or not context.fastest_seconds:
             return self
-        return self.model_copy(update={"delay_unit": context.fastest})
+        return self.model_copy(update={"delay_unit": context.fastest_seconds})
 
 
 class ASOFed(Method):
@@ -84,7 +84,7 @@ class ASOFed(Method):
 
     @classmethod
     def rule(cls, options: ASOFedOptions) -> LocalRule:
-        o, unit = options, unit_of(options)
+        o, unit = options, delay_unit(options)
         return StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
 
     def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
@@ -122,20 +122,20 @@ class ASOFed(Method):
             expect("samples", n["samples"], known)
             seconds = memory["trip", part.device][1]
             expect("seconds", n["seconds"], seconds or 0.0)
-            expect("r", n["r"], rate(seconds, unit_of(options)))
+            expect("r", n["r"], delay_factor(seconds, delay_unit(options)))
 
 
-def unit_of(options: ASOFedOptions) -> float:
+def delay_unit(options: ASOFedOptions) -> float:
     """``D``; plain seconds where nothing is known of the fleet."""
     return 1.0 if options.delay_unit is None else options.delay_unit
 
 
-def rate(seconds: float | None, unit: float) -> float:
+def delay_factor(seconds: float | None, unit: float) -> float:
     """``r_k``."""
     return max(1.0, math.log(seconds / unit)) if seconds else 1.0
 
 
-def feature_step(A: NDArray[np.float64]) -> NDArray[np.float64]:
+def scale_features(A: NDArray[np.float64]) -> NDArray[np.float64]:
     """``a_ij = exp|A_ij| / sum_j exp|A_ij|``, ``A_ij <- a_ij A_ij``."""
     size = np.abs(A)
     a = np.exp(size - size.max(axis=1, keepdims=True))
@@ -147,17 +147,17 @@ def scale_first_layer(layout: Layout, w: Vector) -> None:
     """The feature step on the first weight matrix (rows: output units), in place."""
     entry = next(e for e in layout.entries if e.kind == "learnable" and len(e.shape) >= 2)
     matrix = w[entry.span].astype(np.float64).reshape(entry.shape[0], -1)
-    w[entry.span] = feature_step(matrix).ravel()
+    w[entry.span] = scale_features(matrix).ravel()
 
 
-def _remembered(local: Local, name: str) -> Vector:
+def _stored_vector(local: Local, name: str) -> Vector:
     """H or V of the device as it was before this trip."""
     stored: Vector | None = local.memory.get(name)
     return np.zeros(local.learnable, np.float32) if stored is None else stored
 
 
-def _begin(local: Local, unit: float) -> None:
-    r = local.scratch["r"] = rate(local.seconds, unit)
+def _report_delay(local: Local, unit: float) -> None:
+    r = local.scratch["r"] = delay_factor(local.seconds, unit)
     local.report |= {"r": r, "seconds": local.seconds or 0.0}
 
 
@@ -174,8 +174,8 @@ class StepRule(LocalRule):
     unit: float = 1.0
 
     def begin(self, local: Local) -> None:
-        _begin(local, self.unit)
-        local.scratch |= {name: local.tensor(_remembered(local, name)) for name in ("H", "V")}
+        _report_delay(local, self.unit)
+        local.scratch |= {name: local.tensor(_stored_vector(local, name)) for name in ("H", "V")}
 
     def adjust(self, local: Local) -> None:
         import torch
@@ -203,13 +203,13 @@ class TripRule(Proximal):
     unit: float = 1.0
 
     def begin(self, local: Local) -> None:
-        _begin(local, self.unit)
+        _report_delay(local, self.unit)
 
     def finish(self, local: Local) -> None:
-        r, H, V = local.scratch["r"], _remembered(local, "H"), _remembered(local, "V")
+        r, H, V = local.scratch["r"], _stored_vector(local, "H"), _stored_vector(local, "V")
         model, base = local.snapshot(), local.base.cpu().numpy()
         u = model[: local.learnable]
         G = combine([(1.0, base), (-1.0, u)])
         combine([(1.0 - r, base), (r, u), (r, V), (-r, H)], out=u)  # w^b - r (G - V + H)
-        local.become(model)
+        local.set_weights(model)
         local.memory |= {"H": combine([(self.beta, H), (1.0 - self.beta, V)]), "V": G}

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from freshet.core.about import About, Range, Uploads
+from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event
@@ -32,7 +32,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, distance
-from freshet.methods._shared.asynchronous import Sums, Wide
+from freshet.methods._shared.asynchronous import UploadBuffer, Wide
 
 
 class CA2FLOptions(Options):
@@ -43,10 +43,10 @@ class CA2FLOptions(Options):
 
 
 @dataclass
-class Cache:
+class CA2FLState:
     """The buffer, the updates that it will put into the cache, the cache h^i by device, and its mean h."""
 
-    buffer: Sums
+    buffer: UploadBuffer
     h: Wide
     pending: dict[int, Vector] = field(default_factory=dict)
     h_i: dict[int, Vector] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class CA2FL(Method):
         "async",
         "CA2FL",
         "Wang et al., Cached Update Calibration, ICLR 2024",
-        space={"M": Uploads(2, 20, whole=True), "eta": Range(0.1, 3.0, log=True)},
+        space={"M": UploadCount(2, 20, whole=True), "eta": Range(0.1, 3.0, log=True)},
     )
     Options: ClassVar[type[Options]] = CA2FLOptions
     options: CA2FLOptions
-    state: Cache
+    state: CA2FLState
 
     def __init__(self, options: CA2FLOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Cache(Sums.empty(context.layout), np.zeros(context.layout.learnable))
+        self.state = CA2FLState(UploadBuffer.empty(context.layout), np.zeros(context.layout.learnable))
 
     def notices(self) -> list[str]:
         size = 4 * self.context.layout.learnable * self.context.devices / 2**30
@@ -86,7 +86,7 @@ class CA2FL(Method):
     def _step(self, server: Server) -> Verdict:
         o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer, pending = layout.learnable, state.buffer, state.pending
-        state.buffer, state.pending = Sums.empty(layout), {}
+        state.buffer, state.pending = UploadBuffer.empty(layout), {}
         v = state.h + buffer.B / o.M
         new = buffer.model(layout, x[:n] + o.eta * v)
         length = distance(new[:n], x[:n])

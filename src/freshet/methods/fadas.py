@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from freshet.core.about import About, Range, Uploads
+from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event
@@ -34,7 +34,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
-from freshet.methods._shared.asynchronous import Sums, Wide
+from freshet.methods._shared.asynchronous import UploadBuffer, Wide
 
 
 class FADASOptions(Options):
@@ -58,10 +58,10 @@ class FADASOptions(Options):
 
 
 @dataclass
-class Moments:
+class FADASState:
     """The buffer, and the moments of its means."""
 
-    buffer: Sums
+    buffer: UploadBuffer
     m: Wide
     v: Wide
     v_hat: Wide
@@ -76,19 +76,19 @@ class FADAS(Method):
         "FADAS",
         "Wang et al., Federated Adaptive Asynchronous Optimization, ICML 2024",
         space={
-            "M": Uploads(2, 20, whole=True),
+            "M": UploadCount(2, 20, whole=True),
             "eta": Range(1e-3, 0.3, log=True),
             "tau_c": Range(1, 10, whole=True),
         },
     )
     Options: ClassVar[type[Options]] = FADASOptions
     options: FADASOptions
-    state: Moments
+    state: FADASState
 
     def __init__(self, options: FADASOptions, context: MethodContext) -> None:
         super().__init__(options, context)
         n = context.layout.learnable
-        self.state = Moments(Sums.empty(context.layout), np.zeros(n), np.zeros(n), np.zeros(n))
+        self.state = FADASState(UploadBuffer.empty(context.layout), np.zeros(n), np.zeros(n), np.zeros(n))
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, buffer = self.context.layout, upload.weights, self.state.buffer
@@ -99,7 +99,7 @@ class FADAS(Method):
     def _step(self, server: Server) -> Verdict:
         o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer = layout.learnable, state.buffer
-        state.buffer = Sums.empty(layout)
+        state.buffer = UploadBuffer.empty(layout)
         delta = buffer.B / o.M
         m = o.beta1 * state.m + (1.0 - o.beta1) * delta
         v = o.beta2 * state.v + (1.0 - o.beta2) * delta * delta

@@ -56,7 +56,7 @@ from freshet.methods.asmu import replay
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.asmu.staleness import (
     Control,
-    Past,
+    PastUpload,
     control_gradients,
     cosine,
     descend,
@@ -64,14 +64,14 @@ from freshet.methods.asmu.staleness import (
     staleness_weight,
     training_scale,
 )
-from freshet.methods.asmu.steps import Course, StepMemory, Trained, move_along, write_step
+from freshet.methods.asmu.steps import Course, StepMemory, TrainedModel, move_along, write_step
 
 if TYPE_CHECKING:
     from freshet.methods.asmu.meta import MetaSelector
 
 
 #: A reward whose square is still a number: it is averaged.
-LARGEST_REWARD = 1e100
+MAX_REWARD = 1e100
 
 
 @dataclass
@@ -79,7 +79,7 @@ class DeviceControl:
     """What the server keeps per device: the controls and the numbers of its last accepted upload."""
 
     control: Control
-    past: Past | None = None
+    past: PastUpload | None = None
 
 
 @dataclass
@@ -164,7 +164,7 @@ class FedASMU(Method):
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         learned = self.options.adaptive_device and self.options.slot == "rl"
-        return {"meta_slot": self.state.meta.best(self.epochs(server, device))} if learned else {}
+        return {"meta_slot": self.state.meta.best_slot(self.epochs(server, device))} if learned else {}
 
     def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
         return Discard("too stale") if server.staleness(trip) > self.options.tau_max else None
@@ -180,7 +180,7 @@ class FedASMU(Method):
             return f"reports slot {report.get('slot')}, but asked in {trip.slot}"
         if "reward" in report and report["slot"] > self.state.meta.epochs:
             return f"reports slot {report['slot']}, but the meta model has {self.state.meta.epochs}"
-        if abs(report.get("reward", 0.0)) > LARGEST_REWARD:
+        if abs(report.get("reward", 0.0)) > MAX_REWARD:
             return f"reports a reward of {report['reward']:g}, which is impossible"
         return None
 
@@ -200,13 +200,13 @@ class FedASMU(Method):
         new, product = np.empty_like(w), None
         if o.dynamic_server and state.course is None:
             measured = beta if o.equations == "corrected" else 0.0
-            trained = Trained(upload.weights, base, fresh)
+            trained = TrainedModel(upload.weights, base, fresh)
             product, step, length = state.steps.measure(upload.device, trained, start, along, measured)
         else:
             step = new[:n] if state.course is None else np.empty(n, np.float32)
             length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
         if state.course is not None:
-            product, before = state.course.judged(trip.base, step)
+            product, before = state.course.measure(trip.base, step)
             known = DeviceControl(state.course.control, before)
         numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps, "beta": beta}
         numbers["n1"] = int(upload.merged.get("n1", 0))
@@ -226,9 +226,9 @@ class FedASMU(Method):
         # Only what is accepted leaves a trace.
         state.adaptations += numbers["adapted"]
         state.skipped += "forgotten" in numbers
-        past = Past(server.version, server.age, s, xi, c, length)
+        past = PastUpload(server.version, server.age, s, xi, c, length)
         if state.course is not None:
-            numbers["course"] = state.course.follow(past, alpha, step, server.store.__contains__)
+            numbers["course"] = state.course.advance(past, alpha, step, server.store.__contains__)
         elif o.dynamic_server:
             state.steps.remember(upload.device, step)
             state.devices[upload.device] = DeviceControl(c, past)
@@ -240,7 +240,7 @@ class FedASMU(Method):
         return Aggregate(new, (part,), numbers, alpha * length, news)
 
     def _adapt(
-        self, control: Control, past: Past, product: float, length: float, upload: Upload, trip: ActiveTrip
+        self, control: Control, past: PastUpload, product: float, length: float, upload: Upload, trip: ActiveTrip
     ) -> tuple[Control, dict[str, Any]]:
         """The device's controls (or those of all), moved down the loss of the model that its last upload produced (or
         along the course that led to its base), and the numbers. ``length`` is that of the new step. A trip at a
@@ -278,9 +278,9 @@ class FedASMU(Method):
         }
 
     def notices(self) -> list[str]:
-        return [*self.options.slow_rates(), *self._memory()]
+        return [*self.options.slow_rate_notices(), *self._memory_notices()]
 
-    def _memory(self) -> list[str]:
+    def _memory_notices(self) -> list[str]:
         """What becomes of the steps that memory does not hold."""
         limit, devices = self.state.steps.limit, self.context.devices
         if not self.options.dynamic_server or self.state.course is not None or limit is None or limit >= devices:
@@ -299,13 +299,13 @@ class FedASMU(Method):
         if "reward" not in upload.report:
             return ()
         reward, meta = float(upload.report["reward"]), self.state.meta
-        meta.note(reward)
+        meta.add_reward(reward)
         if not upload.report.get("first"):
             return ()
         meta.reinforce(int(upload.report["slot"]), reward, epochs=trip.epochs)
-        news = meta.news()
+        news = meta.changed_distribution()
         return () if news is None else (Noted("slots", news),)
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        replay.asmu(options, event, memory, cls.about.kind)
+        replay.audit_event(options, event, memory, cls.about.kind)

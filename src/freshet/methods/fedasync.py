@@ -29,7 +29,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
-from freshet.methods._shared.asynchronous import hinge, mixed, polynomial
+from freshet.methods._shared.asynchronous import hinge_discount, mix_upload, polynomial_discount
 from freshet.methods._shared.proximal import proximal
 
 
@@ -47,8 +47,8 @@ class FedAsyncOptions(Options):
     def discount(self, tau: int) -> float:
         """``s(tau)``."""
         if self.staleness == "polynomial":
-            return polynomial(tau, self.poly_a)
-        return hinge(tau, self.hinge_a, self.hinge_b) if self.staleness == "hinge" else 1.0
+            return polynomial_discount(tau, self.poly_a)
+        return hinge_discount(tau, self.hinge_a, self.hinge_b) if self.staleness == "hinge" else 1.0
 
     def weight(self, discount: float, updates: int) -> float:
         """``alpha_tau`` with this ``s(tau)``, after so many updates of the global model."""
@@ -80,7 +80,7 @@ class FedAsync(Method):
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         discount = self.options.discount(server.staleness(trip) - 1)
         alpha = self.options.weight(discount, server.version - 1)
-        return mixed(server, upload, trip, alpha, discount=discount)
+        return mix_upload(server, upload, trip, alpha, discount=discount)
 
     @classmethod
     def audit(cls, options: FedAsyncOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from freshet.core.about import About, Range, Uploads
+from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
@@ -32,7 +32,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Discard, Method, MethodContext, Options, Reject, Verdict, Wait
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
-from freshet.methods._shared.asynchronous import Sums, Wide, polynomial
+from freshet.methods._shared.asynchronous import UploadBuffer, Wide, polynomial_discount
 
 
 class FedBuffOptions(Options):
@@ -44,12 +44,12 @@ class FedBuffOptions(Options):
     exponent: float = Field(0.5, ge=0, description="exponent of the staleness discount (1 + tau)^-exponent")
     tau_max: int = Field(-1, ge=-1, description="discard uploads with tau beyond this (-1: never)")
 
-    def too_stale(self, tau: int) -> bool:
+    def is_too_stale(self, tau: int) -> bool:
         return 0 <= self.tau_max < tau
 
 
 @dataclass
-class Buffer(Sums):
+class MomentumBuffer(UploadBuffer):
     """The buffer, and the server's momentum."""
 
     m: Wide | None = None
@@ -64,22 +64,22 @@ class FedBuff(Method):
         "FedBuff",
         "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022",
         space={
-            "K": Uploads(2, 20, whole=True),
+            "K": UploadCount(2, 20, whole=True),
             "eta_g": Range(0.1, 3.0, log=True),
             "exponent": Range(0.0, 1.5),
         },
     )
     Options: ClassVar[type[Options]] = FedBuffOptions
     options: FedBuffOptions
-    state: Buffer
+    state: MomentumBuffer
 
     def __init__(self, options: FedBuffOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Buffer.empty(context.layout)
+        self.state = MomentumBuffer.empty(context.layout)
 
     def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
         s = server.staleness(trip)
-        return Discard("too stale") if self.options.too_stale(s - 1) else None
+        return Discard("too stale") if self.options.is_too_stale(s - 1) else None
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         o, n, u, s, buffer = (
@@ -90,12 +90,12 @@ class FedBuff(Method):
             self.state,
         )
         delta = server.store.get(trip.base)[:n].astype(np.float64) - u[:n]
-        buffer.add(self.context.layout, polynomial(s - 1, o.exponent) * delta, u, upload.device, trip.base, s)
+        buffer.add(self.context.layout, polynomial_discount(s - 1, o.exponent) * delta, u, upload.device, trip.base, s)
         return self._flush(server) if len(buffer.arrived) == o.K else Wait()
 
     def _flush(self, server: Server) -> Verdict:
         o, layout, w, buffer = self.options, self.context.layout, server.weights, self.state
-        self.state = Buffer.empty(layout)
+        self.state = MomentumBuffer.empty(layout)
         self.state.m = buffer.m
         step = buffer.B / o.K
         if o.beta and buffer.m is not None:
@@ -106,14 +106,14 @@ class FedBuff(Method):
             return Reject(NOT_FINITE)
         if o.beta:
             self.state.m = step
-        discounts = [polynomial(s - 1, o.exponent) for _, _, s in buffer.arrived]
+        discounts = [polynomial_discount(s - 1, o.exponent) for _, _, s in buffer.arrived]
         parts = [Contribution(*who, discount / o.K) for who, discount in zip(buffer.arrived, discounts, strict=True)]
         numbers = {"alpha": o.eta_g * sum(part.weight for part in parts), "discounts": discounts}
         return Aggregate(new, parts, numbers, length)
 
     @classmethod
     def audit(cls, options: FedBuffOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        if isinstance(event, Discarded) and not options.too_stale(event.staleness - 1):
+        if isinstance(event, Discarded) and not options.is_too_stale(event.staleness - 1):
             raise Mismatch(f"discarded at staleness {event.staleness}, within tau_max")
         if not isinstance(event, Aggregated):
             return
@@ -121,8 +121,10 @@ class FedBuff(Method):
         if len(parts) != options.K:
             raise Mismatch(f"{len(parts)} uploads make an aggregation, not K = {options.K}")
         for part, discount in zip(parts, event.numbers["discounts"], strict=True):
-            if options.too_stale(part.staleness - 1):
+            if options.is_too_stale(part.staleness - 1):
                 raise Mismatch(f"device {part.device} is aggregated at staleness {part.staleness}, beyond tau_max")
-            expect(f"discount of device {part.device}", discount, polynomial(part.staleness - 1, options.exponent))
+            expect(
+                f"discount of device {part.device}", discount, polynomial_discount(part.staleness - 1, options.exponent)
+            )
             expect(f"weight of device {part.device}", part.weight, discount / options.K)
         expect("alpha", event.numbers["alpha"], options.eta_g * sum(part.weight for part in parts))

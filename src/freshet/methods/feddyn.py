@@ -36,7 +36,15 @@ from freshet.core.method import Local, LocalRule, MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite
 from freshet.methods._shared.proximal import drift
-from freshet.methods._shared.rounds import Member, Round, RoundMethod, Shortened, noted, share_taken, told
+from freshet.methods._shared.rounds import (
+    PartialUpload,
+    Round,
+    RoundMethod,
+    RoundUpload,
+    accepted_share,
+    accepted_share_instruction,
+    with_partial_uploads,
+)
 
 
 class FedDynOptions(Options):
@@ -46,12 +54,12 @@ class FedDynOptions(Options):
 
 
 @dataclass
-class DynState(Round):
+class FedDynState(Round):
     """The server's dual G, the mean model that is handed out, and of which uploads only a share is in G."""
 
     G: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     a_bar: Vector | None = None
-    shortened: dict[int, Shortened] = field(default_factory=dict)
+    shortened: dict[int, PartialUpload] = field(default_factory=dict)
 
 
 class FedDyn(RoundMethod):
@@ -66,11 +74,11 @@ class FedDyn(RoundMethod):
     )
     Options: ClassVar[type[Options]] = FedDynOptions
     options: FedDynOptions
-    state: DynState
+    state: FedDynState
 
     def __init__(self, options: FedDynOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = DynState(G=np.zeros(context.layout.learnable))
+        self.state = FedDynState(G=np.zeros(context.layout.learnable))
 
     @classmethod
     def rule(cls, options: FedDynOptions) -> LocalRule:
@@ -81,12 +89,14 @@ class FedDyn(RoundMethod):
             return {}
         samples = self.context.samples
         share = self.context.devices * float(samples[device]) / float(samples.sum())
-        return {"alpha_k": self.options.alpha / share, **told(self.state.shortened, device)}
+        return {"alpha_k": self.options.alpha / share, **accepted_share_instruction(self.state.shortened, device)}
 
-    def shares(self, members: list[Member]) -> list[float]:
+    def shares(self, members: list[RoundUpload]) -> list[float]:
         return [1.0 / len(members)] * len(members)
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         a_bar, _ = super().aggregate(server, members, shares)
         self.context.layout.max_counters(a_bar, *(m.weights for m in members))
         self.state.a_bar = a_bar
@@ -99,7 +109,7 @@ class FedDyn(RoundMethod):
             mean += share * u
             moved += u - theta[:n]
         self.state.G = self.state.G + moved / self.context.devices
-        self.state.shortened = noted(self.state.shortened, members)
+        self.state.shortened = with_partial_uploads(self.state.shortened, members)
         theta_next[:n] = mean + self.state.G
         return theta_next, {"dual_norm": float(np.linalg.norm(self.state.G))}
 
@@ -124,7 +134,7 @@ class DualRule(LocalRule):
 
     def begin(self, local: Local) -> None:
         memory = local.memory
-        dual, share = memory.get("lambda"), share_taken(local.assignment.instruction, memory)
+        dual, share = memory.get("lambda"), accepted_share(local.assignment.instruction, memory)
         if share != 1.0:
             dual = combine([(1.0, memory["lambda"]), (share - 1.0, memory["moved"])])
         local.scratch["lambda"] = local.base.new_zeros(local.base.shape) if dual is None else local.tensor(dual)

@@ -26,7 +26,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
-from freshet.methods._shared.rounds import Member
+from freshet.methods._shared.rounds import RoundUpload
 from freshet.methods.fedavg import FedAvg
 
 Group = tuple[tuple[int, int], ...]
@@ -40,7 +40,7 @@ class FedLWSOptions(Options):
     tau_max: float = Field(0.2, ge=0, description="upper bound of tau")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.tau_min > self.tau_max:
             raise ValueError("tau_min must be at most tau_max")
         return self
@@ -50,12 +50,12 @@ class FedLWSOptions(Options):
         return min(max(self.beta * q, self.tau_min), self.tau_max)
 
 
-def shrink(w_norm: float, tau: float, move_norm: float) -> float:
+def shrink_factor(w_norm: float, tau: float, move_norm: float) -> float:
     """``gamma_l``."""
     return 1.0 if w_norm == 0.0 else w_norm / (w_norm + tau * move_norm)
 
 
-def group_numbers(group: Group, w: Vector, members: list[Member], shares: list[float]) -> tuple[float, float, float]:
+def group_norms(group: Group, w: Vector, members: list[RoundUpload], shares: list[float]) -> tuple[float, float, float]:
     """``(q_l, |w_l|, |a_l - w_l|)`` in float64."""
     spread, length, move = np.zeros(len(members)), 0.0, 0.0
     for start, stop in group:
@@ -86,13 +86,15 @@ class FedLWS(FedAvg):
     Options: ClassVar[type[Options]] = FedLWSOptions
     options: FedLWSOptions
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         new, _ = super().aggregate(server, members, shares)
         record: dict[str, list[float]] = {name: [] for name in ("q", "w_norm", "move_norm", "tau", "gamma")}
         for group in self.context.layout.groups:
-            q, w_norm, move_norm = group_numbers(group, server.weights, members, shares)
+            q, w_norm, move_norm = group_norms(group, server.weights, members, shares)
             tau = self.options.tau(q)
-            gamma = shrink(w_norm, tau, move_norm)
+            gamma = shrink_factor(w_norm, tau, move_norm)
             for start, stop in group:
                 terms = [(gamma * share, m.weights[start:stop]) for share, m in zip(shares, members, strict=True)]
                 combine(terms, out=new[start:stop])
@@ -108,4 +110,4 @@ class FedLWS(FedAvg):
         columns = (event.numbers[name] for name in ("q", "w_norm", "move_norm", "tau", "gamma"))
         for group, (q, w_norm, move_norm, tau, gamma) in enumerate(zip(*columns, strict=True)):
             expect(f"tau of group {group}", tau, options.tau(q))
-            expect(f"gamma of group {group}", gamma, shrink(w_norm, tau, move_norm))
+            expect(f"gamma of group {group}", gamma, shrink_factor(w_norm, tau, move_norm))

@@ -35,7 +35,7 @@ from freshet.core.method import LocalRule, Options
 from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine
 from freshet.methods._shared.proximal import proximal
-from freshet.methods._shared.rounds import Member, RoundMethod
+from freshet.methods._shared.rounds import RoundMethod, RoundUpload
 
 
 class FedNovaOptions(Options):
@@ -48,7 +48,7 @@ class FedNovaOptions(Options):
 
 
 @lru_cache(maxsize=4096)
-def path(reach: Callable[[int], float], steps: int, eta_mu: float) -> float:
+def path_length(reach: Callable[[int], float], steps: int, eta_mu: float) -> float:
     """``|a_i|_1``: how far so many steps lead along a constant unit gradient, held back by the proximal term.
 
     The optimiser answers a gradient j steps later with ``r_{j+1} - r_j``, r_k being its k-th step along a constant one.
@@ -64,12 +64,12 @@ def path(reach: Callable[[int], float], steps: int, eta_mu: float) -> float:
     return moved
 
 
-def effective(samples: Sequence[int], lengths: Sequence[float]) -> float:
+def effective_steps(samples: Sequence[int], lengths: Sequence[float]) -> float:
     """``tau_eff = sum p_i |a_i|``; exactly their common value where all are equal."""
     return sum(n * a for n, a in zip(samples, lengths, strict=True)) / sum(samples)
 
 
-def weights_of(samples: Sequence[int], a: Sequence[float], tau_eff: float) -> list[float]:
+def contribution_weights(samples: Sequence[int], a: Sequence[float], tau_eff: float) -> list[float]:
     """``p_i tau_eff / |a_i|``."""
     total = sum(samples)
     return [n / total * (tau_eff / a_i) for n, a_i in zip(samples, a, strict=True)]
@@ -96,18 +96,20 @@ class FedNova(RoundMethod):
         too_strong = trip.lr * self.options.mu >= 1.0
         return "cannot be normalised: method.mu times the learning rate must be below 1" if too_strong else None
 
-    def _paths(self, members: list[Member]) -> list[float]:
-        return [path(self.context.reach, m.steps, m.lr * self.options.mu) for m in members]
+    def _paths(self, members: list[RoundUpload]) -> list[float]:
+        return [path_length(self.context.reach, m.steps, m.lr * self.options.mu) for m in members]
 
-    def _tau_eff(self, members: list[Member], a: list[float]) -> float:
+    def _tau_eff(self, members: list[RoundUpload], a: list[float]) -> float:
         lengths = a if self.options.tau_eff == "paths" else [float(m.steps) for m in members]
-        return effective([m.samples for m in members], lengths)
+        return effective_steps([m.samples for m in members], lengths)
 
-    def shares(self, members: list[Member]) -> list[float]:
+    def shares(self, members: list[RoundUpload]) -> list[float]:
         a = self._paths(members)
-        return weights_of([m.samples for m in members], a, self._tau_eff(members, a))
+        return contribution_weights([m.samples for m in members], a, self._tau_eff(members, a))
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         n, total, a = self.context.layout.learnable, sum(m.samples for m in members), self._paths(members)
         p = [m.samples / total for m in members]
         new = combine([(p_i, m.weights) for p_i, m in zip(p, members, strict=True)])
@@ -127,17 +129,19 @@ class FedNova(RoundMethod):
             return
         n, parts = event.numbers, event.contributions
         for place, part in enumerate(parts):
-            _audit_path(options, n, place, part.device)
-        expect("tau_eff", n["tau_eff"], effective(n["samples"], n["a" if options.tau_eff == "paths" else "steps"]))
-        for part, weight in zip(parts, weights_of(n["samples"], n["a"], n["tau_eff"]), strict=True):
+            _audit_path_length(options, n, place, part.device)
+        expect(
+            "tau_eff", n["tau_eff"], effective_steps(n["samples"], n["a" if options.tau_eff == "paths" else "steps"])
+        )
+        for part, weight in zip(parts, contribution_weights(n["samples"], n["a"], n["tau_eff"]), strict=True):
             expect(f"weight of device {part.device}", part.weight, weight)
         expect("alpha", n["alpha"], sum(part.weight for part in parts))
 
 
-def _audit_path(options: FedNovaOptions, n: Any, place: int, device: int) -> None:
+def _audit_path_length(options: FedNovaOptions, n: Any, place: int, device: int) -> None:
     a, steps, eta_mu, name = n["a"][place], n["steps"][place], n["lr"][place] * options.mu, f"|a| of device {device}"
     if "reach" not in n:
-        expect(name, a, path(float, steps, eta_mu))
+        expect(name, a, path_length(float, steps, eta_mu))
     elif not eta_mu:
         expect(name, a, n["reach"][place])
     elif not 0.0 < a <= n["reach"][place]:

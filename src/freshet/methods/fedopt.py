@@ -34,7 +34,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.methods._shared.rounds import Member, Round, RoundMethod, audit_sample_shares
+from freshet.methods._shared.rounds import Round, RoundMethod, RoundUpload, audit_sample_shares
 
 Wide = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class FedOptOptions(Options):
 
 
 @dataclass
-class Moments(Round):
+class FedOptState(Round):
     """First and second moments of the mean progress."""
 
     m: Wide = field(default_factory=lambda: np.zeros(0))
@@ -97,14 +97,16 @@ class FedOpt(RoundMethod):
     )
     Options: ClassVar[type[Options]] = FedOptOptions
     options: FedOptOptions
-    state: Moments
+    state: FedOptState
 
     def __init__(self, options: FedOptOptions, context: MethodContext) -> None:
         super().__init__(options, context)
         n = context.layout.learnable
-        self.state = Moments(m=np.zeros(n), v=np.full(n, options.tau**2))
+        self.state = FedOptState(m=np.zeros(n), v=np.full(n, options.tau**2))
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         o, n, state, x = self.options, self.context.layout.learnable, self.state, server.weights
         new, _ = super().aggregate(server, members, shares)
         delta = np.zeros(n)

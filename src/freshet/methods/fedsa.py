@@ -35,7 +35,7 @@ from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
-from freshet.methods._shared.asynchronous import mixed, polynomial
+from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
 from freshet.methods._shared.proximal import proximal
 
 
@@ -54,7 +54,7 @@ class FedSAOptions(Options):
         """Set V_1 from the uploads that the run expects."""
         if self.stage1_updates is not None:
             return self
-        return self.model_copy(update={"stage1_updates": round(0.1 * context.uploads)})
+        return self.model_copy(update={"stage1_updates": round(0.1 * context.expected_uploads)})
 
 
 def staged_epochs(options: FedSAOptions, updates: int, common: int, estimates: dict[int, float], device: int) -> int:
@@ -66,7 +66,7 @@ def staged_epochs(options: FedSAOptions, updates: int, common: int, estimates: d
 
 
 @dataclass
-class Estimates:
+class FedSAState:
     """Each device's smoothed staleness."""
 
     tau: dict[int, float] = field(default_factory=dict)
@@ -90,11 +90,11 @@ class FedSA(Method):
     )
     Options: ClassVar[type[Options]] = FedSAOptions
     options: FedSAOptions
-    state: Estimates
+    state: FedSAState
 
     def __init__(self, options: FedSAOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Estimates()
+        self.state = FedSAState()
 
     @classmethod
     def rule(cls, options: FedSAOptions) -> LocalRule:
@@ -106,9 +106,9 @@ class FedSA(Method):
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         tau = server.staleness(trip) - 1
         estimate = 0.5 * self.state.tau.get(upload.device, 0.0) + 0.5 * tau
-        alpha = self.options.alpha * polynomial(tau, self.options.a)
+        alpha = self.options.alpha * polynomial_discount(tau, self.options.a)
         numbers = {"epochs": trip.epochs, "common_epochs": self.context.epochs, "estimate": estimate}
-        verdict = mixed(server, upload, trip, alpha, **numbers)
+        verdict = mix_upload(server, upload, trip, alpha, **numbers)
         if isinstance(verdict, Aggregate):
             self.state.tau[upload.device] = estimate
         return verdict
@@ -126,6 +126,6 @@ class FedSA(Method):
             expect("epochs", epochs, staged_epochs(options, updates, n["common_epochs"], before, part.device))
             tau = part.staleness - 1
             expect("estimate", n["estimate"], 0.5 * estimates.get(part.device, 0.0) + 0.5 * tau)
-            expect("alpha", n["alpha"], options.alpha * polynomial(tau, options.a))
+            expect("alpha", n["alpha"], options.alpha * polynomial_discount(tau, options.a))
             expect("weight", part.weight, n["alpha"])
             estimates[part.device] = n["estimate"]

@@ -32,7 +32,7 @@ class SSMUOptions(ASMUOptions):
         ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1},
     }
 
-    usual_span: ClassVar[int] = 10
+    reference_span: ClassVar[int] = 10
 
     lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.8, description="initial sigma: how fast the weight falls with the place in the round")

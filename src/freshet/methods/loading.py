@@ -19,14 +19,14 @@ CUSTOM = "custom"
 _files: dict[Path, ModuleType] = {}
 
 
-class GivenName(str):
+class MethodRef(str):
     """The name of a method that was given as a class, and the class behind it."""
 
     __slots__ = ("method",)
     method: type
 
-    def __new__(cls, method: type) -> "GivenName":
-        name = super().__new__(cls, name_of(method))
+    def __new__(cls, method: type) -> "MethodRef":
+        name = super().__new__(cls, import_path(method))
         name.method = method
         return name
 
@@ -34,30 +34,30 @@ class GivenName(str):
         return (self.method,)
 
 
-def name_of(method: type) -> str:
+def import_path(method: type) -> str:
     """``module:Class`` where that leads back to the class, else ``custom:Class``."""
     module, name = method.__module__, method.__qualname__
     try:
         found = module != "__main__" and importlib.util.find_spec(module) is not None
-        if found and attribute(sys.modules[module], name) is method:
+        if found and nested_attribute(sys.modules[module], name) is method:
             return f"{module}:{name}"
     except (ImportError, AttributeError, KeyError, ValueError):
         pass
     return f"{CUSTOM}:{method.__name__}"
 
 
-def attribute(module: ModuleType, path: str) -> Any:
+def nested_attribute(module: ModuleType, path: str) -> Any:
     """``Outer.Inner`` of a module."""
     return reduce(getattr, path.split("."), module)
 
 
-def load(path: str) -> Any:
+def load_object(path: str) -> Any:
     """What ``module:Class`` or ``file.py:Class`` stands for; whatever goes wrong inside is raised as it is."""
     where, _, name = path.rpartition(":")
-    return attribute(_from_file(Path(where)) if where.endswith(".py") else _from_here(where), name)
+    return nested_attribute(_module_of_file(Path(where)) if where.endswith(".py") else _import_module(where), name)
 
 
-def _from_file(path: Path) -> ModuleType:
+def _module_of_file(path: Path) -> ModuleType:
     """The module that a file holds, executed once per process."""
     path = path.resolve()
     if path in _files:
@@ -68,24 +68,24 @@ def _from_file(path: Path) -> ModuleType:
         raise FileNotFoundError(f"there is no file {path}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with _searched(path.parent):
+        with _search_path(path.parent):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    _by_value(module)
+    _pickle_by_value(module)
     _files[path] = module
     return module
 
 
-def _from_here(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     """A module that Python finds, or that lies in the current folder."""
-    with _searched(Path.cwd()):
+    with _search_path(Path.cwd()):
         return importlib.import_module(name)
 
 
 @contextmanager
-def _searched(folder: Path) -> Iterator[None]:
+def _search_path(folder: Path) -> Iterator[None]:
     """Search a folder for modules, after all others; what is found there travels by value."""
     if any(Path(entry or ".").resolve() == folder for entry in sys.path if isinstance(entry, str)):
         yield
@@ -100,10 +100,10 @@ def _searched(folder: Path) -> Iterator[None]:
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if file and folder in Path(file).resolve().parents:
-            _by_value(sys.modules[name])
+            _pickle_by_value(sys.modules[name])
 
 
-def _by_value(module: ModuleType) -> None:
+def _pickle_by_value(module: ModuleType) -> None:
     """Send what a module holds with its code: elsewhere it could not be imported."""
     from cloudpickle import register_pickle_by_value
 

@@ -50,10 +50,10 @@ class MOON(FedAvg):
 
     @classmethod
     def rule(cls, options: MOONOptions) -> LocalRule:
-        return Contrast(options.mu, options.T) if options.mu else LocalRule()
+        return ContrastiveRule(options.mu, options.T) if options.mu else LocalRule()
 
 
-def contrastive(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Tensor":
+def contrastive_loss(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Tensor":
     """``l_con``, mean over the batch: softmax cross-entropy on two logits, of which the first is right."""
     import torch
     from torch.nn.functional import cosine_similarity, cross_entropy
@@ -63,7 +63,7 @@ def contrastive(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Tensor"
 
 
 @dataclass(frozen=True)
-class Contrast(LocalRule):
+class ContrastiveRule(LocalRule):
     """The device's part: the contrastive loss, and its own last model in memory."""
 
     remembers: ClassVar[bool] = True
@@ -79,8 +79,8 @@ class Contrast(LocalRule):
 
     def begin(self, local: Local) -> None:
         if "previous" in local.memory:
-            local.scratch["global"] = local.frozen(local.snapshot())
-            local.scratch["previous"] = local.frozen(local.memory["previous"])
+            local.scratch["global"] = local.frozen_features(local.snapshot())
+            local.scratch["previous"] = local.frozen_features(local.memory["previous"])
 
     def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
 
@@ -92,7 +92,7 @@ class Contrast(LocalRule):
         network = local.model
         assert has_features(network)
         z = network.features(x)
-        return local.task.mean_loss(network.classify(z), y) + self.mu * contrastive(z, z_g, z_p, self.T)
+        return local.task.mean_loss(network.classify(z), y) + self.mu * contrastive_loss(z, z_g, z_p, self.T)
 
     def finish(self, local: Local) -> None:
         local.memory["previous"] = local.snapshot()

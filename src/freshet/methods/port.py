@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from freshet.core.about import About, Range, Uploads
+from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
@@ -45,7 +45,7 @@ class PORTOptions(Options):
     urgent: bool = Field(True, description="ask overdue devices to upload at the end of their epoch")
     gate: bool = Field(False, description="look at the agreement only for tau > 1")
 
-    def overdue(self, tau: int) -> bool:
+    def is_overdue(self, tau: int) -> bool:
         return tau > self.omega if self.wait == "gt" else tau >= self.omega
 
     def freshness(self, tau: int) -> float:
@@ -57,7 +57,7 @@ class PORTOptions(Options):
         return self.beta * (cos + 1.0) / 2.0
 
 
-def normalised(samples: Sequence[int], s: Sequence[float], c: Sequence[float]) -> list[float]:
+def normalised_weights(samples: Sequence[int], s: Sequence[float], c: Sequence[float]) -> list[float]:
     """``p_k``."""
     total = sum(samples)
     raw = [n / total * (s_k + c_k) for n, s_k, c_k in zip(samples, s, c, strict=True)]
@@ -71,7 +71,7 @@ def cosine(u: Vector, w: Vector, previous: Vector) -> float:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedModel:
     """A model that waits for its aggregation."""
 
     device: int
@@ -81,11 +81,11 @@ class Reported:
 
 
 @dataclass
-class Waiting:
+class PORTState:
     """Reported models in order of arrival; the model before the current one, w^{v-1}; the trips that were asked to
     hurry, by device."""
 
-    reported: list[Reported] = field(default_factory=list)
+    reported: list[ReportedModel] = field(default_factory=list)
     previous: Vector | None = None
     asked: dict[int, int] = field(default_factory=dict)
 
@@ -100,14 +100,14 @@ class PORT(Method):
         "Su, Li, How Asynchronous can Federated Learning Be?, IWQoS 2022",
         replaces="aggregation",
         space={
-            "K": Uploads(2, 20, whole=True),
+            "K": UploadCount(2, 20, whole=True),
             "alpha": Range(0.3, 10.0, log=True),
             "beta": Range(0.1, 10.0, log=True),
         },
     )
     Options: ClassVar[type[Options]] = PORTOptions
     options: PORTOptions
-    state: Waiting
+    state: PORTState
 
     @classmethod
     def check(cls, options: PORTOptions, facts: Facts) -> None:
@@ -122,11 +122,11 @@ class PORT(Method):
             raise ConfigError(
                 "method.K", f"must be at most fleet.devices = {context.devices}, but {options.K} was given"
             )
-        self.state = Waiting()
+        self.state = PORTState()
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         samples = int(self.context.samples[upload.device])
-        self.state.reported.append(Reported(upload.device, trip.base, samples, upload.weights))
+        self.state.reported.append(ReportedModel(upload.device, trip.base, samples, upload.weights))
         return self._decide(server, landed=upload.device)
 
     def forget(self, server: Server, device: int) -> Verdict | None:
@@ -135,7 +135,7 @@ class PORT(Method):
     def _decide(self, server: Server, landed: int) -> Verdict:
         o = self.options
         flying = {device: trip for device, trip in server.active_trips.items() if device != landed}
-        overdue = [d for d, trip in flying.items() if o.overdue(server.staleness(trip) - 1)]
+        overdue = [d for d, trip in flying.items() if o.is_overdue(server.staleness(trip) - 1)]
         if len(self.state.reported) >= o.K and not overdue:
             return self._aggregate(server)
         hurry = [d for d in overdue if self.state.asked.get(d) != flying[d].trip] if o.urgent else []
@@ -151,7 +151,7 @@ class PORT(Method):
         s_k = [o.freshness(s - 1) for s in stalenesses]
         c_k = [o.agreement(cos) for cos in cosines]
         samples = [r.samples for r in R]
-        p = normalised(samples, s_k, c_k)
+        p = normalised_weights(samples, s_k, c_k)
         new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
         self.context.layout.max_counters(new, *(r.weights for r in R))
         parts = [Contribution(r.device, r.base, s, p_k) for r, s, p_k in zip(R, stalenesses, p, strict=True)]
@@ -161,7 +161,7 @@ class PORT(Method):
         self.state.previous = w
         return Aggregate(new, parts, {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines}, length)
 
-    def _cosine(self, reported: Reported, tau: int, w: Vector) -> float:
+    def _cosine(self, reported: ReportedModel, tau: int, w: Vector) -> float:
         previous = self.state.previous
         if previous is None or (self.options.gate and tau <= 1):
             return 1.0
@@ -175,11 +175,11 @@ class PORT(Method):
             flying[event.device] = event.version
         elif isinstance(event, Uploaded | Lost):
             flying.pop(event.device, None)
-        elif isinstance(event, Hurried) and not options.overdue(memory.get("version", 1) - flying[event.device]):
+        elif isinstance(event, Hurried) and not options.is_overdue(memory.get("version", 1) - flying[event.device]):
             raise Mismatch(f"device {event.device} was hurried without being overdue")
         elif isinstance(event, Aggregated):
             _audit_weights(options, event)
-            late = [device for device, base in flying.items() if options.overdue(event.version - base)]
+            late = [device for device, base in flying.items() if options.is_overdue(event.version - base)]
             if late or len(event.contributions) < options.K:
                 raise Mismatch(f"aggregated {len(event.contributions)} models while devices {late} were overdue")
             memory["version"] = event.version + 1
@@ -187,7 +187,7 @@ class PORT(Method):
 
 def _audit_weights(options: PORTOptions, event: Aggregated) -> None:
     n = event.numbers
-    p = normalised(n["samples"], n["s"], n["c"])
+    p = normalised_weights(n["samples"], n["s"], n["c"])
     for part, cos, s_k, c_k, p_k in zip(event.contributions, n["cos"], n["s"], n["c"], p, strict=True):
         expect(f"s of device {part.device}", s_k, options.freshness(part.staleness - 1))
         expect(f"c of device {part.device}", c_k, options.agreement(cos))

@@ -35,7 +35,15 @@ from freshet.core.messages import Number, Vectors
 from freshet.core.method import Local, LocalRule, MethodContext, Options
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite, mix, norm
-from freshet.methods._shared.rounds import Member, Round, RoundMethod, Shortened, noted, share_taken, told
+from freshet.methods._shared.rounds import (
+    PartialUpload,
+    Round,
+    RoundMethod,
+    RoundUpload,
+    accepted_share,
+    accepted_share_instruction,
+    with_partial_uploads,
+)
 
 
 class SCAFFOLDOptions(Options):
@@ -45,12 +53,12 @@ class SCAFFOLDOptions(Options):
 
 
 @dataclass
-class Controls(Round):
+class SCAFFOLDState(Round):
     """The server's control c, and of each device the trip whose change of control is in it, or a share of which."""
 
     c: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     heard: dict[int, int] = field(default_factory=dict)
-    shortened: dict[int, Shortened] = field(default_factory=dict)
+    shortened: dict[int, PartialUpload] = field(default_factory=dict)
 
 
 class SCAFFOLD(RoundMethod):
@@ -65,33 +73,35 @@ class SCAFFOLD(RoundMethod):
     )
     Options: ClassVar[type[Options]] = SCAFFOLDOptions
     options: SCAFFOLDOptions
-    state: Controls
+    state: SCAFFOLDState
 
     def __init__(self, options: SCAFFOLDOptions, context: MethodContext) -> None:
         super().__init__(options, context)
-        self.state = Controls(c=np.zeros(context.layout.learnable, np.float32))
+        self.state = SCAFFOLDState(c=np.zeros(context.layout.learnable, np.float32))
 
     @classmethod
     def rule(cls, options: SCAFFOLDOptions) -> LocalRule:
         return ControlledRule()
 
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
-        return {"heard": self.state.heard.get(device, 0), **told(self.state.shortened, device)}
+        return {"heard": self.state.heard.get(device, 0), **accepted_share_instruction(self.state.shortened, device)}
 
     def vectors(self, server: Server, device: int) -> Vectors:
         return {"c": self.state.c}
 
-    def shares(self, members: list[Member]) -> list[float]:
+    def shares(self, members: list[RoundUpload]) -> list[float]:
         return [self.options.eta_g / len(members)] * len(members)
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         n, N, state, x = self.context.layout.learnable, self.context.devices, self.state, server.weights
         new = combine([(1.0 / len(members), member.weights) for member in members])
         step = [(share, member.weights[:n]) for share, member in zip(shares, members, strict=True)]
         combine([*step, (1.0 - self.options.eta_g, x[:n])], out=new[:n])
         state.c = combine([(1.0, state.c), *((1.0 / N, member.vectors["change"]) for member in members)])
         state.heard = state.heard | {member.device: member.trip for member in members}
-        state.shortened = noted(state.shortened, members)
+        state.shortened = with_partial_uploads(state.shortened, members)
         numbers = {"alpha": self.options.eta_g, "N": N, "c_share": 1.0 / N, "c_norm": norm(state.c)}
         return new, numbers
 
@@ -119,7 +129,7 @@ class ControlledRule(LocalRule):
 
     def begin(self, local: Local) -> None:
         memory, instruction, zeros = local.memory, local.assignment.instruction, local.base.new_zeros(local.base.shape)
-        confirmed, share = memory.get("trip") == instruction["heard"], share_taken(instruction, memory)
+        confirmed, share = memory.get("trip") == instruction["heard"], accepted_share(instruction, memory)
         c_i = memory.get("next" if confirmed else "c")
         if confirmed and share != 1.0:
             c_i = mix(memory["c"], memory["next"], share)

@@ -7,19 +7,21 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular, reason, write_atomically
-from freshet.methods import known
-from freshet.paper.claims import Outcome, compare
+from freshet.methods import builtin_about
 from freshet.runs import reader
 
 KEPT_FILES = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
+#: How two methods compare over seeds: ``open`` where seeds disagree, ``few`` where there are too few of them, ``none``
+#: where there is nothing to compare.
+Outcome = Literal["win", "loss", "tie", "open", "few", "none"]
 #: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.
-LAST, TIE = 5, 0.01
+LAST_TESTS, TIE = 5, 0.01
 #: With fewer seeds nothing is told.
 MIN_SEEDS = 3
 #: What a page may print without a second look.
@@ -52,7 +54,7 @@ class ArchivedRun(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        return fmean(self.accuracies[-LAST:])
+        return fmean(self.accuracies[-LAST_TESTS:])
 
     def time_to(self, target: float) -> float:
         """First test at or above it, or never."""
@@ -93,7 +95,7 @@ class ArchivedRun(NamedTuple):
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise RunError(f"{folder} cannot be used: {where}: {problem['msg'].lower()}") from None
-        if known(found.method) is None:
+        if builtin_about(found.method) is None:
             raise RunError(f"{folder} cannot be used: its method, {found.method[:40]!r}, is not a built-in one")
         return found
 
@@ -183,12 +185,26 @@ def common_seeds(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> 
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
+def compare_paired(ours: Sequence[float], theirs: Sequence[float], least: float = 0.0) -> Outcome:
+    """Paired values of the same seeds, more being better: a win needs medians more than ``least`` apart and every seed
+    on its side."""
+    if not ours:
+        return "none"
+    middle = median(ours) - median(theirs)
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    if abs(middle) < least or middle == 0.0:
+        return "tie"
+    if all(difference > 0 for difference in differences):
+        return "win"
+    return "loss" if all(difference < 0 for difference in differences) else "open"
+
+
 def outcome(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], gain: str = "accuracy") -> Outcome:
     """Who wins on the seeds that both have: in accuracy by more than a tie, in time where one of them gets there."""
     ours, theirs = common_seeds(ours, theirs)
     if 0 < len(ours) < MIN_SEEDS:
         return "few"
     if gain == "accuracy":
-        return compare([run.accuracy for run in ours], [run.accuracy for run in theirs], TIE)
+        return compare_paired([run.accuracy for run in ours], [run.accuracy for run in theirs], TIE)
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.reached or b.reached]
-    return compare([-(a.reached or inf) for a, _ in pairs], [-(b.reached or inf) for _, b in pairs])
+    return compare_paired([-(a.reached or inf) for a, _ in pairs], [-(b.reached or inf) for _, b in pairs])

@@ -1,30 +1,21 @@
-"""The twelve cells (network x data set) of the FedASMU paper's main table, with its settings and its published numbers.
+"""The twelve cells (network x data set) of the FedASMU paper's main table: its settings and its published numbers.
 
-Plain data: what the paper states and nothing else. What it leaves open (batch size, local epochs, Dirichlet
-concentration, first values of the control parameters, bandwidth) is not here.
-
-How long a cell of the paper runs: the virtual time that its 500 synchronous rounds take on its fleet.
-
-A synchronous round with m' of n devices lasts as long as its slowest trip (``sim.budget``), so
-``until = rounds * E[round]``. Every method of a cell, synchronous or not, runs for this time. A device that is away, or
-an upload that is lost, does not enter: no cell has any.
-
-From a cell of the paper to a complete configuration, and whose choice each setting is.
+The cells hold what the paper states and nothing else. What the paper leaves open (batch size, local epochs, Dirichlet
+concentration, first values of the control parameters, bandwidth) comes from ``OPEN_CHOICES`` and the defaults.
+``choices`` says of each setting whether it is the paper's or ours.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from statistics import fmean
 from typing import Any
 
-from freshet.config import Config, DataOptions, ModelOptions, resolve
+from freshet.config import resolve
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.methods import find
+from freshet.experiments.grid import Scenario, Tables
+from freshet.experiments.length import with_length
+from freshet.methods import class_and_preset
 from freshet.report.palette import ORDER
-from freshet.sim import forecast
-from freshet.sim.fleet import Fleet, FleetOptions
 
 METHODS = ORDER[:12]
 """The twelve methods in the order of the paper's table: six asynchronous, six synchronous."""
@@ -217,97 +208,6 @@ CELLS: dict[str, Cell] = {cell.name: cell for cell in _CELLS}
 """All twelve cells by name."""
 
 
-#: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
-FEWEST_TESTS, MOST_TESTS = 100, 500
-#: E[round] is the mean over the fleets of so many seeds, so that all seeds of a cell run equally long.
-FLEETS = 400
-#: Shape of one image of the built-in data sets; a data set that is not here is loaded to see.
-SHAPES: dict[str, tuple[int, ...]] = {
-    "digits": (1, 8, 8),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "tiny-imagenet": (3, 64, 64),
-}
-
-
-@cache
-def _round(options: FleetOptions, per_round: int, size: int) -> float:
-    fleets = (Fleet.draw(options, seed) for seed in range(FLEETS))
-    return fmean(forecast.round_seconds(forecast.trip_seconds(fleet, size), per_round) for fleet in fleets)
-
-
-def round_seconds(config: Config) -> float:
-    """E[round] of a configuration's fleet with its network, over fleets and draws of devices."""
-    return _round(config.fleet, config.run.per_round, model_bytes(config))
-
-
-def model_bytes(config: Config) -> int:
-    """Bytes of the network of a configuration on the wire: float32, buffers included."""
-    return _bytes(config.data.model_dump_json(), config.model.model_dump_json())
-
-
-@cache
-def _bytes(data_json: str, model_json: str) -> int:
-    from freshet.models.registry import build
-    from freshet.training.network import build_quietly, layout_of
-
-    data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
-    shape, classes, vocabulary = _samples(data)
-    network = partial(
-        build, model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
-        vocabulary=vocabulary, **model.own(),
-    )  # fmt: skip
-    return 4 * layout_of(build_quietly(network)).size  # on the meta device, torch loads a second's worth of modules
-
-
-def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
-    """Shape of a sample, number of classes, and of token ids for texts."""
-    spec = CATALOGUE.get(data.name)
-    if spec is not None and spec.kind == "text":
-        return (data.length,), spec.classes, data.vocabulary
-    if spec is not None and data.name in SHAPES:
-        return SHAPES[data.name], spec.classes, None
-    from freshet.data.sources import load
-
-    found = load(data.name, data.dir or None, vocabulary=data.vocabulary, length=data.length)
-    return found.sample_shape, found.classes, found.vocabulary
-
-
-def with_length(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Tables with ``run.until`` as long as so many synchronous rounds, and ``run.eval_every``; what is given wins."""
-    filled = {name: dict(table) for name, table in tables.items()}
-    run = filled.setdefault("run", {})
-    if {"until", "eval_every"} <= run.keys():
-        return filled
-    config = resolve(tables)
-    seconds = round_seconds(config)
-    until = config.run.until if "until" in run else rounds * seconds
-    if "eval_every" in run:
-        run["until"] = _significant(until)
-        return filled
-    tests = min(MOST_TESTS, max(FEWEST_TESTS, round(until / seconds)))
-    run["eval_every"] = _significant(until / tests)
-    run.setdefault("until", tests * run["eval_every"])
-    return filled
-
-
-def _significant(value: float) -> float:
-    """Four digits are exact enough, and the same on every machine."""
-    return float(f"{value:.4g}")
-
-
-def length_note(config: Config, name: str = "") -> str:
-    """How long runs of this configuration are, for people."""
-    seconds = round_seconds(config)
-    return (
-        f"{name or 'length'}: {config.run.until:,g} s of virtual time for every method, as long as "
-        f"{config.run.until / seconds:.0f} synchronous rounds of {seconds:.1f} s ({config.run.per_round} of "
-        f"{config.fleet.devices} devices, ratio {config.fleet.ratio:g}, the slowest trip of each round); "
-        f"tested every {config.run.eval_every:g} s"
-    )
-
-
 #: What the paper leaves open, chosen by us and the same for all methods: local epochs, batch size, Dirichlet skew.
 OPEN_CHOICES = {"epochs": 5, "batch_size": 50, "concentration": 0.5}
 _RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon", "eta_rl", "tau_max")
@@ -340,7 +240,7 @@ def find_cell(name: str) -> Cell:
 
 def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     """The settings of a cell for one method, all but the length of the run: the paper's rates where they concern it."""
-    found, preset = find(method)
+    found, preset = class_and_preset(method)
     known = found.Options.model_fields
     own = found.Options.conditional_defaults.get(("controls", preset.get("controls")), {})  # on another scale
     rates = {key: getattr(cell, key) for key in _RATES if key in known and key not in own}
@@ -358,6 +258,18 @@ def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
 def cell_tables(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     """The settings of a cell for one method, as long as its synchronous rounds take on its fleet."""
     return with_length(cell_settings(cell, method), cell.rounds)
+
+
+def cell_scenario(
+    cell: Cell, name: str = "", tables: Tables | None = None, options: Mapping[str, Mapping[str, Any]] | None = None
+) -> Scenario:
+    """The cell for a grid; ``tables`` replace settings of the cell, ``options`` those of single methods."""
+
+    def settings(method: str) -> dict[str, dict[str, Any]]:
+        found = cell_settings(cell, method)
+        return found | {section: found.get(section, {}) | dict(table) for section, table in (tables or {}).items()}
+
+    return Scenario(name or cell.name, settings, options or {}, cell.rounds, cell.name)
 
 
 # ---- whose choice is it?
@@ -389,7 +301,7 @@ def choices(cell: Cell) -> list[Choice]:
 def method_choices(cell: Cell, method: str) -> list[Choice]:
     """Every option of one method in a cell, as it is resolved: initial controls, rates, buffers, ..."""
     options = resolve(cell_tables(cell, method)).tables()["method"]
-    rates = find(method)[0].Options.model_fields if method in ("fedasmu", "fedssmu") else ()
+    rates = class_and_preset(method)[0].Options.model_fields if method in ("fedasmu", "fedssmu") else ()
     return [
         Choice(key, value, key in rates and f"method.{key}" in STATED)
         for key, value in options.items()

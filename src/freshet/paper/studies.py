@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from freshet.errors import ConfigError
-from freshet.methods import find
+from freshet.methods import class_and_preset
 from freshet.paper.archive import ArchivedRun, finished_runs, read, copy_runs
 from freshet.paper.cells import CELLS, Cell
 from freshet.runs.reader import RunDirectory
@@ -91,12 +91,12 @@ class StudyRuns(NamedTuple):
 
 
 def kind_of(method: str) -> str:
-    return find(method)[0].about.kind
+    return class_and_preset(method)[0].about.kind
 
 
 def name_with_marks(method: str) -> str:
     """Its name, with the mark of what must be said of it."""
-    return " ".join([method, *(f"[{mark}]" for mark in find(method)[0].about.marks())])
+    return " ".join([method, *(f"[{mark}]" for mark in class_and_preset(method)[0].about.marks())])
 
 
 def time_to(runs: Sequence[ArchivedRun], target: float) -> str:

@@ -18,17 +18,17 @@ from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, mix_measured
 
 
-def polynomial(tau: int, a: float) -> float:
+def polynomial_discount(tau: int, a: float) -> float:
     """``(tau + 1)^-a``; 1 for a fresh upload."""
     return float((tau + 1.0) ** -a)
 
 
-def hinge(tau: int, a: float, b: float) -> float:
+def hinge_discount(tau: int, a: float, b: float) -> float:
     """1 up to ``tau = b``, then ``1 / (a (tau - b) + 1)``."""
     return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
 
 
-def mixed(server: Server, upload: Upload, trip: ActiveTrip, alpha: float, **numbers: Any) -> Aggregate | Reject:
+def mix_upload(server: Server, upload: Upload, trip: ActiveTrip, alpha: float, **numbers: Any) -> Aggregate | Reject:
     """``w <- (1 - alpha) w + alpha u``, float buffers included; counters take the larger of the two."""
     w, layout = server.weights, server.context.layout
     new, length = mix_measured(w, upload.weights, alpha, layout.learnable)
@@ -43,7 +43,7 @@ Wide = NDArray[np.float64]
 
 
 @dataclass
-class Sums:
+class UploadBuffer:
     """Sums over the uploads since the last step: learnable part B, statistics, largest counters.
 
     ``arrived`` lists (device, base, staleness) of each upload in order of arrival.

@@ -23,7 +23,7 @@ from freshet.core.vectors import Vector, combine, distance
 WAIT = Wait()
 
 
-class Member(NamedTuple):
+class RoundUpload(NamedTuple):
     """One device's upload in the open round, the learning rate that it trained with, and how much of its step a defence
     let in."""
 
@@ -37,7 +37,7 @@ class Member(NamedTuple):
     share: float
 
 
-def sample_shares(members: list[Member]) -> list[float]:
+def sample_shares(members: list[RoundUpload]) -> list[float]:
     """``n_k / sum n``, over those that uploaded."""
     total = sum(member.samples for member in members)
     return [member.samples / total for member in members]
@@ -55,7 +55,7 @@ def audit_sample_shares(event: Event) -> None:
 class Round:
     """The uploads of the open round, by device."""
 
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, RoundUpload] = field(default_factory=dict)
 
 
 class RoundMethod(Method):
@@ -72,7 +72,7 @@ class RoundMethod(Method):
         self.state = Round()
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
-        self.state.members[upload.device] = Member(
+        self.state.members[upload.device] = RoundUpload(
             device=upload.device,
             weights=upload.weights,
             samples=self.context.samples.item(upload.device),
@@ -105,34 +105,38 @@ class RoundMethod(Method):
         """Whether what ``aggregate`` has put into the state may stay; the model itself is looked at in any case."""
         return True
 
-    def shares(self, members: list[Member]) -> list[float]:
+    def shares(self, members: list[RoundUpload]) -> list[float]:
         """The weight of each member in the new model, as it is logged."""
         return sample_shares(members)
 
-    def aggregate(self, server: Server, members: list[Member], shares: list[float]) -> tuple[Vector, dict[str, Any]]:
+    def aggregate(
+        self, server: Server, members: list[RoundUpload], shares: list[float]
+    ) -> tuple[Vector, dict[str, Any]]:
         """The next global model, and further numbers for the log."""
         return combine([(share, member.weights) for share, member in zip(shares, members, strict=True)]), {}
 
 
-class Shortened(NamedTuple):
+class PartialUpload(NamedTuple):
     """The last upload of a device that was shortened: its trip, and the share of it that is in the server's sum."""
 
     trip: int
     share: float
 
 
-def noted(known: Mapping[int, Shortened], members: Iterable[Member]) -> dict[int, Shortened]:
+def with_partial_uploads(
+    known: Mapping[int, PartialUpload], members: Iterable[RoundUpload]
+) -> dict[int, PartialUpload]:
     """Those known, and those of this round, by device."""
-    return {**known, **{m.device: Shortened(m.trip, m.share) for m in members if m.share != 1.0}}
+    return {**known, **{m.device: PartialUpload(m.trip, m.share) for m in members if m.share != 1.0}}
 
 
-def told(known: Mapping[int, Shortened], device: int) -> Mapping[str, Number]:
+def accepted_share_instruction(known: Mapping[int, PartialUpload], device: int) -> Mapping[str, Number]:
     """What goes down to the device."""
     last = known.get(device)
     return NOTHING if last is None else {"shortened": last.trip, "share": last.share}
 
 
-def share_taken(instruction: Mapping[str, Number], memory: Memory) -> float:
+def accepted_share(instruction: Mapping[str, Number], memory: Memory) -> float:
     """The device's side: how much the server took of the change that ``memory["trip"]`` made, if it took it at all."""
     is_meant = "share" in instruction and instruction["shortened"] == memory.get("trip")
     return float(instruction["share"]) if is_meant else 1.0

@@ -62,8 +62,8 @@ class MetaSelector:
 
     GAIN = 8.0
     #: Size of the inputs that tell one epoch from another, so that each can be learned without its neighbours.
-    INPUT = 8.0
-    LARGEST_WEIGHT = 10.0
+    INPUT_SCALE = 8.0
+    MAX_IMPORTANCE_WEIGHT = 10.0
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class MetaSelector:
             torch.manual_seed(torch_seed(seed, "meta"))
             self.network = _Network(epochs, hidden).double()
         # Input of step l: the decision before it (always "not asked"), and which step it is.
-        self._steps = torch.cat([torch.zeros(epochs, 1), self.INPUT * torch.eye(epochs)], dim=1).double()
+        self._steps = torch.cat([torch.zeros(epochs, 1), self.INPUT_SCALE * torch.eye(epochs)], dim=1).double()
         self._prior = _prior_logits(epochs)
         with torch.no_grad():
             self._start = self.network(self._steps)
         self.epochs, self.eta_rl, self.advantage, self.epsilon = epochs, eta_rl, advantage, epsilon
         self.rewards = RunningReward(rho)
         #: First trips learned from, and the distribution that was last put on record.
-        self.learned, self._recorded = 0, self.distribution()
+        self.lessons, self._recorded = 0, self.distribution()
         self._best: dict[int, int] = {}
 
     def logits(self) -> Tensor:
@@ -99,16 +99,16 @@ class MetaSelector:
         with torch.no_grad():
             return slot_distribution(torch.sigmoid(self.logits()).numpy()[:epochs])
 
-    def best(self, epochs: int | None = None) -> int:
+    def best_slot(self, epochs: int | None = None) -> int:
         """The most probable slot of those (computed anew only after the model has learned)."""
         count = self.epochs if epochs is None else epochs
         if count not in self._best:
             self._best[count] = int(np.argmax(self.distribution(count))) + 1
         return self._best[count]
 
-    def note(self, reward: float) -> None:
+    def add_reward(self, reward: float) -> None:
         """A trip's reward joins those that others are measured against."""
-        self.rewards.note(reward)
+        self.rewards.add(reward)
 
     def log_probability(self, slot: int) -> Tensor:
         """``sum_{l<slot} log(1 - p_l) + log p_slot``."""
@@ -117,17 +117,21 @@ class MetaSelector:
         total: Tensor = log(-logits[: slot - 1]).sum() + log(logits[slot - 1])
         return total
 
-    def weight(self, slot: int, chosen_by: float | None = None, epochs: int | None = None) -> float:
+    def importance_weight(self, slot: int, chosen_by: float | None = None, epochs: int | None = None) -> float:
         """``P(slot) / mu(slot)``, mu the probability with which the slot was chosen; 1 with raw advantages."""
         if self.advantage == "raw":
             return 1.0
-        greedy, probable = 1.0 - self.epsilon if slot == self.best(epochs) else 0.0, self.distribution(epochs)
+        greedy, probable = 1.0 - self.epsilon if slot == self.best_slot(epochs) else 0.0, self.distribution(epochs)
         mu = greedy + self.epsilon / len(probable) if chosen_by is None else chosen_by
-        return min(float(probable[slot - 1]) / mu, self.LARGEST_WEIGHT) if mu > 0.0 else 1.0
+        return min(float(probable[slot - 1]) / mu, self.MAX_IMPORTANCE_WEIGHT) if mu > 0.0 else 1.0
 
     def reinforce(self, slot: int, reward: float, chosen_by: float | None = None, epochs: int | None = None) -> None:
         """``theta <- theta + eta_rl (P / mu) grad log P(decisions) A`` with the advantage ``A = R - b``."""
-        step = self.eta_rl * self.weight(slot, chosen_by, epochs) * self.rewards.advantage(reward, self.advantage)
+        step = (
+            self.eta_rl
+            * self.importance_weight(slot, chosen_by, epochs)
+            * self.rewards.advantage(reward, self.advantage)
+        )
         parameters = list(self.network.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_probability(slot), parameters)
@@ -137,16 +141,16 @@ class MetaSelector:
             if all(bool(torch.isfinite(after).all()) for after in moved):  # a step beyond all numbers is not taken
                 for parameter, after in zip(parameters, moved, strict=True):
                     parameter.copy_(after)
-        self.learned += 1
+        self.lessons += 1
         self._best = {}
 
-    def news(self) -> dict[str, Any] | None:
+    def changed_distribution(self) -> dict[str, Any] | None:
         """What to put on record when some slot's probability has changed by more than 1 % since the last time."""
         now = self.distribution()
         if np.abs(now - self._recorded).max() <= 0.01:
             return None
         self._recorded = now
-        return {"probabilities": now.tolist(), "first_trips": self.learned, "b": self.rewards.mean}
+        return {"probabilities": now.tolist(), "first_trips": self.lessons, "b": self.rewards.mean}
 
     def save(self, path: Path) -> None:
         """Store what was learned, for ``method.meta_from`` of later runs."""
@@ -172,12 +176,12 @@ class MetaSelector:
 
     def state(self) -> dict[str, Any]:
         rewards = [self.rewards.mean, self.rewards.variance]
-        recorded = {"learned": self.learned, "recorded": self._recorded}
+        recorded = {"learned": self.lessons, "recorded": self._recorded}
         return {"rewards": rewards, "network": self._weights(), "start": self._start.numpy(), **recorded}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rewards.mean, self.rewards.variance = (float(value) for value in state["rewards"])
-        self.learned, self._recorded = int(state["learned"]), np.array(state["recorded"])
+        self.lessons, self._recorded = int(state["learned"]), np.array(state["recorded"])
         self._start = torch.from_numpy(np.array(state["start"]))
         self._set_weights(state["network"])
 
@@ -198,7 +202,7 @@ def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: i
     lessons = [lesson for event in events if (lesson := _lesson(event, epochs)) is not None]
     asked = np.bincount([slot for slot, _ in lessons], minlength=epochs + 1) / max(1, len(lessons))
     for slot, reward in passes * lessons:
-        selector.note(reward)
+        selector.add_reward(reward)
         selector.reinforce(slot, reward, chosen_by=float(asked[slot]))
     return len(lessons)
 

@@ -7,50 +7,50 @@ from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Merged, Numbers, Rejected, Requested, Triggered
 from freshet.methods.asmu.staleness import (
     Control,
-    Past,
+    PastUpload,
     control_gradients,
     cosine,
     descend,
     freshness_weight,
+    gradient_step,
     merge_gradients,
-    moved,
     saturate,
     staleness_weight,
     training_scale,
 )
 
 
-def asmu(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) -> None:
+def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) -> None:
     """Every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
     if isinstance(event, Triggered):
         memory.pop(("asked", event.device), None)
     elif isinstance(event, Requested) and event.fresh is not None:
         memory["asked", event.device] = event.trip
     elif isinstance(event, Aggregated):
-        _aggregate(options, event, memory, kind)
+        _audit_aggregation(options, event, memory, kind)
     elif isinstance(event, Merged) and not event.numbers.get("diverged"):
-        _merge(options, event, memory, kind)
+        _audit_merge(options, event, memory, kind)
     elif isinstance(event, Discarded) and event.staleness <= options.tau_max:
         raise Mismatch(f"discarded at staleness {event.staleness}, within tau_max {options.tau_max}")
     if isinstance(event, Discarded | Lost | Rejected):
-        _unheard(event.device, event.trip, memory)
+        _forget_unlogged_merge(event.device, event.trip, memory)
 
 
-def _unheard(device: int | None, trip: int | None, memory: dict[Any, Any]) -> None:
+def _forget_unlogged_merge(device: int | None, trip: int | None, memory: dict[Any, Any]) -> None:
     """A trip got the fresh model and was not heard of again: where its merge is not in the log, its device's controls
     are known no more."""
     if memory.get(("asked", device)) == trip and memory.get(("merged", device), (None,))[0] != trip:
         memory["device", device] = None
 
 
-def _start(options: Any) -> tuple[Control, Past | None]:
+def _initial_controls(options: Any) -> tuple[Control, PastUpload | None]:
     return Control(options.lambda0, options.sigma0, options.iota0), None
 
 
-def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Kind) -> None:
+def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Kind) -> None:
     (part,), n = event.contributions, event.numbers
     course = options.dynamic_server and options.controls == "course"
-    control, past = memory.get(("server", None if course else part.device), _start(options))
+    control, past = memory.get(("server", None if course else part.device), _initial_controls(options))
     if course:
         past = memory.get(("made", part.base))
     age = event.round if kind == "sync" else event.version
@@ -61,7 +61,7 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         raise Mismatch(f"aggregated at staleness {part.staleness}, beyond tau_max {options.tau_max}")
     if n.get("forgotten") and options.control_memory != "budget":
         raise Mismatch("a step was forgotten, which only happens under control_memory = budget")
-    known, taught = past is not None and not n.get("forgotten"), _scale(options, n) != 0.0
+    known, taught = past is not None and not n.get("forgotten"), _gradient_scale(options, n) != 0.0
     if bool(n.get("untaught")) != (known and not taught):
         raise Mismatch(f"whether it was taught does not go with its learning rate of {n['lr']:g}")
     if n["adapted"] != (known and taught):
@@ -77,7 +77,7 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         expect("gap", n["gap"], part.base - past.version - 1)
         if options.controls != "loss":
             expect("length_p", n["length_p"], past.length)
-        expect("q", n["q"], _slope(options, n))
+        expect("q", n["q"], _expected_slope(options, n))
         gradients = control_gradients(n["q"], options.mu_alpha, options.xi_min, past, options.equations, course)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, n[name], value)
@@ -92,7 +92,7 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
     length = event.update_norm / n["alpha"]
     if "length" in n:
         expect("length", n["length"], length)
-    now = Past(event.version, age, part.staleness, xi, control, n["course"] if course else length)
+    now = PastUpload(event.version, age, part.staleness, xi, control, n["course"] if course else length)
     if course:
         memory["server", None], memory["made", event.version + 1] = (control, None), now
         memory.pop(("made", event.version - options.tau_max), None)  # who starts there is too stale
@@ -100,14 +100,14 @@ def _aggregate(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Ki
         memory["server", part.device] = (control, now if options.dynamic_server else None)
 
 
-def _slope(options: Any, n: Numbers) -> float:
+def _expected_slope(options: Any, n: Numbers) -> float:
     """The slope of the loss along the last step, or, unless ``controls = "loss"``, its cosine."""
     if options.controls != "loss":
         return -cosine(n["product"], n["length"], n["length_p"])
-    return float(n["product"] / _scale(options, n))
+    return float(n["product"] / _gradient_scale(options, n))
 
 
-def _scale(options: Any, n: Numbers) -> float:
+def _gradient_scale(options: Any, n: Numbers) -> float:
     """What the displacement is divided by to give the pseudo-gradient (E1, E5, E6)."""
     if options.equations == "published":
         return float(n["lr"] * n["steps"])
@@ -115,7 +115,7 @@ def _scale(options: Any, n: Numbers) -> float:
     return -training_scale(n["lr"], whole, before, n["beta"])
 
 
-def _merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> None:
+def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> None:
     device, n = ("device", event.device), event.numbers
     known = memory.get(device, (options.gamma0, options.upsilon0))
     gamma, upsilon = (n["gamma"], n["upsilon"]) if known is None else known
@@ -134,7 +134,7 @@ def _merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> N
     if "reward" in n:
         expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
         slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)
-    expect("gamma_after", n["gamma_after"], moved(gamma, options.eta_gamma, slopes[0]))
-    expect("upsilon_after", n["upsilon_after"], moved(upsilon, options.eta_upsilon, slopes[1]))
+    expect("gamma_after", n["gamma_after"], gradient_step(gamma, options.eta_gamma, slopes[0]))
+    expect("upsilon_after", n["upsilon_after"], gradient_step(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])
     memory["merged", event.device] = (event.trip, n["beta"], n["n1"])

@@ -19,18 +19,18 @@ from freshet.methods.asmu import slots
 from freshet.methods.asmu.staleness import (
     Equations,
     cosine,
-    far_ahead,
+    distance_factor,
     freshness_weight,
+    gradient_step,
     merge_gradients,
-    moved,
     saturate,
 )
 from freshet.methods.asmu.steps import ControlMemory
 
 #: The rates of what is learned as a weight.
-RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
+RATE_NAMES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
 #: Rates below this move no control that descends a cosine in a run of ordinary length.
-SLOW = 1e-3
+SLOW_RATE = 1e-3
 
 
 class ASMUOptions(Options):
@@ -43,11 +43,11 @@ class ASMUOptions(Options):
     conditional_defaults: ClassVar[ConditionalDefaults] = {
         ("equations", "published"): {"advantage": "raw"},
         ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05},
-        ("controls", "direction"): dict.fromkeys(RATES, 0.02),
-        ("controls", "course"): dict.fromkeys(RATES[:3], 0.005),
+        ("controls", "direction"): dict.fromkeys(RATE_NAMES, 0.02),
+        ("controls", "course"): dict.fromkeys(RATE_NAMES[:3], 0.005),
     }
     #: Uploads under way at once that the rates of ``course`` are meant for.
-    usual_span: ClassVar[int] = 30
+    reference_span: ClassVar[int] = 30
 
     lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
@@ -116,16 +116,16 @@ class ASMUOptions(Options):
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
 
     @model_validator(mode="after")
-    def _direction_of_progress(self) -> Self:
+    def _check_apply_progress(self) -> Self:
         if self.controls != "loss" and self.apply != "progress":
             raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
         return self
 
     def with_derived(self, context: MethodContext) -> Self:
         """Set ``span`` of ``course`` from the run."""
-        if self.controls != "course" or self.span is not None or not context.under_way:
+        if self.controls != "course" or self.span is not None or not context.in_flight:
             return self
-        return self.model_copy(update={"span": context.under_way})
+        return self.model_copy(update={"span": context.in_flight})
 
     def control_rates(self) -> tuple[float, float, float]:
         """Rates of lambda, sigma and iota.
@@ -133,19 +133,19 @@ class ASMUOptions(Options):
         Under ``course`` a weight is judged when about ``span`` more uploads have been weighed like it. All their
         verdicts add up before the first can tell that it is enough, so that each counts the less, the more they are.
         """
-        share = min(1.0, self.usual_span / self.span) if self.controls == "course" and self.span else 1.0
+        share = min(1.0, self.reference_span / self.span) if self.controls == "course" and self.span else 1.0
         return share * self.eta_lambda, share * self.eta_sigma, share * self.eta_iota
 
-    def slow_rates(self) -> list[str]:
+    def slow_rate_notices(self) -> list[str]:
         """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""
         own = self.conditional_defaults.get(("controls", self.controls), {})
-        slow = [key for key in own if 0.0 < getattr(self, key) < SLOW]
+        slow = [key for key in own if 0.0 < getattr(self, key) < SLOW_RATE]
         if not slow:
             return []
         named = ", ".join(f"method.{key}" for key in slow)
         usual = own[slow[0]]
         return [
-            f"controls = {self.controls} hardly moves with rates below {SLOW:g} ({named}); its default is {usual:g}"
+            f"controls = {self.controls} hardly moves with rates below {SLOW_RATE:g} ({named}); its default is {usual:g}"
         ]
 
 
@@ -193,7 +193,7 @@ class FreshModelRule(LocalRule):
         before, corrected, numbers = local.snapshot(), o.equations == "corrected", dict[str, Number]()
         if o.distance:
             base = local.assignment.weights[:n]
-            numbers["far"] = far_ahead(distance(fresh.weights[:n], base), distance(before[:n], base))
+            numbers["far"] = distance_factor(distance(fresh.weights[:n], base), distance(before[:n], base))
         far = float(numbers.get("far", 1.0))
         phi = freshness_weight(gamma, upsilon, age, s, far)
         beta = saturate(o.mu_beta, phi)
@@ -201,7 +201,7 @@ class FreshModelRule(LocalRule):
         loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
         merged = mix(before, fresh.weights, beta)
         local.layout.max_counters(merged, before, fresh.weights)
-        local.become(merged)
+        local.set_weights(merged)
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
         h, at = (h_after, before) if h_before is None else (h_before, merged)
@@ -209,8 +209,8 @@ class FreshModelRule(LocalRule):
         if o.controls == "direction":
             q = cosine(q, norm(h), distance(fresh.weights[:n], at[:n]))
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations, far)
-        memory["gamma"] = moved(gamma, o.eta_gamma, grad_gamma)
-        memory["upsilon"] = moved(upsilon, o.eta_upsilon, grad_upsilon)
+        memory["gamma"] = gradient_step(gamma, o.eta_gamma, grad_gamma)
+        memory["upsilon"] = gradient_step(upsilon, o.eta_upsilon, grad_upsilon)
         return {
             "n1": local.steps,
             "beta": beta,
@@ -239,7 +239,7 @@ class FreshModelRule(LocalRule):
         table = slots.empty_table(local.assignment.epochs, o.advantage) if first else memory["table"].copy()
         if not first:
             measured = reward - rewards.mean if o.advantage == "scaled" else reward
-            slots.learn(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
-        rewards.note(reward)
+            slots.update_table(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
+        rewards.add(reward)
         memory |= {"table": table, "slot": slot.epoch, "b": rewards.mean}
         local.report |= {"slot": slot.epoch, "first": int(first), "reward": reward}

@@ -47,7 +47,7 @@ def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator)
     return Slot(min(max(last + action, 1), len(table)), by, action)
 
 
-def learn(table: Table, last: int, action: int, slot: int, reward: float, phi_q: float, psi: float) -> None:
+def update_table(table: Table, last: int, action: int, slot: int, reward: float, phi_q: float, psi: float) -> None:
     """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place; what was never tried counts as 0."""
     column, known = ACTIONS.index(action), np.nan_to_num(table)
     old = known[last - 1, column]
@@ -77,7 +77,7 @@ class RunningReward:
     mean: float = 0.0
     variance: float = 0.0
 
-    def note(self, reward: float) -> None:
+    def add(self, reward: float) -> None:
         """Take a reward in; the variance is the same running mean of ``(R - b)^2``, corrected for b having moved."""
         off = reward - self.mean
         self.mean += self.rho * off

@@ -10,7 +10,7 @@ from typing import Literal
 
 Equations = Literal["corrected", "published"]
 #: No weight grows beyond this before it is saturated: already there alpha and beta are 1 to twelve digits.
-LARGEST = 1e12
+MAX_WEIGHT = 1e12
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Past:
+class PastUpload:
     """The device's last accepted aggregation: its version, age p, staleness s_p, xi_p and the controls used then."""
 
     version: int
@@ -47,7 +47,7 @@ def raw_staleness_weight(control: Control, age: int, s: int) -> float:
 
 def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
     """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
-    return min(max(xi_min, raw_staleness_weight(control, age, s)), LARGEST)
+    return min(max(xi_min, raw_staleness_weight(control, age, s)), MAX_WEIGHT)
 
 
 def saturate(mu: float, x: float) -> float:
@@ -61,13 +61,13 @@ def saturation_slope(mu: float, x: float) -> float:
     return mu / (1.0 + mu * x) / (1.0 + mu * x)
 
 
-def moved(value: float, rate: float, gradient: float) -> float:
+def gradient_step(value: float, rate: float, gradient: float) -> float:
     """``value - rate gradient``; a step that is not finite is not taken, so controls stay numbers."""
     after = value - rate * gradient
     return after if math.isfinite(after) else value
 
 
-def _finite(*gradients: float) -> tuple[float, ...]:
+def _finite_or_zero(*gradients: float) -> tuple[float, ...]:
     return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
 
 
@@ -86,7 +86,7 @@ def cosine(product: float, a: float, b: float) -> float:
 
 
 def control_gradients(
-    q: float, mu_alpha: float, xi_min: float, past: Past, equations: Equations, comes_back: bool = False
+    q: float, mu_alpha: float, xi_min: float, past: PastUpload, equations: Equations, comes_back: bool = False
 ) -> tuple[float, float, float]:
     """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
 
@@ -99,24 +99,24 @@ def control_gradients(
     weight = discount(past.p, past.s_p, past.control.sigma)
     if equations == "corrected":
         raw = raw_staleness_weight(past.control, past.p, past.s_p)
-        too_small, too_large = raw < xi_min, not raw <= LARGEST
+        too_small, too_large = raw < xi_min, not raw <= MAX_WEIGHT
         asked_back = comes_back and (q < 0.0 if too_small else q > 0.0)
         if (too_small or too_large) and not asked_back:
             return 0.0, 0.0, 0.0
         inner = -past.control.lambda_ * math.log(past.s_p)
     else:
         inner = -math.log(past.control.sigma) if past.control.sigma > 0 else 0.0
-    g_lambda, g_sigma, g_iota = _finite(c * weight, c * weight * inner, c)
+    g_lambda, g_sigma, g_iota = _finite_or_zero(c * weight, c * weight * inner, c)
     return g_lambda, g_sigma, g_iota
 
 
 def descend(control: Control, gradients: tuple[float, float, float], rates: tuple[float, float, float]) -> Control:
     """One gradient step on the three control parameters."""
     values = (control.lambda_, control.sigma, control.iota)
-    return Control(*(moved(*item) for item in zip(values, rates, gradients, strict=True)))
+    return Control(*(gradient_step(*item) for item in zip(values, rates, gradients, strict=True)))
 
 
-def far_ahead(server: float, device: float) -> float:
+def distance_factor(server: float, device: float) -> float:
     """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2]: above 1 where the server has gone farther from the
     common base than the device has, so that there is more to take than to lose (``distance``, ours)."""
     both = server + device
@@ -131,7 +131,7 @@ def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: fl
 def freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
     """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0; ``far`` is 1 in the
     paper."""
-    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s, far)), LARGEST)
+    return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s, far)), MAX_WEIGHT)
 
 
 def merge_gradients(
@@ -146,8 +146,10 @@ def merge_gradients(
     far: float = 1.0,
 ) -> tuple[float, float]:
     """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 where phi is held (erratum E13)."""
-    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s, far) <= LARGEST:
+    if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s, far) <= MAX_WEIGHT:
         return 0.0, 0.0
     c = q * saturation_slope(mu_beta, phi) * far
-    g_gamma, g_upsilon = _finite(c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s))
+    g_gamma, g_upsilon = _finite_or_zero(
+        c * (1.0 - upsilon / math.sqrt(s)) / math.sqrt(age), -c * gamma / math.sqrt(age * s)
+    )
     return g_gamma, g_upsilon

@@ -3,14 +3,14 @@
 import numpy as np
 from numba import types
 
-from freshet.core.compiling import compiled, inlined
+from freshet.core.compiling import compile_loop, inline
 from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector
 
 Single = np.float32
 _pair = types.UniTuple(REAL, 2)  # type: ignore[no-untyped-call]
 
 
-@inlined
+@inline
 def _step_entry(
     i: int, lane: int, squares: Sums, step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: Single
 ) -> None:
@@ -19,7 +19,7 @@ def _step_entry(
     step[i] = entry
 
 
-@compiled(REAL(OUT, IN, IN, IN, IN, REAL))
+@compile_loop(REAL(OUT, IN, IN, IN, IN, REAL))
 def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
     """``step <- (u - start) - beta (fresh - base)`` in float32 (exact for close models); returns ``|step|^2``."""
     if not step.size == u.size == start.size == fresh.size == base.size:
@@ -33,14 +33,14 @@ def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vect
     return float(squares.sum())
 
 
-@inlined
+@inline
 def _measure_entry(
     i: int, lane: int, sums: Sums, old: Vector, u: Vector, fresh: Vector, base: Vector, beta: Single
 ) -> None:
     sums[lane] += np.float64((u[i] - base[i]) - beta * (fresh[i] - base[i])) * np.float64(old[i])
 
 
-@compiled(_pair(OUT, IN, IN, IN, IN, IN, REAL, REAL))
+@compile_loop(_pair(OUT, IN, IN, IN, IN, IN, REAL, REAL))
 def next_step(
     step: Vector, old: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float, beta_measured: float
 ) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def next_step(
     return float(sums.sum()), float(squares.sum())
 
 
-@compiled(types.void(OUT, IN, IN, REAL))
+@compile_loop(types.void(OUT, IN, IN, REAL))
 def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
     """``out <- w + alpha step``."""
     if not out.size == w.size == step.size:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, dot, norm
-from freshet.methods.asmu.staleness import Control, Past
+from freshet.methods.asmu.staleness import Control, PastUpload
 
 
 @cache
@@ -56,7 +56,7 @@ ControlMemory = Literal["exact", "sketch", "budget"]
 SKETCH_SIZE = 1024
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """An uploaded model and those it came from: the base, and the fresh model that was merged (else the base again)."""
 
     u: Vector
@@ -133,12 +133,12 @@ class StepMemory:
         return sum(step.nbytes for step in self._steps.values())
 
     @property
-    def spilled(self) -> int:
+    def spilled_count(self) -> int:
         """Steps that lie in the file."""
         return len(self._spilled)
 
     def measure(
-        self, device: int, trained: Trained, start: Vector, beta: float, beta_measured: float
+        self, device: int, trained: TrainedModel, start: Vector, beta: float, beta_measured: float
     ) -> tuple[float | None, Vector, float]:
         """Measure an upload's progress along the device's last step; nothing is kept of it before ``remember``.
 
@@ -208,7 +208,7 @@ class CountSketch:
 class VersionOrigin:
     """How a version came about: the numbers of its last upload (``length``: that of the course), and the course."""
 
-    past: Past
+    past: PastUpload
     course: Vector
 
 
@@ -219,12 +219,12 @@ class Course:
     control: Control
     made: dict[int, VersionOrigin] = field(default_factory=dict)
 
-    def judged(self, base: int, step: Vector) -> tuple[float | None, Past | None]:
+    def measure(self, base: int, step: Vector) -> tuple[float | None, PastUpload | None]:
         """``<step, m>`` with the course at a version, and that version's past (None: it is the first one)."""
         made = self.made.get(base)
         return (None, None) if made is None else (dot(step, made.course), made.past)
 
-    def follow(self, past: Past, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
+    def advance(self, past: PastUpload, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
         """An upload was taken in: the course at the version that it made, and its length; versions that nobody holds
         are forgotten."""
         new, before = np.float32(alpha) * step, self.made.get(past.version)
