@@ -43,7 +43,7 @@ class PrivacyOptions(Options):
         return self.clip > 0
 
 
-def privatised(options: PrivacyOptions, weights: Vector, base: Vector, rng: np.random.Generator) -> Vector:
+def privatise(options: PrivacyOptions, weights: Vector, base: Vector, rng: np.random.Generator) -> Vector:
     """``w_b + d'``; all weights are learnable."""
     with np.errstate(over="ignore", invalid="ignore"):
         d = combine([(1.0, weights), (-1.0, base)])
@@ -64,7 +64,7 @@ class Accountant:
             raise ConfigError("privacy.clip", problem)
         self.options = options
 
-    def closing(self, trips: Mapping[int, int]) -> dict[str, Any]:
+    def summary(self, trips: Mapping[int, int]) -> dict[str, Any]:
         """For the summary: the largest epsilon, whose it is, and every device's."""
         noise, delta = self.options.noise, self.options.delta
         by_device = {str(device): epsilon(noise, count, delta) for device, count in sorted(trips.items())}
@@ -89,7 +89,7 @@ def epsilon(noise: float, uploads: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def sentence(found: Mapping[str, Any]) -> str:
+def describe(found: Mapping[str, Any]) -> str:
     """What the terminal says."""
     who = f"device {found['device']}, {found['uploads']} updates"
     return f"privacy: epsilon is at most {found['epsilon']:.4g} at delta {found['delta']:g} ({who})"

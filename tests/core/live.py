@@ -51,7 +51,7 @@ class Node:
         self.memory, self.trip = outcome.memory, None
         upload = outcome.upload(assignment)
         await travel(upload.nbytes)
-        live.carry_out(live.coordinator.arrived(live.now, upload.device, upload.trip, lambda: upload))
+        live.carry_out(live.coordinator.upload_arrived(live.now, upload.device, upload.trip, lambda: upload))
 
 
 class Live:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from freshet.core.about import About, Range, Remark, Uploads
+from freshet.core.about import About, Range, Remark, UploadCount
 from freshet.errors import ConfigError
 
 
@@ -34,5 +34,5 @@ def test_a_range_clips_and_only_a_number_of_uploads_depends_on_the_run():
     each = Range(0.1, 2.0, log=True)
     assert (each.clip(0.0), each.clip(0.5), each.clip(9.0)) == (0.1, 0.5, 2.0)
     assert each.within(1) is each
-    assert Uploads(2, 20, whole=True).within(8) == Range(2, 8, whole=True)
-    assert Uploads(2, 20, whole=True).within(1) == Range(1, 1, whole=True)
+    assert UploadCount(2, 20, whole=True).within(8) == Range(2, 8, whole=True)
+    assert UploadCount(2, 20, whole=True).within(1) == Range(1, 1, whole=True)

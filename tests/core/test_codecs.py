@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from freshet.core.compression import BLOCK, Codec, coded_bytes, decode, encode, kept, with_feedback
+from freshet.core.compression import BLOCK, Codec, decode, encode, encode_with_feedback, encoded_bytes, topk_count
 
 CODECS: list[Codec] = ["none", "int8", "topk"]
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -33,7 +33,7 @@ def test_int8_is_off_by_half_a_step_of_its_block_at_most(v: np.ndarray) -> None:
 @settings(deadline=None)
 @given(vectors, shares)
 def test_topk_keeps_the_largest_and_nothing_else(v: np.ndarray, keep: float) -> None:
-    found, count = there_and_back("topk", v, keep), kept(len(v), keep)
+    found, count = there_and_back("topk", v, keep), topk_count(len(v), keep)
     naive = np.zeros_like(v)
     for place in sorted(range(len(v)), key=lambda i: (-abs(float(v[i])), i))[:count]:
         naive[place] = v[place]
@@ -51,7 +51,7 @@ def test_as_it_is_is_as_it_is(v: np.ndarray) -> None:
 @settings(deadline=None)
 @given(vectors, shares, st.sampled_from(CODECS))
 def test_a_message_weighs_what_it_was_said_to_weigh(v: np.ndarray, keep: float, codec: Codec) -> None:
-    assert sum(a.nbytes for a in encode(codec, v, keep).values()) == coded_bytes(codec, len(v), keep)
+    assert sum(a.nbytes for a in encode(codec, v, keep).values()) == encoded_bytes(codec, len(v), keep)
 
 
 @settings(deadline=None, max_examples=50)
@@ -63,7 +63,7 @@ def test_a_message_weighs_what_it_was_said_to_weigh(v: np.ndarray, keep: float, 
 def test_with_feedback_nothing_is_lost_in_the_long_run(stream: list[np.ndarray], keep: float, codec: Codec) -> None:
     residual, arrived = None, np.zeros(300)
     for v in stream:
-        sent = with_feedback(codec, v, residual, keep)
+        sent = encode_with_feedback(codec, v, residual, keep)
         residual = sent.residual
         arrived += sent.decoded
     meant = np.sum([v.astype(np.float64) for v in stream], axis=0)
@@ -74,7 +74,7 @@ def test_without_feedback_small_numbers_would_never_arrive() -> None:
     v = np.array([1.0, 0.3], np.float32)
     residual, with_it, without = None, np.zeros(2), np.zeros(2)
     for _ in range(20):
-        sent = with_feedback("topk", v, residual, 0.5)
+        sent = encode_with_feedback("topk", v, residual, 0.5)
         residual = sent.residual
         with_it += sent.decoded
         without += there_and_back("topk", v, 0.5)

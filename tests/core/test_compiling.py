@@ -26,17 +26,17 @@ def test_a_cache_that_does_not_work_is_done_without(problem, monkeypatch):
     def loop(x: float) -> float:
         return x
 
-    assert compiling.compiled("f8(f8)")(loop) is loop
+    assert compiling.compile_loop("f8(f8)")(loop) is loop
 
 
 def test_compiling_is_said_once_and_what_is_compiled_already_is_not():
     said: list[str] = []
-    with compiling.announced(said.append):
+    with compiling.announce_compiling(said.append):
         assert said == []
         one = njit("f8(f8)")(lambda x: x + 1.0)
         njit("f8(f8)")(lambda x: x + 2.0)
     assert said == ["compiling loops, once, about 10 s"]
-    with compiling.announced(said.append):
+    with compiling.announce_compiling(said.append):
         assert one(1.0) == 2.0
     assert len(said) == 1
     njit("f8(f8)")(lambda x: x + 3.0)  # nobody listens any more

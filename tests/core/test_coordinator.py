@@ -38,7 +38,7 @@ def ask(device: int, trip: int = 1, epoch: int = 2) -> Request:
 
 
 def arrive(c: Coordinator, now: float, sent: Upload) -> Any:
-    return c.arrived(now, sent.device, sent.trip, lambda: sent)
+    return c.upload_arrived(now, sent.device, sent.trip, lambda: sent)
 
 
 # ---- ticks
@@ -115,8 +115,8 @@ MERGED = {"beta": 0.5, "n1": 1}
 
 def test_a_merge_is_logged_when_the_driver_sees_it():
     c = with_fresh()
-    assert c.merged(0, 1) == Merged(0, 1, 1, 2, 2)
-    assert c.merged(0, 1) is None
+    assert c.fresh_merged(0, 1) == Merged(0, 1, 1, 2, 2)
+    assert c.fresh_merged(0, 1) is None
     events = arrive(c, 3.0, upload(0, merged=MERGED)).events
     assert [type(event) for event in events] == [Uploaded, Aggregated]
     assert c.counts.merges == 1
@@ -140,8 +140,8 @@ def test_the_word_of_an_upload_that_was_turned_away_is_not_put_on_record():
 def test_no_merge_of_a_trip_that_is_over_or_got_nothing():
     c = coordinator()
     c.server.trigger([0])
-    assert c.merged(0, 1) is None
-    assert c.merged(4, 1) is None
+    assert c.fresh_merged(0, 1) is None
+    assert c.fresh_merged(4, 1) is None
 
 
 # ---- ends of trips
@@ -155,7 +155,7 @@ def test_what_is_discarded_by_its_staleness_is_never_looked_at():
     def look() -> Upload:
         raise AssertionError("nobody needs this training")
 
-    effects = c.arrived(2.0, 1, 1, look)
+    effects = c.upload_arrived(2.0, 1, 1, look)
     assert [type(event) for event in effects.events] == [Uploaded, Discarded]
     assert (c.counts.discards, c.counts.uploads, c.counts.bytes_up) == (1, 2, 2 * MODEL)
 
@@ -165,7 +165,7 @@ def test_an_upload_of_no_known_trip_is_a_rejection_and_changes_nothing(device, t
     c = coordinator()
     c.server.trigger([0])
     before = c.server.weights.tobytes()
-    effects = c.arrived(1.0, device, trip, lambda: upload(0))
+    effects = c.upload_arrived(1.0, device, trip, lambda: upload(0))
     assert [type(event) for event in effects.events] == [Rejected]
     assert (c.server.weights.tobytes(), list(c.server.active_trips), c.counts.uploads) == (before, [0], 0)
 
@@ -182,7 +182,7 @@ def test_an_upload_that_is_no_model_is_rejected_and_counted_as_one(weights):
 def test_a_lost_device_frees_its_place_and_its_bytes_count_if_they_were_sent():
     c = coordinator(kind="concurrency", in_flight=2)
     c.server.trigger([0, 1])
-    effects = c.lost(4.0, 0, 1, "upload lost", sent=MODEL)
+    effects = c.trip_lost(4.0, 0, 1, "upload lost", sent=MODEL)
     assert list(effects.events) == [Lost(0, 1, "upload lost")]
     assert (effects.wake_at, c.counts.lost, c.counts.bytes_up) == (4.0, 1, MODEL)
 

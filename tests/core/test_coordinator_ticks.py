@@ -62,7 +62,7 @@ def test_a_round_for_which_nobody_is_there_is_counted_once_at_such_a_time() -> N
 )
 def test_where_giving_up_ends_the_run_it_is_woken_again_at_that_time_if_it_goes_on(method: str, kind: str) -> None:
     c = coordinator(method, kind, deadline=20.0, rounds=1, in_flight=3)
-    c.rounds.ended = lambda server, endless: True  # type: ignore[method-assign]
+    c.rounds.trip_ended = lambda server, endless: True  # type: ignore[method-assign]
     c.wake(0.0)
     c.tick(0.0, everybody)
     if kind == "periodic":

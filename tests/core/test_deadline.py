@@ -31,7 +31,7 @@ class Flying:
 def test_trips_are_overdue_when_their_time_is_over_and_they_are_still_in_flight() -> None:
     d, active = Deadline(10.0), {1: Flying(1), 2: Flying(2)}
     for now, device, trip in ((0.0, 1, 1), (0.0, 2, 1), (5.0, 2, 2)):
-        d.began(now, device, trip)
+        d.trip_started(now, device, trip)
     assert d.overdue(9.9, active) == []
     assert d.overdue(10.0, active) == [(1, 1)]
     assert d.overdue(15.0, active) == [(2, 2)]
@@ -39,21 +39,21 @@ def test_trips_are_overdue_when_their_time_is_over_and_they_are_still_in_flight(
 
 def test_one_look_is_asked_for_at_a_time() -> None:
     d, active = Deadline(10.0), {1: Flying(1), 2: Flying(1)}
-    assert d.next_look() is None
-    d.began(0.0, 1, 1)
-    d.began(3.0, 2, 1)
-    assert (d.next_look(), d.next_look()) == (10.0, None)
+    assert d.schedule_check() is None
+    d.trip_started(0.0, 1, 1)
+    d.trip_started(3.0, 2, 1)
+    assert (d.schedule_check(), d.schedule_check()) == (10.0, None)
     d.overdue(10.0, active)
-    assert d.next_look() == 13.0
+    assert d.schedule_check() == 13.0
     del active[2]
     d.overdue(13.0, active)
-    assert (d.next_look(), d.trips) == (None, deque())
+    assert (d.schedule_check(), d.trips) == (None, deque())
 
 
 def test_without_a_deadline_nothing_is_kept() -> None:
     d = Deadline()
-    d.began(0.0, 1, 1)
-    assert not d.trips and d.next_look() is None
+    d.trip_started(0.0, 1, 1)
+    assert not d.trips and d.schedule_check() is None
 
 
 # ---- rounds and others
@@ -93,7 +93,7 @@ def test_a_device_is_triggered_again_when_it_was_heard_of() -> None:
     assert sorted(again.given_up) == devices and not again.assignments and again.wake_at == 30.0
     late = arrive(c, 27.0, upload(devices[0]))
     assert [type(event) for event in late.events] == [Rejected]
-    c.lost(28.0, devices[1], 1, "gone")
+    c.trip_lost(28.0, devices[1], 1, "gone")
     assert sorted(a.device for a in c.tick(30.0, everybody).assignments) == devices[:2]
 
 
@@ -101,14 +101,14 @@ def test_an_old_trip_tells_nothing_of_a_later_one() -> None:
     c = coordinator("fedavg", "rounds")
     device = c.tick(0.0, everybody).assignments[0].device
     c.tick(25.0, everybody)
-    c.server.heard(device, 2)
+    c.server.mark_heard(device, 2)
     assert c.server.away[device] == 1
 
 
 def test_the_periodic_trigger_keeps_to_its_clock() -> None:
     c = coordinator("fedasync", "periodic", in_flight=3)
     assert c.wake(0.0) == 0.0
-    assert (c.tick(0.0, everybody).wake_at, c.deadline.look) == (10.0, 25.0)
+    assert (c.tick(0.0, everybody).wake_at, c.deadline.next_check) == (10.0, 25.0)
     for now in (10.0, 20.0):
         assert not c.tick(now, everybody).assignments
     looked = c.tick(25.0, everybody)
@@ -155,11 +155,11 @@ def test_it_goes_on_from_its_state() -> None:
 def test_a_run_has_stalled_when_it_waits_much_longer_than_ever_before(now: float, in_flight: int, since: Any) -> None:
     pulse = StallDetector()
     for time, used in ((4.0, 1), (9.0, 2), (9.5, 2), (10.0, 3)):
-        pulse.beat(time, used)
+        pulse.record(time, used)
     assert (pulse.last, pulse.longest) == (10.0, 5.0)
-    assert StallDetector().stalled(100.0, 3) is None, "a run that is too short for its first upload"
+    assert StallDetector().stalled_since(100.0, 3) is None, "a run that is too short for its first upload"
     pulse.longest = 20.0 / 3.0
-    assert pulse.stalled(now, in_flight) == since
+    assert pulse.stalled_since(now, in_flight) == since
 
 
 def test_the_facts_say_so() -> None:

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from freshet.core.audit import Mismatch
 from freshet.core.defence import (
-    ENOUGH,
-    LEAST,
+    MIN_AGREEMENTS,
+    MIN_MEASURES,
     WINDOW,
+    Decision,
     Defence,
     DefenceOptions,
-    Judged,
-    Seen,
-    assumed,
-    best,
+    RecentUploads,
+    admitted_share,
+    audit_note,
+    byzantine_count,
     krum_scores,
     least_agreement,
-    replay,
-    share_let_in,
+    smallest,
 )
 from freshet.core.events import Noted
 from freshet.core.layout import Layout
@@ -46,7 +46,7 @@ def honest(seed: int, length: float = 1.0) -> np.ndarray:
     return length * step
 
 
-def judge(defence: Defence, step: np.ndarray) -> Judged:
+def judge(defence: Defence, step: np.ndarray) -> Decision:
     return defence.judge(upload(step), FLIGHT, BASE)
 
 
@@ -58,7 +58,7 @@ def warm(rule: str, **options: object) -> Defence:
 
 
 def test_the_first_uploads_are_only_looked_at() -> None:
-    for rule, first in (("clip", LEAST), ("median-distance", LEAST + 1)):
+    for rule, first in (("clip", MIN_MEASURES), ("median-distance", MIN_MEASURES + 1)):
         defence = Defence(DefenceOptions(rule=rule), LAYOUT)
         refused = [judge(defence, honest(seed)).problem for seed in range(first + 3)]
         assert all(reason is not None and "enough others" in reason for reason in refused[:first])
@@ -129,17 +129,17 @@ def test_only_the_last_uploads_count_so_that_nobody_is_locked_out() -> None:
     defence = warm("median-distance")
     taken = [judge(defence, honest(seed, length=20.0)).problem is None for seed in range(3 * WINDOW)]
     assert not taken[0] and all(taken[-WINDOW:])
-    assert len(defence.seen.measures) == len(defence.seen.steps) == WINDOW
+    assert len(defence.recent.measures) == len(defence.recent.steps) == WINDOW
 
 
 def test_a_step_beyond_all_numbers_is_refused_and_leaves_no_trace() -> None:
     for rule in ("clip", "median-distance", "multi-krum"):
         defence = warm(rule)
-        before, held = list(defence.seen.measures), len(defence._held)
+        before, held = list(defence.recent.measures), len(defence._held)
         far = Upload(0, 1, 1, np.full(LAYOUT.size, 3e38, np.float32), 1)
         judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32))
         assert judged.problem is not None and not judged.notes
-        assert defence.seen.measures == before and len(defence._held) == held
+        assert defence.recent.measures == before and len(defence._held) == held
 
 
 # ---- directions
@@ -158,7 +158,7 @@ def test_few_steps_do_not_make_a_direction() -> None:
     defence = Defence(DefenceOptions(rule="median-distance", factor=100.0), LAYOUT)
     for seed in range(20):
         note = judge(defence, honest(seed)).notes[0]
-        assert (note.numbers["least"] is None) == (seed < ENOUGH + 1)
+        assert (note.numbers["least"] is None) == (seed < MIN_AGREEMENTS + 1)
 
 
 def test_a_step_of_no_length_goes_against_nobody() -> None:
@@ -175,7 +175,7 @@ def test_where_the_honest_go_against_each_other_most_are_let_in_all_the_same() -
             step[4 * label : 4 * label + 4] += 1.0
         judged = judge(defence, step)
         refused += "goes against" in (judged.problem or "")
-    agreements = defence.seen.agreements
+    agreements = defence.recent.agreements
     assert statistics.median(agreements) < 0 and refused < 20
 
 
@@ -216,7 +216,7 @@ def test_krum_scores_are_those_of_the_paper(n: int, f: int, seed: int) -> None:
 
 @given(st.integers(0, 200), st.floats(0, 0.49))
 def test_krum_never_assumes_more_than_it_can_stand(n: int, share: float) -> None:
-    f = assumed(n, share)
+    f = byzantine_count(n, share)
     assert f >= 0 and (f == 0 or n >= 2 * f + 3)
 
 
@@ -224,7 +224,7 @@ def test_of_a_round_the_poisoned_uploads_are_left_out() -> None:
     defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.2), LAYOUT)
     for device in range(10):
         step = -10 * honest(device) if device in (3, 7) else honest(device)
-        assert defence.judge(upload(step, device), FLIGHT, BASE) == Judged(None)
+        assert defence.judge(upload(step, device), FLIGHT, BASE) == Decision(None)
     kept, (note,) = defence.release()
     assert [up.device for up, _ in kept] == note.numbers["kept"] == [0, 1, 2, 4, 5, 6, 8, 9]
     assert note.numbers["f"] == 2
@@ -240,7 +240,7 @@ def test_small_rounds_are_kept_whole(count: int) -> None:
 
 
 def test_equals_are_chosen_in_the_order_of_arrival() -> None:
-    assert best([1.0, 0.5, 1.0, 0.5], 3) == [0, 1, 3]
+    assert smallest([1.0, 0.5, 1.0, 0.5], 3) == [0, 1, 3]
 
 
 # ---- log and checkpoint
@@ -255,28 +255,28 @@ def notes_of(rule: str) -> list[Noted]:
 
 @pytest.mark.parametrize("rule", ["clip", "median-distance"])
 def test_every_decision_can_be_recomputed_from_the_log(rule: str) -> None:
-    notes, seen = notes_of(rule), Seen()
+    notes, seen = notes_of(rule), RecentUploads()
     for note in notes:
-        replay(note, seen)
+        audit_note(note, seen)
     spoilt = notes[30]._replace(numbers=notes[30].numbers | {"share": 0.123})
-    seen = Seen()
+    seen = RecentUploads()
     with pytest.raises(Mismatch, match="share"):
         for note in [*notes[:30], spoilt]:
-            replay(note, seen)
+            audit_note(note, seen)
     moved = notes[30]._replace(numbers=notes[30].numbers | {"bound": 99.0})
-    seen = Seen()
+    seen = RecentUploads()
     with pytest.raises(Mismatch, match="bound"):
         for note in [*notes[:30], moved]:
-            replay(note, seen)
+            audit_note(note, seen)
 
 
 def test_a_choice_of_krum_that_does_not_follow_from_its_scores_is_found() -> None:
     numbers = {"rule": "multi-krum", "devices": [4, 5, 6, 7, 8], "scores": [1.0, 9.0, 2.0, 3.0, 4.0], "f": 1}
-    replay(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), Seen())
+    audit_note(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), RecentUploads())
     with pytest.raises(Mismatch, match="kept"):
-        replay(Noted("defence", numbers | {"kept": [4, 5, 6, 7]}), Seen())
+        audit_note(Noted("defence", numbers | {"kept": [4, 5, 6, 7]}), RecentUploads())
     with pytest.raises(Mismatch, match="f is"):
-        replay(Noted("defence", numbers | {"f": 3, "kept": [4, 6]}), Seen())
+        audit_note(Noted("defence", numbers | {"f": 3, "kept": [4, 6]}), RecentUploads())
 
 
 @pytest.mark.parametrize("rule", ["clip", "median-distance", "multi-krum"])
@@ -291,7 +291,7 @@ def test_a_saved_defence_goes_on_as_if_nothing_had_happened(rule: str) -> None:
 
 
 def test_shares() -> None:
-    assert share_let_in("clip", 4.0, 1.0) == 0.25
-    assert share_let_in("median-distance", 4.0, 1.0) == 0.0
-    assert share_let_in("clip", 1.0, 1.0) == share_let_in("median-distance", 1.0, 1.0) == 1.0
-    assert share_let_in("clip", None, 1.0) == share_let_in("clip", 1.0, None) == 0.0
+    assert admitted_share("clip", 4.0, 1.0) == 0.25
+    assert admitted_share("median-distance", 4.0, 1.0) == 0.0
+    assert admitted_share("clip", 1.0, 1.0) == admitted_share("median-distance", 1.0, 1.0) == 1.0
+    assert admitted_share("clip", None, 1.0) == admitted_share("clip", 1.0, None) == 0.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.defence import Defence, DefenceOptions, Judged, start_of, step_of
+from freshet.core.defence import Decision, Defence, DefenceOptions, start_of, step_of
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.server import ActiveTrip
@@ -34,7 +34,7 @@ def honest(seed: int, length: float = 1.0) -> np.ndarray:
     return length * (np.ones(N) + 0.3 * np.random.default_rng(seed).normal(size=N)) / np.sqrt(N)
 
 
-def judge(defence: Defence, upload: Upload) -> Judged:
+def judge(defence: Defence, upload: Upload) -> Decision:
     return defence.judge(upload, FLIGHT, BASE, FRESH if upload.merged else None)
 
 

@@ -8,13 +8,13 @@ from freshet.core.events import (
     KINDS,
     Aggregated,
     Contribution,
+    DevicesEvaluated,
     Discarded,
     Evaluated,
     Event,
-    Examined,
     Hurried,
     Lost,
-    Malformed,
+    MalformedEvent,
     Merged,
     Noted,
     Rejected,
@@ -42,7 +42,7 @@ EXAMPLES: list[Event] = [
     Rejected("not a message"),
     Lost(3, 1, "device left"),
     Evaluated(9, {"accuracy": 0.5, "loss": None}),
-    Examined(9, {"accuracy": [0.5, None], "loss": [1.5, None]}),
+    DevicesEvaluated(9, {"accuracy": [0.5, None], "loss": [1.5, None]}),
     Noted("slots", {"probabilities": [0.5, 0.5]}),
 ]
 
@@ -82,7 +82,7 @@ def test_a_kind_that_is_not_known_is_no_error():
     ],
 )
 def test_what_is_not_what_it_should_be_is_named(event, change, sentence):
-    with pytest.raises(Malformed, match=sentence):
+    with pytest.raises(MalformedEvent, match=sentence):
         parse(record(EXAMPLES[event]) | change)
 
 
@@ -91,11 +91,11 @@ def test_a_missing_key_is_named(event):
     line = record(event)
     optional = {*event._field_defaults, *getattr(event, "numbers", {}), "kind"}
     for key in line.keys() - optional:
-        with pytest.raises(Malformed, match=f"{key} is missing"):
+        with pytest.raises(MalformedEvent, match=f"{key} is missing"):
             parse({name: value for name, value in line.items() if name != key})
 
 
 def test_an_endless_value_makes_no_endless_sentence():
-    with pytest.raises(Malformed) as told:
+    with pytest.raises(MalformedEvent) as told:
         parse(record(EXAMPLES[0]) | {"trip": "x" * 10_000})
     assert len(str(told.value)) < 200

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.core.streams import stream
-from freshet.privacy import PrivacyOptions, privatised
+from freshet.privacy import PrivacyOptions, privatise
 
 BASE = np.linspace(-1, 1, 500, dtype=np.float32)
 
 
 def sent(weights: np.ndarray, trip: int = 1, **options: float) -> np.ndarray:
     chosen = PrivacyOptions(**({"clip": 1.0, "noise": 1.0} | options))
-    return privatised(chosen, weights, BASE, stream(0, "privacy", 0, trip)).astype(np.float64)
+    return privatise(chosen, weights, BASE, stream(0, "privacy", 0, trip)).astype(np.float64)
 
 
 @settings(deadline=None, max_examples=60)

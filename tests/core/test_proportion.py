@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.admission import FACTOR, START, STATISTICS, STEP, STEPS, WINDOW, Lengths, Proportion
+from freshet.core.admission import (
+    GATE_FACTOR,
+    MEDIAN_WINDOW,
+    MIN_LENGTHS,
+    STATISTICS,
+    STEP,
+    STEPS,
+    NormGate,
+    RecentLengths,
+)
 from freshet.core.events import Aggregated, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
@@ -25,22 +34,22 @@ def sent(weights: Any, **vectors: Vector) -> Upload:
     return Upload(0, 1, 1, np.asarray(weights, np.float32), 1, vectors=vectors)
 
 
-def measured(gate: Proportion, upload: Upload, base: Vector, fresh: Vector | None = None) -> list[float]:
-    return gate.beside(upload, gate.moved(upload.weights, base, fresh))
+def measured(gate: NormGate, upload: Upload, base: Vector, fresh: Vector | None = None) -> list[float]:
+    return gate.all_lengths(upload, gate.step_lengths(upload.weights, base, fresh))
 
 
 # ---- lengths
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(0, 1e6), max_size=3 * WINDOW))
+@given(st.lists(st.floats(0, 1e6), max_size=3 * MEDIAN_WINDOW))
 def test_the_median_is_that_of_the_last_ones(lengths: list[float]) -> None:
-    known = Lengths()
+    known = RecentLengths()
     for length in lengths:
         known.add(length)
-    assert known.in_order() == lengths[-WINDOW:]
-    assert known.median == (median_low(lengths[-WINDOW:]) if len(lengths) >= START else None)
-    assert Lengths(known.in_order()).median == known.median
+    assert known.in_order() == lengths[-MEDIAN_WINDOW:]
+    assert known.median == (median_low(lengths[-MEDIAN_WINDOW:]) if len(lengths) >= MIN_LENGTHS else None)
+    assert RecentLengths(known.in_order()).median == known.median
 
 
 @settings(deadline=None)
@@ -61,44 +70,44 @@ def test_where_the_line_is_a_point_it_is_the_distance_from_that() -> None:
 # ---- the rule
 
 
-def filled(factor: float = 10.0, steps: int = START, length: float = 1.0) -> Proportion:
-    gate = Proportion(factor, PLAIN)
+def filled(factor: float = 10.0, steps: int = MIN_LENGTHS, length: float = 1.0) -> NormGate:
+    gate = NormGate(factor, PLAIN)
     for _ in range(steps):
-        gate.seen([length, 5.0])
+        gate.remember([length, 5.0])
     return gate
 
 
 def test_a_step_is_refused_beyond_the_factor_times_the_median_with_its_figures() -> None:
     gate, base = filled(), np.zeros(4, np.float32)
-    assert gate.excess([10.0, 5.0], base, 50) is None
-    found = gate.excess([10.5, 5.0], base, 50)
+    assert gate.find_excess([10.0, 5.0], base, 50) is None
+    found = gate.find_excess([10.5, 5.0], base, 50)
     assert found is not None and "run.gate" in found.reason and STEP in found.reason
     assert found.numbers == {"length": 10.5, "limit": 10.0, "usual": 1.0}
 
 
 def test_a_step_no_longer_than_the_model_is_always_let_in() -> None:
     gate, base = filled(length=1e-6), np.array([3.0, 4.0, 0.0, 0.0], np.float32)
-    assert gate.excess([5.0, 5.0], base, 50) is None
-    assert gate.excess([5.1, 5.0], base, 50) is not None
+    assert gate.find_excess([5.0, 5.0], base, 50) is None
+    assert gate.find_excess([5.1, 5.0], base, 50) is not None
 
 
 def test_at_the_start_the_model_stands_in_for_the_median() -> None:
-    gate = Proportion(10.0, PLAIN)
+    gate = NormGate(10.0, PLAIN)
     for base, limit in ((np.zeros(4, np.float32), 20.0), (np.full(4, 50.0, np.float32), 1000.0)):
-        assert gate.excess([limit, 5.0], base, 50) is None
-        found = gate.excess([limit * 1.01, 5.0], base, 50)
+        assert gate.find_excess([limit, 5.0], base, 50) is None
+        found = gate.find_excess([limit * 1.01, 5.0], base, 50)
         assert found is not None and found.numbers == {"length": limit * 1.01, "limit": limit}
 
 
 def test_steps_of_no_length_are_not_counted() -> None:
-    gate = filled(steps=START - 1)
-    for _ in range(WINDOW):
-        gate.seen([0.0, 5.0])
-    assert gate.state()[STEP] == [1.0] * (START - 1)
+    gate = filled(steps=MIN_LENGTHS - 1)
+    for _ in range(MEDIAN_WINDOW):
+        gate.remember([0.0, 5.0])
+    assert gate.state()[STEP] == [1.0] * (MIN_LENGTHS - 1)
 
 
 def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() -> None:
-    gate, base = Proportion(10.0, PLAIN), np.zeros(4, np.float32)
+    gate, base = NormGate(10.0, PLAIN), np.zeros(4, np.float32)
     fresh = np.array([1000.0, 0.0, 0.0, 0.0], np.float32)
     for weight in (0.0, 0.3, 1.0):
         upload = sent(weight * fresh + np.array([0.0, 2.0, 0.0, 0.0]))
@@ -107,12 +116,12 @@ def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() ->
 
 
 def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_name() -> None:
-    gate, base = Proportion(10.0, LAYOUT, ("c",)), vector(1)
+    gate, base = NormGate(10.0, LAYOUT, ("c",)), vector(1)
     n = LEARNABLE
-    for seed in range(START):
+    for seed in range(MIN_LENGTHS):
         lengths = measured(gate, sent(base + 0.1 * vector(seed), c=vector(seed)[:n]), base)
-        assert gate.excess(lengths, base, 50) is None
-        gate.seen(lengths)
+        assert gate.find_excess(lengths, base, 50) is None
+        gate.remember(lengths)
     assert list(gate.state()) == [STEP, STATISTICS, "c", STEPS]
     wild = base.copy()
     wild[n] = 1e30
@@ -120,25 +129,25 @@ def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_nam
         (sent(wild, c=vector(1)[:n]), STATISTICS),
         (sent(base, c=np.full(n, 1e30, np.float32)), "c"),
     ):
-        found = gate.excess(measured(gate, upload, base), base, 50)
+        found = gate.find_excess(measured(gate, upload, base), base, 50)
         assert found is not None and found.reason.startswith(f"its {name} ")
 
 
 @pytest.mark.parametrize(("usual", "work", "most"), [(None, 50, 500), (5, 50, 50), (8, 50, 80)])
 def test_steps_are_held_against_those_of_others_and_the_work_of_the_device(usual: Any, work: int, most: int) -> None:
-    gate, base = Proportion(10.0, PLAIN), np.zeros(4, np.float32)
-    for _ in range(START if usual else 0):
-        gate.seen([1.0, usual])
-    assert gate.excess([1.0, most], base, work) is None
-    found = gate.excess([1.0, most + 1], base, work)
+    gate, base = NormGate(10.0, PLAIN), np.zeros(4, np.float32)
+    for _ in range(MIN_LENGTHS if usual else 0):
+        gate.remember([1.0, usual])
+    assert gate.find_excess([1.0, most], base, work) is None
+    found = gate.find_excess([1.0, most + 1], base, work)
     assert found is not None and found.reason == f"its {STEPS} is out of all proportion (run.gate)"
 
 
 def test_it_goes_on_from_its_state() -> None:
-    gate, other = filled(steps=2 * WINDOW, length=3.0), Proportion(10.0, PLAIN)
+    gate, other = filled(steps=2 * MEDIAN_WINDOW, length=3.0), NormGate(10.0, PLAIN)
     other.restore(gate.state())
     for g in (gate, other):
-        g.seen([5.0, 5.0])
+        g.remember([5.0, 5.0])
     assert other.state() == gate.state()
 
 
@@ -169,7 +178,7 @@ def places(name: str) -> list[str]:
 @pytest.mark.parametrize("rounds", [0, 1, 198])
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name in sorted(registry()) for place in places(name)])
 def test_the_largest_number_there_is_is_refused_by_every_method(name: str, rounds: int, place: str) -> None:
-    server, rng = server_of(name, proportion=FACTOR), np.random.default_rng(0)
+    server, rng = server_of(name, proportion=GATE_FACTOR), np.random.default_rng(0)
     happened = [event for _ in range(rounds) for event in honest(server, rng)]
     assert not any(isinstance(event, Rejected) for event in happened)
     before, version = server.weights.tobytes(), server.version
@@ -200,12 +209,12 @@ def test_without_the_gate_one_such_upload_ruins_the_model(name: str) -> None:
 
 
 def test_fewer_than_half_cannot_move_what_is_usual_and_more_than_half_are_usual() -> None:
-    gate, base = Proportion(FACTOR, PLAIN), np.zeros(4, np.float32)
-    for length in [1.0, 1e30] * START:
-        gate.seen([length, 5.0])
-    assert gate.excess([101.0, 5.0], base, 50) is not None
-    gate.seen([1e30, 5.0])
-    assert gate.excess([101.0, 5.0], base, 50) is None
+    gate, base = NormGate(GATE_FACTOR, PLAIN), np.zeros(4, np.float32)
+    for length in [1.0, 1e30] * MIN_LENGTHS:
+        gate.remember([length, 5.0])
+    assert gate.find_excess([101.0, 5.0], base, 50) is not None
+    gate.remember([1e30, 5.0])
+    assert gate.find_excess([101.0, 5.0], base, 50) is None
 
 
 def test_a_learning_rate_that_is_too_large_still_diverges_and_says_so(federate: Any, tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.scheduling import DRAWS, View, selector
+from freshet.core.scheduling import BLOCK_SIZE, View, selector
 from freshet.core.streams import stream
 from freshet.errors import ConfigError
 
@@ -32,8 +32,8 @@ class Before:
         for _ in range(4 * count + 64):
             if len(chosen) == count:
                 return sorted(chosen)
-            block, place = divmod(self.draws, DRAWS)
-            device = int(stream(self.seed, "select", block).integers(len(self.samples), size=DRAWS)[place])
+            block, place = divmod(self.draws, BLOCK_SIZE)
+            device = int(stream(self.seed, "select", block).integers(len(self.samples), size=BLOCK_SIZE)[place])
             self.draws += 1
             if device not in chosen and free(device) and self.samples[device] > 0:
                 chosen.add(device)

@@ -38,7 +38,7 @@ class Range:
         return self
 
 
-class Uploads(Range):
+class UploadCount(Range):
     """Of an option that counts the uploads to wait for: never more than devices train at once."""
 
     def within(self, in_flight: int) -> Range:

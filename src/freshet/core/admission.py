@@ -40,7 +40,7 @@ from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Note
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Method, overrides
-from freshet.core.saving import unsavable
+from freshet.core.saving import saving_problem
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ _ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 NOT_FINITE = "has entries that are not finite"
 #: A report is a handful of numbers with short names: they go into the log.
-MOST_NUMBERS, LONGEST_NAME = 100, 100
+MAX_NUMBERS = 100
+MAX_NAME_LENGTH = 100
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -67,7 +68,7 @@ def is_empty(value: object) -> bool:
     return type(value) in _KNOWN and not value
 
 
-def stranger(upload: object, device: int, trip: int, base: int, size: int) -> str | None:
+def origin_problem(upload: object, device: int, trip: int, base: int, size: int) -> str | None:
     """Why something is not an upload of the trip that it came for, with a model of the right size that was trained from
     the version that its device was given, or None: it may be anything."""
     if not isinstance(upload, Upload):
@@ -79,7 +80,7 @@ def stranger(upload: object, device: int, trip: int, base: int, size: int) -> st
     return vector_problem("model", upload.weights, size, finite=False)
 
 
-def upload_problem(
+def content_problem(
     upload: Upload, fresh: int | None, layout: Layout, sends: tuple[str, ...], finite: bool = False
 ) -> str | None:
     """Why an upload that is no stranger may not touch the model, or None: its vectors must be finite and whole, and its
@@ -138,7 +139,7 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
     if not _AGGREGATED.isdisjoint(numbers):
         return f"numbers are named {sorted(_AGGREGATED.intersection(numbers))} like keys that the event has of its own"
     if not _SIMPLE.issuperset(map(type, numbers.values())):
-        problem = unsavable(dict(numbers), "numbers", arrays=False)
+        problem = saving_problem(dict(numbers), "numbers", arrays=False)
         if problem is not None:
             return problem
     return None if length is None or isinstance(length, _NUMBER) else f"length is {length!r:.40}, not a number"
@@ -151,8 +152,8 @@ def are_numbers(report: object) -> bool:
     if not is_mapping(report):
         return False
     try:
-        return len(report) <= MOST_NUMBERS and all(
-            type(name) is str and len(name) <= LONGEST_NAME and isinstance(value, _NUMBER) and math.isfinite(value)
+        return len(report) <= MAX_NUMBERS and all(
+            type(name) is str and len(name) <= MAX_NAME_LENGTH and isinstance(value, _NUMBER) and math.isfinite(value)
             for name, value in report.items()
         )
     except OverflowError:  # a whole number beyond any float
@@ -168,9 +169,10 @@ def overflows(weights: Vector, update_norm: float) -> bool:
 
 
 #: Times the median that a step may have: more than ten times what honest devices were seen to do (docs/reliability.md).
-FACTOR = 100.0
+GATE_FACTOR = 100.0
 #: Lengths that the median is taken over, and how many there must be for it to count.
-WINDOW, START = 101, 8
+MEDIAN_WINDOW = 101
+MIN_LENGTHS = 8
 #: What the parts of an upload are called in a refusal.
 STEP, STATISTICS, STEPS = "step", "change of statistics", "number of steps"
 
@@ -182,12 +184,12 @@ class Excess(NamedTuple):
     numbers: Mapping[str, Any]
 
 
-class Lengths:
+class RecentLengths:
     """The last ``WINDOW`` lengths of one kind, their median, and ``factor`` times that."""
 
     __slots__ = ("_factor", "_order", "_ranked", "limit", "median")
 
-    def __init__(self, lengths: Sequence[float] = (), factor: float = FACTOR) -> None:
+    def __init__(self, lengths: Sequence[float] = (), factor: float = GATE_FACTOR) -> None:
         self._factor = factor
         self._order: deque[float] = deque()
         self._ranked: list[float] = []
@@ -202,14 +204,14 @@ class Lengths:
         """One more, in the place of the oldest where there are enough."""
         order, ranked = self._order, self._ranked
         order.append(length)
-        if len(order) > WINDOW:
+        if len(order) > MEDIAN_WINDOW:
             gone = order.popleft()
             if gone == length:
                 return  # the same lengths as before
             del ranked[bisect_left(ranked, gone)]
         insort(ranked, length)
         count = len(ranked)
-        if count >= START:
+        if count >= MIN_LENGTHS:
             self.median = median = ranked[(count - 1) // 2]
             self.limit = self._factor * median
 
@@ -220,27 +222,27 @@ class Lengths:
 _limit = attrgetter("limit")
 
 
-class Kind(NamedTuple):
+class LengthKind(NamedTuple):
     """Something in an upload that has a length: whose part of the model it is held against, and how much more it may be
     than that while nothing is known of it."""
 
     name: str
-    beside: slice
-    start: float
+    part: slice
+    start_factor: float
 
 
-class Proportion:
+class NormGate:
     """Remembers what was sent, and holds new uploads against it. ``sends`` names vectors beside the model."""
 
     def __init__(self, factor: float, layout: Layout, sends: tuple[str, ...] = ()) -> None:
         step = slice(0, layout.learnable)
-        rest = [Kind(STATISTICS, slice(layout.learnable, layout.size), factor * factor)]
-        self._parts = [Kind(STEP, step, factor), *(rest if layout.size > layout.learnable else [])]
-        self._sent = [Kind(name, step, factor) for name in sends]
-        self._kinds = [*self._parts, *self._sent, Kind(STEPS, slice(0, 0), factor)]
-        self._factor, self._known = factor, [Lengths(factor=factor) for _ in self._kinds]
+        rest = [LengthKind(STATISTICS, slice(layout.learnable, layout.size), factor * factor)]
+        self._parts = [LengthKind(STEP, step, factor), *(rest if layout.size > layout.learnable else [])]
+        self._sent = [LengthKind(name, step, factor) for name in sends]
+        self._kinds = [*self._parts, *self._sent, LengthKind(STEPS, slice(0, 0), factor)]
+        self._factor, self._known = factor, [RecentLengths(factor=factor) for _ in self._kinds]
 
-    def moved(self, u: Vector, base: Vector, fresh: Vector | None) -> list[float]:
+    def step_lengths(self, u: Vector, base: Vector, fresh: Vector | None) -> list[float]:
         """How far the parts of an uploaded model moved; all of it is finite if these are."""
         if len(self._parts) == 1:  # the whole model: nothing to cut out
             return [distance(u, base) if fresh is None else distance_from_line(u, base, fresh)]
@@ -248,35 +250,35 @@ class Proportion:
             return [distance(u[part], base[part]) for _, part, _ in self._parts]
         return [distance_from_line(u[part], base[part], fresh[part]) for _, part, _ in self._parts]
 
-    def beside(self, upload: Upload, moved: list[float]) -> list[float]:
+    def all_lengths(self, upload: Upload, moved: list[float]) -> list[float]:
         """What moved, with the lengths of the vectors beside the model and the number of steps at its end."""
         if self._sent:
             moved += [norm(upload.vectors[kind.name]) for kind in self._sent]
         moved.append(float(upload.steps))
         return moved
 
-    def excess(self, lengths: Sequence[float], base: Vector, work: int) -> Excess | None:
+    def find_excess(self, lengths: Sequence[float], base: Vector, work: int) -> Excess | None:
         """What is out of all proportion in an upload, or None; ``work`` are the samples that its device went through,
         the most steps that there can be without saying."""
         if all(map(le, lengths, map(_limit, self._known))):  # as nearly always
             return None
         for kind, known, length in zip(self._kinds, self._known, lengths, strict=True):
             if not length <= known.limit:
-                usual, model = known.median, base[kind.beside]
+                usual, model = known.median, base[kind.part]
                 sizes = (float(work), 1.0) if kind.name == STEPS else (norm(model), math.sqrt(len(model)))
                 found = self._beyond(kind, length, usual, *sizes)
                 if found is not None:
                     return found
         return None
 
-    def _beyond(self, kind: Kind, length: float, usual: float | None, size: float, least: float) -> Excess | None:
-        limit = kind.start * max(size, least) if usual is None else max(self._factor * usual, size)
+    def _beyond(self, kind: LengthKind, length: float, usual: float | None, size: float, least: float) -> Excess | None:
+        limit = kind.start_factor * max(size, least) if usual is None else max(self._factor * usual, size)
         if length <= limit:
             return None
         figures = {"length": length, "limit": limit} | ({} if usual is None else {"usual": usual})
         return Excess(f"its {kind.name} is out of all proportion (run.gate)", figures)
 
-    def seen(self, lengths: Sequence[float]) -> None:
+    def remember(self, lengths: Sequence[float]) -> None:
         """Later uploads are held against these, too. A length of 0 says nothing."""
         for known, length in zip(self._known, lengths, strict=True):
             if length > 0.0:
@@ -287,7 +289,7 @@ class Proportion:
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         known = ([float(length) for length in state[kind.name]] for kind in self._kinds)
-        self._known = [Lengths(lengths, self._factor) for lengths in known]
+        self._known = [RecentLengths(lengths, self._factor) for lengths in known]
 
 
 class Judgement(NamedTuple):
@@ -298,7 +300,7 @@ class Judgement(NamedTuple):
     notes: tuple[Noted, ...] = ()
 
 
-class Entrance:
+class Admission:
     """Judges uploads of trips that are in flight. ``gate`` is the factor of the gate of proportion (None: there is
     none), ``sends`` names the vectors that come beside the model."""
 
@@ -309,32 +311,32 @@ class Entrance:
             method.context.layout,
             sends,
         )
-        self.gate = None if gate is None else Proportion(gate, method.context.layout, sends)
+        self.gate = None if gate is None else NormGate(gate, method.context.layout, sends)
         self.defence = defence
         self._objects = overrides(type(method), Method, "validate_report")
 
-    def refusal(
+    def rejection(
         self, upload: Upload, device: int, flight: "ActiveTrip", base: Vector, fresh: Vector | None
     ) -> Rejected | None:
         """Why an upload for this flight, whose device was given ``base`` and, if it asked and there was one, ``fresh``,
         does not pass the gates, or None. A model that moved by a finite length is finite: only where that cannot be
         said is it looked at once more."""
         gate, layout, trip = self.gate, self.layout, flight.trip
-        problem = stranger(upload, device, trip, flight.base, layout.size)
+        problem = origin_problem(upload, device, trip, flight.base, layout.size)
         if problem is not None:
             return Rejected(problem, device, trip)
-        moved = [] if gate is None else gate.moved(upload.weights, base, fresh)
+        moved = [] if gate is None else gate.step_lengths(upload.weights, base, fresh)
         finite = gate is not None and all(map(isfinite, moved))
-        problem = upload_problem(upload, flight.fresh, layout, self.sends, finite)
+        problem = content_problem(upload, flight.fresh, layout, self.sends, finite)
         if problem is None and self._objects:
             problem = self.method.validate_report(upload, flight)
         if problem is not None:
             return Rejected(problem, device, trip)
         if gate is None:
             return None
-        lengths = gate.beside(upload, moved)
-        excess = gate.excess(lengths, base, flight.epochs * self.samples.item(device))
-        gate.seen(lengths)
+        lengths = gate.all_lengths(upload, moved)
+        excess = gate.find_excess(lengths, base, flight.epochs * self.samples.item(device))
+        gate.remember(lengths)
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
 
     def defended(

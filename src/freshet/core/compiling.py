@@ -11,7 +11,7 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 COMPILING = "compiling loops, once, about 10 s"
 
 
-def compiled(signature: Any) -> Callable[[Loop], Loop]:
+def compile_loop(signature: Any) -> Callable[[Loop], Loop]:
     """Compile a loop when its module is loaded, and keep the machine code on disk where that is possible."""
 
     def compile_(loop: Loop) -> Loop:
@@ -24,7 +24,7 @@ def compiled(signature: Any) -> Callable[[Loop], Loop]:
     return compile_
 
 
-def inlined(entry: Loop) -> Loop:
+def inline(entry: Loop) -> Loop:
     """A function that compiled loops may call at no cost."""
     compiled_entry: Loop = njit(entry)
     return compiled_entry
@@ -46,7 +46,7 @@ class _Announcer(event.Listener):
 
 
 @contextmanager
-def announced(say: Callable[[str], None]) -> Iterator[None]:
+def announce_compiling(say: Callable[[str], None]) -> Iterator[None]:
     """Say it as soon as a loop has to be compiled in here, since that takes a while."""
     with event.install_listener("numba:compile", _Announcer(say)):
         yield

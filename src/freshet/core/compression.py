@@ -50,12 +50,12 @@ def encode(codec: Codec, vector: Vector, keep: float) -> Arrays:
         raise ValueError("a vector that is not finite cannot be sent")
     if codec == "int8":
         return _to_int8(vector)
-    return _largest(vector, kept(len(vector), keep)) if codec == "topk" else {"values": vector}
+    return _to_topk(vector, topk_count(len(vector), keep)) if codec == "topk" else {"values": vector}
 
 
 def decode(codec: Codec, arrays: Arrays, size: int, keep: float) -> Vector:
     """The vector of ``size`` numbers behind arrays of unknown origin; raises ``ValueError``."""
-    expected = _form(codec, size, keep)
+    expected = _array_forms(codec, size, keep)
     found = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
     if found != expected:
         raise ValueError(f"expected arrays {expected}, but found {found}"[:300])
@@ -64,15 +64,15 @@ def decode(codec: Codec, arrays: Arrays, size: int, keep: float) -> Vector:
     values: Vector = arrays["values"]
     if not is_finite(np.ascontiguousarray(values)):
         raise ValueError("values are not finite")
-    return values.copy() if codec == "none" else _placed(arrays["places"], values, size)
+    return values.copy() if codec == "none" else _from_topk(arrays["places"], values, size)
 
 
-def coded_bytes(codec: Codec, size: int, keep: float) -> int:
+def encoded_bytes(codec: Codec, size: int, keep: float) -> int:
     """What a vector of so many numbers weighs when it is encoded."""
-    return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in _form(codec, size, keep).values())
+    return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in _array_forms(codec, size, keep).values())
 
 
-class Sent(NamedTuple):
+class Encoded(NamedTuple):
     """What travels, what the other side makes of it, and what is kept for the next time."""
 
     arrays: Arrays
@@ -80,25 +80,25 @@ class Sent(NamedTuple):
     residual: Vector
 
 
-def with_feedback(codec: Codec, vector: Vector, residual: Vector | None, keep: float) -> Sent:
+def encode_with_feedback(codec: Codec, vector: Vector, residual: Vector | None, keep: float) -> Encoded:
     """Encode ``v + r``; what its decoding lacks is the new r."""
     meant = vector if residual is None else combine([(1.0, vector), (1.0, residual)])
     arrays = encode(codec, meant, keep)
     decoded = decode(codec, arrays, len(meant), keep)
-    return Sent(arrays, decoded, combine([(1.0, meant), (-1.0, decoded)]))
+    return Encoded(arrays, decoded, combine([(1.0, meant), (-1.0, decoded)]))
 
 
-def kept(size: int, keep: float) -> int:
+def topk_count(size: int, keep: float) -> int:
     """How many numbers top-k sends: at least one."""
     return min(size, max(1, math.ceil(keep * size)))
 
 
-def _form(codec: Codec, size: int, keep: float) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _array_forms(codec: Codec, size: int, keep: float) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and shape of every array of an encoded vector."""
     if codec == "int8":
         return {"steps": ("<f4", (-(-size // BLOCK),)), "numbers": ("|i1", (size,))}
     if codec == "topk":
-        count = kept(size, keep)
+        count = topk_count(size, keep)
         return {"places": ("<u4", (count,)), "values": ("<f4", (count,))}
     return {"values": ("<f4", (size,))}
 
@@ -123,7 +123,7 @@ def _from_int8(steps: Vector, numbers: NDArray[np.int8]) -> Vector:
     return decoded
 
 
-def _largest(vector: Vector, count: int) -> Arrays:
+def _to_topk(vector: Vector, count: int) -> Arrays:
     """The ``count`` largest in size, the first of equals; places ascend."""
     size = np.abs(vector)
     least = np.partition(size, len(size) - count)[len(size) - count]
@@ -132,7 +132,7 @@ def _largest(vector: Vector, count: int) -> Arrays:
     return {"places": places, "values": vector[places]}
 
 
-def _placed(places: NDArray[np.uint32], values: Vector, size: int) -> Vector:
+def _from_topk(places: NDArray[np.uint32], values: Vector, size: int) -> Vector:
     if not ((places[1:] > places[:-1]).all() and places[-1] < size):
         raise ValueError(f"places do not ascend within {size}")
     out = np.zeros(size, np.float32)
@@ -158,7 +158,7 @@ class LinkOptions(Options):
 
 
 @dataclass
-class Held:
+class DeviceCopy:
     """What a device was last sent: the learnable weights as they arrived there, their version, the message's bytes."""
 
     weights: Vector
@@ -167,10 +167,10 @@ class Held:
 
 
 @dataclass
-class Holdings:
+class DeviceCopies:
     """What each device holds, by its number."""
 
-    by_device: dict[int, Held] = field(default_factory=dict)
+    by_device: dict[int, DeviceCopy] = field(default_factory=dict)
 
 
 class Links:
@@ -178,20 +178,20 @@ class Links:
 
     def __init__(self, options: LinkOptions, layout: Layout) -> None:
         self.options, self.layout = options, layout
-        self.holdings = Holdings()
+        self.copies = DeviceCopies()
 
-    def assigned(self, assignment: Assignment) -> Assignment:
+    def encode_assignment(self, assignment: Assignment) -> Assignment:
         """The assignment as it arrives, with what it weighed."""
         if self.options.down == "none":
             return assignment
         weights, size = self._send(assignment.device, assignment.version, assignment.weights)
         return assignment._replace(weights=weights, packed=size)
 
-    def freshened(self, device: int, fresh: Fresh) -> Fresh:
+    def encode_fresh(self, device: int, fresh: Fresh) -> Fresh:
         """The fresh model as it arrives; asked for again, it is the same."""
         if self.options.down == "none":
             return fresh
-        held = self.holdings.by_device.get(device)
+        held = self.copies.by_device.get(device)
         if held is not None and held.version == fresh.version:
             weights = fresh.weights.copy()
             weights[: self.layout.learnable] = held.weights
@@ -200,7 +200,7 @@ class Links:
         return fresh._replace(weights=weights, packed=size)
 
     def _send(self, device: int, version: int, weights: Vector) -> tuple[Vector, int]:
-        n, held = self.layout.learnable, self.holdings.by_device.get(device)
+        n, held = self.layout.learnable, self.copies.by_device.get(device)
         codec = "none" if held is None and self.options.down == "topk" else self.options.down
         base = np.zeros(n, np.float32) if held is None else held.weights
         difference = _difference(weights[:n], base)
@@ -210,14 +210,14 @@ class Links:
         arrived = weights.copy()
         combine([(1.0, base), (1.0, decode(codec, arrays, n, self.options.keep))], out=arrived[:n])
         size = sum(array.nbytes for array in arrays.values()) + self._rest
-        self.holdings.by_device[device] = Held(arrived[:n].copy(), version, size)
+        self.copies.by_device[device] = DeviceCopy(arrived[:n].copy(), version, size)
         return arrived, size
 
-    def lost(self, device: int) -> None:
+    def forget(self, device: int) -> None:
         """Nobody knows any more what this device holds."""
-        self.holdings.by_device.pop(device, None)
+        self.copies.by_device.pop(device, None)
 
-    def opened(self, upload: Upload, base: Vector) -> Upload:
+    def decode_upload(self, upload: Upload, base: Vector) -> Upload:
         """An upload whose learnable weights are a difference, as a model: ``w_o + q``."""
         if self.options.up == "none":
             return upload
@@ -236,31 +236,31 @@ class Links:
         """Whether devices keep a residual of what they sent."""
         return self.options.up != "none"
 
-    def sizes(self) -> tuple[int, int]:
+    def model_bytes(self) -> tuple[int, int]:
         """Bytes of a model down (to a device that holds one) and up."""
-        return down_and_up(self.options, self.layout)
+        return model_bytes(self.options, self.layout)
 
     def state(self) -> saving.Tree:
         """What every device holds."""
-        tree: saving.Tree = saving.dump(self.holdings)
+        tree: saving.Tree = saving.dump(self.copies)
         return tree
 
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``; raises ``ValueError`` for models of another size."""
-        saving.restore(self.holdings, tree)
+        saving.restore(self.copies, tree)
         n = self.layout.learnable
-        if not all(h.weights.shape == (n,) and h.weights.dtype == np.float32 for h in self.holdings.by_device.values()):
+        if not all(h.weights.shape == (n,) and h.weights.dtype == np.float32 for h in self.copies.by_device.values()):
             raise ValueError(f"what devices hold is not of {n} numbers")
 
 
-def down_and_up(options: LinkOptions, layout: Layout) -> tuple[int, int]:
+def model_bytes(options: LinkOptions, layout: Layout) -> tuple[int, int]:
     """Bytes of a model down and up."""
     rest = 4 * (layout.size - layout.learnable)
-    down, up = (rest + coded_bytes(codec, layout.learnable, options.keep) for codec in (options.down, options.up))
+    down, up = (rest + encoded_bytes(codec, layout.learnable, options.keep) for codec in (options.down, options.up))
     return down, up
 
 
-class Packed(NamedTuple):
+class EncodedUpload(NamedTuple):
     """What a device sends in the place of its model: the decoded difference, its bytes, and its memory after that."""
 
     weights: Vector
@@ -268,15 +268,15 @@ class Packed(NamedTuple):
     memory: Memory
 
 
-def packed(options: LinkOptions, layout: Layout, weights: Vector, base: Vector, memory: Memory) -> Packed:
+def encode_upload(options: LinkOptions, layout: Layout, weights: Vector, base: Vector, memory: Memory) -> EncodedUpload:
     """The device's side: the difference to what it was given, encoded, with error feedback."""
-    n, size, out = layout.learnable, down_and_up(options, layout)[1], weights.copy()
+    n, size, out = layout.learnable, model_bytes(options, layout)[1], weights.copy()
     out[:n] = _difference(weights[:n], base[:n])
     if not is_finite(out[:n]):  # it has diverged, and will be refused
-        return Packed(out, size, memory)
-    sent = with_feedback(options.up, out[:n], memory.get(RESIDUAL), options.keep)
+        return EncodedUpload(out, size, memory)
+    sent = encode_with_feedback(options.up, out[:n], memory.get(RESIDUAL), options.keep)
     out[:n] = sent.decoded
-    return Packed(out, size, memory | {RESIDUAL: sent.residual})
+    return EncodedUpload(out, size, memory | {RESIDUAL: sent.residual})
 
 
 def _difference(a: Vector, b: Vector) -> Vector:

@@ -31,8 +31,8 @@ from freshet.core.events import (
 )
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.scheduling import Trigger
-from freshet.core.server import ActiveTrip, Refused, Server
-from freshet.core.stopping import Deadline, DivergenceMonitor, Rounds, StallDetector
+from freshet.core.server import ActiveTrip, RequestRefused, Server
+from freshet.core.stopping import Deadline, DivergenceMonitor, RoundLimit, StallDetector
 
 #: Counts that are in every row of metrics.jsonl.
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
@@ -79,13 +79,13 @@ class Coordinator:
         self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False, deadline: float = 0.0
     ) -> None:
         self.server, self.trigger = server, trigger
-        self.counts, self.watch, self.rounds = Counts(), DivergenceMonitor(), Rounds(rounds)
+        self.counts, self.divergence_monitor, self.rounds = Counts(), DivergenceMonitor(), RoundLimit(rounds)
         #: Whether only the rounds end the run.
         self.endless = endless
         #: True when the last round is over.
         self.over = False
         self._wakes: set[float] = set()
-        self.deadline, self.pulse = Deadline(deadline), StallDetector()
+        self.deadline, self.stall_detector = Deadline(deadline), StallDetector()
 
     # ---- starting trips
 
@@ -94,9 +94,9 @@ class Coordinator:
         if at in self._wakes:
             return None
         self._wakes.add(at)
-        return None if at == self.deadline.look else at
+        return None if at == self.deadline.next_check else at
 
-    def put_off(self, at: float, now: float) -> float | None:
+    def postpone(self, at: float, now: float) -> float | None:
         """The ``tick`` of this time is wanted at the trigger's next one after ``now`` instead."""
         self._wakes.discard(at)
         return self.wake(next_multiple(now, self.trigger.period))
@@ -115,14 +115,14 @@ class Coordinator:
         self._wakes.discard(now)
         late, events = self.deadline.overdue(now, server.active_trips), list[Event]()
         for device, trip in late:
-            events += self._counted(server.give_up(device, trip))
-        hurry = self._hurried(events)
-        self.over |= bool(late) and self.rounds.ended(server, self.endless)
+            events += self._count(server.give_up(device, trip))
+        hurry = self._hurry(events)
+        self.over |= bool(late) and self.rounds.trip_ended(server, self.endless)
         started = Effects()
         if woken or self.trigger.on_arrival:
             started = Effects(wake_at=self.wake(now)) if self.over else self._start(now, available)
         events += started.events
-        look_at = self.deadline.next_look()
+        look_at = self.deadline.schedule_check()
         return started._replace(
             events=events,
             hurry=hurry,
@@ -133,7 +133,7 @@ class Coordinator:
     def _start(self, now: float, available: Callable[[int], bool]) -> Effects:
         server, counts, deadline = self.server, self.counts, self.deadline
         events: list[Event] = []
-        wanted = self.trigger.wanted(server)
+        wanted = self.trigger.devices_to_start(server)
         chosen = server.select(wanted, available) if wanted else []
         assignments = server.trigger(chosen) if chosen else []
         round_ = server.round if server.synchronous else None
@@ -143,9 +143,9 @@ class Coordinator:
             device, trip = assignment.device, assignment.trip
             events.append(Triggered(device, trip, assignment.version, assignment.epochs, assignment.lr, round_))
             if deadline.seconds:
-                deadline.began(now, device, trip)
+                deadline.trip_started(now, device, trip)
         if wanted and not chosen and server.synchronous:
-            events += self._counted(server.empty_round())
+            events += self._count(server.empty_round())
             self.over |= self.rounds.over(server)
         nobody_there = len(chosen) < wanted and not self._wakes
         again = not self.trigger.on_arrival or nobody_there
@@ -157,12 +157,12 @@ class Coordinator:
     def request(self, request: Request) -> Effects:
         """Answer with the model of this moment."""
         if not isinstance(request, Request):
-            return self.refused("is not a request")
+            return self.reject("is not a request")
         self.counts.bytes_up += request.nbytes
         try:
             fresh = self.server.request(request)
-        except Refused as refusal:
-            return Effects(self._counted([Rejected(str(refusal))]))
+        except RequestRefused as refusal:
+            return Effects(self._count([Rejected(str(refusal))]))
         base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
@@ -170,11 +170,11 @@ class Coordinator:
         event = Requested(request.device, request.trip, base, self.server.version, slot.epoch, slot.by, version)
         return Effects([event], fresh=fresh)
 
-    def refused(self, reason: str) -> Effects:
+    def reject(self, reason: str) -> Effects:
         """A driver has turned somebody away before the server was asked."""
-        return Effects(self._counted([Rejected(reason)]))
+        return Effects(self._count([Rejected(reason)]))
 
-    def merged(self, device: int, trip: int) -> Merged | None:
+    def fresh_merged(self, device: int, trip: int) -> Merged | None:
         """A device has merged the fresh model just now; the numbers follow when they are known."""
         flight = self.server.active_trip(device, trip)
         return None if flight is None or flight.fresh is None or flight.merged else self._merge(device, flight)
@@ -189,7 +189,7 @@ class Coordinator:
 
     # ---- ends of trips
 
-    def arrived(
+    def upload_arrived(
         self, now: float, device: int, trip: int, look: Callable[[], Upload], samples: int | None = None
     ) -> Effects:
         """An upload has arrived. ``look`` opens it, and is called only if the decision needs it.
@@ -199,8 +199,8 @@ class Coordinator:
         server, counts = self.server, self.counts
         flight, version = server.active_trip(device, trip), server.version
         if flight is None:
-            return Effects(self._counted([server.unknown(device, trip)]))
-        decided, upload = server.arrival(device, flight, look, samples)
+            return Effects(self._count([server.reject_unknown(device, trip)]))
+        decided, upload = server.process_upload(device, flight, look, samples)
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size
@@ -208,26 +208,26 @@ class Coordinator:
         if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
             events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
         if decided:
-            events += self._counted(decided)
+            events += self._count(decided)
         return self._after(now, events)
 
-    def lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
+    def trip_lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
         """A device will not upload; ``sent`` bytes were on their way when they were lost."""
         self.counts.bytes_up += sent
-        return self._after(now, self._counted(self.server.lost(device, trip, reason)))
+        return self._after(now, self._count(self.server.drop_trip(device, trip, reason)))
 
     def _after(self, now: float, events: list[Event]) -> Effects:
         """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
         server, wake_at = self.server, None
-        hurry = self._hurried(events) if server.urgent else ()
-        self.pulse.beat(now, server.consumed)
-        if self.trigger.on_arrival and self.trigger.wanted(server):
+        hurry = self._hurry(events) if server.urgent else ()
+        self.stall_detector.record(now, server.consumed)
+        if self.trigger.on_arrival and self.trigger.devices_to_start(server):
             wake_at = self.wake(now)
         if self.rounds.limit:
-            self.over |= self.rounds.ended(server, self.endless)
+            self.over |= self.rounds.trip_ended(server, self.endless)
         return Effects(events, hurry=hurry, wake_at=wake_at)
 
-    def _hurried(self, events: list[Event]) -> list[int]:
+    def _hurry(self, events: list[Event]) -> list[int]:
         """Who should hurry; the log says so."""
         hurry = self.server.take_urgent()
         for device in hurry:
@@ -235,7 +235,7 @@ class Coordinator:
             events.append(Hurried(device, self.server.active_trips[device].trip))
         return hurry
 
-    def _counted(self, events: list[Event]) -> list[Event]:
+    def _count(self, events: list[Event]) -> list[Event]:
         counts = self.counts
         for event in events:
             if isinstance(event, Aggregated):
@@ -266,8 +266,8 @@ class Coordinator:
         return {
             "virtual_time": now,
             "rounds": self.server.rounds,
-            "diverged": self.watch.diverged,
-            "stalled": self.pulse.stalled(now, len(self.server.active_trips)),
+            "diverged": self.divergence_monitor.diverged,
+            "stalled": self.stall_detector.stalled_since(now, len(self.server.active_trips)),
             "versions": self.server.version,
             "trips": counts.trips,
             "requests": counts.requests,
@@ -288,23 +288,23 @@ class Coordinator:
         return {
             "server": self.server.state(),
             "counts": saving.dump(self.counts),
-            "watch": self.watch.state(),
+            "watch": self.divergence_monitor.state(),
             "rounds": self.rounds.state(),
             "wakes": sorted(self._wakes),
             "deadline": self.deadline.state(),
-            "pulse": saving.dump(self.pulse),
+            "pulse": saving.dump(self.stall_detector),
         }
 
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``."""
         self.server.restore(tree["server"])
         saving.restore(self.counts, tree["counts"])
-        self.watch.restore(tree["watch"])
+        self.divergence_monitor.restore(tree["watch"])
         self.rounds.restore(tree["rounds"])
         self.over = self.rounds.over(self.server)
         self._wakes = set(tree["wakes"])
         self.deadline.restore(tree["deadline"])
-        saving.restore(self.pulse, tree["pulse"])
+        saving.restore(self.stall_detector, tree["pulse"])
 
 
 def _size(upload: object, otherwise: int) -> int:

@@ -50,14 +50,15 @@ if TYPE_CHECKING:
 
 #: Uploads that another is held against, and of how many the figures must be known.
 WINDOW = 32
-LEAST = 4
+MIN_MEASURES = 4
 #: How many uploads must be known for their directions to count: of five, two that are poisoned may be the majority of
 #: those that happen to be on one side.
-ENOUGH = 8
+MIN_AGREEMENTS = 8
 #: Share of the last uploads that must go with the others for right angles to be unusual; where they do not, how far
 #: below the usual agreement is unusual, in median deviations.
-MOSTLY, SPREADS = 2 / 3, 2.0
-ABOUT = "defence"
+ALIGNED_SHARE = 2 / 3
+DEVIATIONS = 2.0
+NOTE_ABOUT = "defence"
 #: Under which name the report of a shortened upload says how much is left of it.
 SHARE = "defence.share"
 Rule = Literal["none", "clip", "median-distance", "multi-krum"]
@@ -76,7 +77,7 @@ class DefenceOptions(Options):
     )
 
 
-class Judged(NamedTuple):
+class Decision(NamedTuple):
     """What is left of an upload (None: held back for the end of the round), or why it is refused; notes for the log."""
 
     upload: Upload | None
@@ -85,7 +86,7 @@ class Judged(NamedTuple):
 
 
 @dataclass
-class Seen:
+class RecentUploads:
     """The last uploads: their measures, and their steps and agreements where those are needed."""
 
     measures: list[float] = field(default_factory=list)
@@ -106,35 +107,35 @@ class Defence:
     def __init__(self, options: DefenceOptions, layout: Layout) -> None:
         self.options, self.layout = options, layout
         self.factor = options.factor or DEFAULT_FACTORS.get(options.rule, 1.0)
-        self.seen = Seen()
+        self.recent = RecentUploads()
         self._held: list[tuple[Upload, ActiveTrip, Vector]] = []
 
-    def judge(self, upload: Upload, flight: "ActiveTrip", base: Vector, fresh: Vector | None = None) -> Judged:
+    def judge(self, upload: Upload, flight: "ActiveTrip", base: Vector, fresh: Vector | None = None) -> Decision:
         """What becomes of an upload that passed the gates, whose device was given ``base`` and, if it asked and there
         was one, ``fresh``."""
         start = start_of(upload, base, fresh)
         step = step_of(upload, start, self.layout.learnable)
         if not is_finite(step):
-            return Judged(upload, "is farther from its base than a number can say")
+            return Decision(upload, "is farther from its base than a number can say")
         if self.options.rule == "multi-krum":
             self._held.append((upload, flight, step))
-            return Judged(None)
-        clips, seen = self.options.rule == "clip", self.seen
+            return Decision(None)
+        clips, seen = self.options.rule == "clip", self.recent
         measure = norm(step) if clips else _median_distance(step, seen.steps)
         agreement = None if clips else agreement_of(step, seen.steps)
         bound, least = bound_of(seen.measures, self.factor), least_agreement(seen.agreements)
-        share = share_let_in(self.options.rule, measure, bound, agreement, least)
+        share = admitted_share(self.options.rule, measure, bound, agreement, least)
         seen.add(measure, agreement, None if clips else step)
         place = {"device": upload.device, "trip": upload.trip, "rule": self.options.rule, "factor": self.factor}
         figures = {"measure": measure, "bound": bound, "agreement": agreement, "least": least, "share": share}
-        notes = (Noted(ABOUT, place | figures),)
+        notes = (Noted(NOTE_ABOUT, place | figures),)
         if bound is None or measure is None:
-            return Judged(upload, "comes before there are enough others to hold it against", notes)
+            return Decision(upload, "comes before there are enough others to hold it against", notes)
         if share == 0.0 and measure > bound:
-            return Judged(upload, f"is {measure:.4g} away from other uploads, more than {bound:.4g}", notes)
+            return Decision(upload, f"is {measure:.4g} away from other uploads, more than {bound:.4g}", notes)
         if share == 0.0:
-            return Judged(upload, f"goes against other uploads (median cosine {agreement:.4g} < {least:.4g})", notes)
-        return Judged(upload if share == 1.0 else shortened(upload, start, share, self.layout), None, notes)
+            return Decision(upload, f"goes against other uploads (median cosine {agreement:.4g} < {least:.4g})", notes)
+        return Decision(upload if share == 1.0 else shorten(upload, start, share, self.layout), None, notes)
 
     def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:
         """The round is over: its uploads that are kept, in the order of their arrival, and a note."""
@@ -142,24 +143,24 @@ class Defence:
         if not held:
             return [], ()
         steps = [step for _, _, step in held]
-        f = assumed(len(held), self.options.byzantine)
+        f = byzantine_count(len(held), self.options.byzantine)
         scores = krum_scores(steps, f)
-        chosen = best(scores, len(held) - f)
+        chosen = smallest(scores, len(held) - f)
         devices = [upload.device for upload, _, _ in held]
         kept = [devices[place] for place in chosen]
         numbers = {"rule": "multi-krum", "devices": devices, "scores": scores, "f": f, "kept": kept}
-        return [held[place][:2] for place in chosen], (Noted(ABOUT, numbers),)
+        return [held[place][:2] for place in chosen], (Noted(NOTE_ABOUT, numbers),)
 
     def state(self) -> saving.Tree:
         """What it has seen, and what it holds back."""
         held = [[list(upload), saving.dump(flight), step] for upload, flight, step in self._held]
-        return {"seen": saving.dump(self.seen), "held": saving.dump(held)}
+        return {"seen": saving.dump(self.recent), "held": saving.dump(held)}
 
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``."""
         from freshet.core.server import ActiveTrip
 
-        saving.restore(self.seen, tree["seen"])
+        saving.restore(self.recent, tree["seen"])
         self._held = [(_upload(up), ActiveTrip(**flight), np.array(step)) for up, flight, step in tree["held"]]
 
 
@@ -206,20 +207,20 @@ def least_agreement(agreements: Sequence[float]) -> float | None:
     """Right angles, where ``MOSTLY`` of the last uploads went with the others; else ``SPREADS`` median deviations below
     the median of their agreements, if that is less; None while there are too few."""
     last = agreements[-WINDOW:]
-    if len(last) < ENOUGH:
+    if len(last) < MIN_AGREEMENTS:
         return None
-    if sum(each >= 0.0 for each in last) >= MOSTLY * len(last):
+    if sum(each >= 0.0 for each in last) >= ALIGNED_SHARE * len(last):
         return 0.0
     usual = median(last)
-    return min(0.0, usual - SPREADS * median(abs(each - usual) for each in last))
+    return min(0.0, usual - DEVIATIONS * median(abs(each - usual) for each in last))
 
 
 def bound_of(measures: Sequence[float], factor: float) -> float | None:
     """``factor`` x the median of the last measures; None while there are too few."""
-    return factor * median(measures[-WINDOW:]) if len(measures) >= LEAST else None
+    return factor * median(measures[-WINDOW:]) if len(measures) >= MIN_MEASURES else None
 
 
-def share_let_in(
+def admitted_share(
     rule: str, measure: float | None, bound: float | None, agreement: float | None = None, least: float | None = None
 ) -> float:
     """How much of a step is let in: all, what brings it to the bound (clip), or nothing."""
@@ -232,7 +233,7 @@ def share_let_in(
     return bound / measure if rule == "clip" else 0.0
 
 
-def shortened(upload: Upload, start: Vector, share: float, layout: Layout) -> Upload:
+def shorten(upload: Upload, start: Vector, share: float, layout: Layout) -> Upload:
     """``w_s + share (u - w_s)``, and so with all that comes beside it; counters stay. The report says so."""
     weights, n = upload.weights.copy(), layout.floats
     mix(start[:n], upload.weights[:n], share, out=weights[:n])
@@ -248,7 +249,7 @@ def share_of(upload: Upload) -> float:
 # ---- a round at a time
 
 
-def assumed(count: int, share: float) -> int:
+def byzantine_count(count: int, share: float) -> int:
     """f: how many of a round are taken for poisoned; Krum needs ``n >= 2 f + 3``."""
     return max(0, min(round(share * count), (count - 3) // 2))
 
@@ -264,7 +265,7 @@ def krum_scores(steps: Sequence[Vector], f: int) -> list[float]:
     return [float(np.sort(np.delete(squares[i], i))[:nearest].sum()) for i in range(n)]
 
 
-def best(scores: Sequence[float], count: int) -> list[int]:
+def smallest(scores: Sequence[float], count: int) -> list[int]:
     """Places of the ``count`` smallest scores (the first of equals), in ascending order."""
     return sorted(sorted(range(len(scores)), key=lambda place: (scores[place], place))[:count])
 
@@ -272,18 +273,18 @@ def best(scores: Sequence[float], count: int) -> list[int]:
 # ---- audit
 
 
-def replay(note: Noted, seen: Seen) -> None:
+def audit_note(note: Noted, seen: RecentUploads) -> None:
     """Hold a logged decision against the formulas; ``seen`` holds the figures of the notes before it."""
     n = note.numbers
     if n["rule"] == "multi-krum":
         f, devices = n["f"], n["devices"]
         expect("f", float(f), float(min(f, max(0, (len(devices) - 3) // 2))))
-        kept = [devices[place] for place in best(n["scores"], len(devices) - f)]
+        kept = [devices[place] for place in smallest(n["scores"], len(devices) - f)]
         expect("kept", float(kept == n["kept"]), 1.0)
         return
     bound, agreement, least = bound_of(seen.measures, n["factor"]), n.get("agreement"), least_agreement(seen.agreements)
     for name, logged, found in (("bound", n["bound"], bound), ("least", n.get("least"), least)):
         if logged is not None or found is not None:
             expect(name, math.nan if logged is None else logged, math.nan if found is None else found)
-    expect("share", n["share"], share_let_in(n["rule"], n["measure"], bound, agreement, least))
+    expect("share", n["share"], admitted_share(n["rule"], n["measure"], bound, agreement, least))
     seen.add(n["measure"], agreement, None)

@@ -14,7 +14,7 @@ Numbers = Mapping[str, Any]
 NO_NUMBERS: Numbers = MappingProxyType({})
 
 
-class Malformed(ValueError):
+class MalformedEvent(ValueError):
     """A logged event lacks a key or has something else in its place; the text says which."""
 
 
@@ -128,7 +128,7 @@ class Evaluated(NamedTuple):
     numbers: Numbers = NO_NUMBERS
 
 
-class Examined(NamedTuple):
+class DevicesEvaluated(NamedTuple):
     """The global model was tested on every device; the numbers are lists with one entry per device."""
 
     version: int
@@ -153,7 +153,7 @@ Event: TypeAlias = (
     | Rejected
     | Lost
     | Evaluated
-    | Examined
+    | DevicesEvaluated
     | Noted
 )
 KINDS: dict[str, type[Event]] = {
@@ -167,7 +167,7 @@ KINDS: dict[str, type[Event]] = {
     "rejected": Rejected,
     "lost": Lost,
     "evaluate": Evaluated,
-    "devices": Examined,
+    "devices": DevicesEvaluated,
     "note": Noted,
 }
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
@@ -205,7 +205,7 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
     """The event behind a logged dict, None for a kind that is not known; raises ``Malformed``."""
     kind = logged.get("kind")
     if not isinstance(kind, str):
-        raise Malformed("it has no kind")
+        raise MalformedEvent("it has no kind")
     found = KINDS.get(kind)
     if found is None:
         return None
@@ -216,7 +216,7 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
         if value is not _ABSENT:
             value = check(name, value)
         elif otherwise is _ABSENT:
-            raise Malformed(f"{name} is missing")
+            raise MalformedEvent(f"{name} is missing")
         else:
             value = otherwise
         values.append(value)
@@ -227,19 +227,19 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
 
 def _whole(name: str, value: Any) -> Any:
     if type(value) is not int:
-        raise Malformed(f"{name} is {value!r:.80}, not a whole number")
+        raise MalformedEvent(f"{name} is {value!r:.80}, not a whole number")
     return value
 
 
 def _number(name: str, value: Any) -> Any:
     if type(value) not in (int, float):
-        raise Malformed(f"{name} is {value!r:.80}, not a number")
+        raise MalformedEvent(f"{name} is {value!r:.80}, not a number")
     return value
 
 
 def _text(name: str, value: Any) -> Any:
     if type(value) is not str:
-        raise Malformed(f"{name} is {value!r:.80}, not a text")
+        raise MalformedEvent(f"{name} is {value!r:.80}, not a text")
     return value
 
 
@@ -249,12 +249,12 @@ def _maybe(name: str, value: Any) -> Any:
 
 def _contributions(name: str, value: Any) -> Any:
     if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
-        raise Malformed(f"{name} is not a list of devices")
+        raise MalformedEvent(f"{name} is not a list of devices")
     checks = _checks_of(Contribution)
     try:
         return tuple(Contribution(**{key: checks[key](key, part[key]) for key in checks}) for part in value)
     except KeyError as missing:
-        raise Malformed(f"{name}: {missing.args[0]} is missing") from None
+        raise MalformedEvent(f"{name}: {missing.args[0]} is missing") from None
 
 
 _BY_TYPE: dict[Any, Callable[[str, Any], Any]] = {

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from freshet.core.compiling import compiled, inlined
+from freshet.core.compiling import compile_loop, inline
 
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
@@ -21,7 +21,7 @@ OUT = types.Array(types.float32, 1, "C")
 WIDE = types.Array(types.float64, 1, "C")
 
 
-@compiled(REAL(IN, IN))
+@compile_loop(REAL(IN, IN))
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
     if a.size != b.size:
@@ -35,12 +35,12 @@ def dot(a: Vector, b: Vector) -> float:
     return float(sums.sum())
 
 
-@inlined
+@inline
 def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Vector) -> None:
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * np.float64(h[i])
 
 
-@compiled(REAL(IN, IN, IN))
+@compile_loop(REAL(IN, IN, IN))
 def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     """``<a - b, h>``."""
     if not a.size == b.size == h.size:
@@ -54,12 +54,12 @@ def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     return float(sums.sum())
 
 
-@inlined
+@inline
 def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: Vector, d: Vector) -> None:
     sums[lane] += (np.float64(a[i]) - np.float64(b[i])) * (np.float64(c[i]) - np.float64(d[i]))
 
 
-@compiled(REAL(IN, IN, IN, IN))
+@compile_loop(REAL(IN, IN, IN, IN))
 def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """``<a - b, c - d>``."""
     if not a.size == b.size == c.size == d.size:
@@ -73,13 +73,13 @@ def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     return float(sums.sum())
 
 
-@inlined
+@inline
 def _square_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector) -> None:
     off = np.float64(a[i]) - np.float64(b[i])
     sums[lane] += off * off
 
 
-@compiled(REAL(IN, IN))
+@compile_loop(REAL(IN, IN))
 def square_distance(a: Vector, b: Vector) -> float:
     """``|a - b|^2``."""
     if a.size != b.size:
@@ -93,7 +93,7 @@ def square_distance(a: Vector, b: Vector) -> float:
     return float(sums.sum())
 
 
-@inlined
+@inline
 def _line_entry(i: int, lane: int, sums: Sums, u: Vector, a: Vector, b: Vector) -> None:
     off, along = np.float64(u[i]) - np.float64(a[i]), np.float64(b[i]) - np.float64(a[i])
     sums[lane] += off * off
@@ -101,7 +101,7 @@ def _line_entry(i: int, lane: int, sums: Sums, u: Vector, a: Vector, b: Vector) 
     sums[2 * LANES + lane] += along * along
 
 
-@compiled(types.UniTuple(REAL, 3)(IN, IN, IN))  # type: ignore[no-untyped-call]
+@compile_loop(types.UniTuple(REAL, 3)(IN, IN, IN))  # type: ignore[no-untyped-call]
 def line_products(u: Vector, a: Vector, b: Vector) -> tuple[float, float, float]:
     """``|u - a|^2``, ``<u - a, b - a>`` and ``|b - a|^2``."""
     if not u.size == a.size == b.size:
@@ -115,7 +115,7 @@ def line_products(u: Vector, a: Vector, b: Vector) -> tuple[float, float, float]
     return float(sums[:LANES].sum()), float(sums[LANES : 2 * LANES].sum()), float(sums[2 * LANES :].sum())
 
 
-@compiled(types.boolean(IN))
+@compile_loop(types.boolean(IN))
 def is_finite(a: Vector) -> bool:
     """No entry is NaN or infinite: 0 times each of them is 0."""
     sums, whole = np.zeros(LANES, np.float32), a.size - a.size % LANES
@@ -127,7 +127,7 @@ def is_finite(a: Vector) -> bool:
     return bool(sums.sum() == 0.0)
 
 
-@compiled(types.void(OUT, IN, IN, REAL))
+@compile_loop(types.void(OUT, IN, IN, REAL))
 def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
     """``out <- (1 - alpha) w + alpha u``."""
     if not out.size == w.size == u.size:
@@ -136,14 +136,14 @@ def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
 
 
-@compiled(REAL(OUT, IN, IN, REAL, types.int64))
+@compile_loop(REAL(OUT, IN, IN, REAL, types.int64))
 def mix_measured(out: Vector, w: Vector, u: Vector, alpha: float, n: int) -> float:
     """``mix``, and ``|out - w|^2`` over the first n entries."""
     mix(out, w, u, alpha)
     return square_distance(out[:n], w[:n])
 
 
-@compiled(types.void(WIDE, IN, REAL))
+@compile_loop(types.void(WIDE, IN, REAL))
 def scale(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- factor vector``."""
     if total.size != vector.size:
@@ -152,7 +152,7 @@ def scale(total: Sums, vector: Vector, factor: float) -> None:
         total[i] = factor * vector[i]
 
 
-@compiled(types.void(WIDE, IN, REAL))
+@compile_loop(types.void(WIDE, IN, REAL))
 def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- total + factor vector``."""
     if total.size != vector.size:

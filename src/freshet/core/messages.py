@@ -21,7 +21,7 @@ NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})
 
 
-def weight_of(weights: Vector, vectors: Vectors, packed: int) -> int:
+def message_bytes(weights: Vector, vectors: Vectors, packed: int) -> int:
     """Bytes of a model and of what travels with it."""
     model = packed or weights.nbytes
     return model + sum(vector.nbytes for vector in vectors.values()) if vectors else model
@@ -52,7 +52,7 @@ class Assignment(NamedTuple):
     @property
     def nbytes(self) -> int:
         if self.packed or self.vectors:
-            return weight_of(self.weights, self.vectors, self.packed)
+            return message_bytes(self.weights, self.vectors, self.packed)
         return self.weights.nbytes
 
 
@@ -80,7 +80,7 @@ class Fresh(NamedTuple):
     @property
     def nbytes(self) -> int:
         if self.packed or self.vectors:
-            return weight_of(self.weights, self.vectors, self.packed)
+            return message_bytes(self.weights, self.vectors, self.packed)
         return self.weights.nbytes
 
 
@@ -100,5 +100,5 @@ class Upload(NamedTuple):
     @property
     def nbytes(self) -> int:
         if self.packed or self.vectors:
-            return weight_of(self.weights, self.vectors, self.packed)
+            return message_bytes(self.weights, self.vectors, self.packed)
         return self.weights.nbytes

@@ -34,7 +34,7 @@ Memory = dict[str, Any]
 ConditionalDefaults = Mapping[tuple[str, str], Mapping[str, Any]]
 #: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
 #: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
-ASIDE: JsonDict = {"decides": False}
+NON_SEMANTIC: JsonDict = {"decides": False}
 
 
 class Options(BaseModel):
@@ -73,11 +73,11 @@ class MethodContext:
     #: Local epochs of each device, where they differ.
     own_epochs: NDArray[np.int64] | None = None
     #: Uploads to expect in the whole run (0: not known).
-    uploads: int = 0
+    expected_uploads: int = 0
     #: Seconds from trigger to upload of the fastest device (0: not known).
-    fastest: float = 0.0
+    fastest_seconds: float = 0.0
     #: Uploads that may be under way at once (0: not known).
-    under_way: int = 0
+    in_flight: int = 0
     #: How far n local steps along a constant unit gradient lead, in units of the learning rate; n for plain SGD.
     reach: Callable[[int], float] = float
 
@@ -131,7 +131,7 @@ class Wait(NamedTuple):
 Verdict = Aggregate | Discard | Reject | Wait
 
 
-class Judge(Protocol):
+class TaskLoss(Protocol):
     """The task, as far as a device rule needs it."""
 
     def mean_loss(self, output: "Tensor", y: "Tensor") -> "Tensor": ...
@@ -141,7 +141,7 @@ class Local(Protocol):
     """One local training under way, as a device rule sees it (implemented by ``freshet.training.trainer``)."""
 
     model: "nn.Module"
-    task: Judge
+    task: TaskLoss
     weights: "Tensor"
     gradient: "Tensor"
     base: "Tensor"
@@ -165,7 +165,7 @@ class Local(Protocol):
 
     def snapshot(self) -> Vector: ...
 
-    def become(self, weights: Vector) -> None: ...
+    def set_weights(self, weights: Vector) -> None: ...
 
     def loss_at(self, x: "Tensor", y: "Tensor") -> float: ...
 
@@ -175,7 +175,7 @@ class Local(Protocol):
 
     def held_out(self) -> tuple["Tensor", "Tensor"]: ...
 
-    def frozen(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
+    def frozen_features(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
 
 
@@ -305,7 +305,7 @@ class Method:
         """A device in flight is lost; a buffering method may now have all it waits for."""
         return None
 
-    def evaluated(self, server: "Server") -> Vector:
+    def evaluation_model(self, server: "Server") -> Vector:
         """The model that is tested and handed to the user (usually what is sent down)."""
         return server.weights
 

@@ -43,20 +43,20 @@ def restore(state: Any, tree: Mapping[str, Any]) -> None:
         if hasattr(now, "restore"):
             now.restore(saved)
         else:
-            setattr(state, field.name, _typed(hints[field.name], saved))
+            setattr(state, field.name, _rebuild(hints[field.name], saved))
 
 
 # ---- what can be saved
 
 
-def unsavable(value: Any, place: str, arrays: bool = True) -> str | None:
+def saving_problem(value: Any, place: str, arrays: bool = True) -> str | None:
     """Why plain data cannot be saved, with the place of what is to blame; None if they can. A log holds no arrays."""
     kind = type(value)
     if kind is dict:
-        parts = (unsavable(item, f"{place}[{key!r}]", arrays) for key, item in value.items())
+        parts = (saving_problem(item, f"{place}[{key!r}]", arrays) for key, item in value.items())
         return _odd_key(value, place) or _first(parts)
     if kind in (list, tuple):
-        return _first(unsavable(item, f"{place}[{number}]", arrays) for number, item in enumerate(value))
+        return _first(saving_problem(item, f"{place}[{number}]", arrays) for number, item in enumerate(value))
     if is_leaf(value) and (arrays or not isinstance(value, np.ndarray)):
         return None
     return f"{place} is a {_name(value)}; {ALLOWED if arrays else LOGGED}"
@@ -95,7 +95,7 @@ def _plain(hint: Any, value: Any, place: str) -> Any:
     """A value as plain data; ``hint`` is its annotation, by which it will come back."""
     if hasattr(value, "restore"):
         return value.state()
-    hint, kind = _alone(hint), type(value)
+    hint, kind = _without_none(hint), type(value)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         if (get_origin(hint) or hint) is not kind:
             raise RunError(f"{place} is a {kind.__name__} and would not come back as one; name that in its annotation")
@@ -110,7 +110,7 @@ def _plain(hint: Any, value: Any, place: str) -> Any:
         items = enumerate(zip(_items(hint), value, strict=False))
         value = kind(_plain(each, item, f"{place}[{number}]") for number, (each, item) in items)
     else:
-        problem = unsavable(value, place)
+        problem = saving_problem(value, place)
     if problem is None and not (value is None or isinstance(value, np.ndarray) or _fits(hint, value)):
         says = hint.__name__ if isinstance(hint, type) else hint
         problem = f"{place} is a {_name(value)}, but its annotation says {says}"
@@ -133,7 +133,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {name: found.get(name, Any) for name in names}
 
 
-def _alone(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     """An annotation without its ``| None``; of several kinds, the first."""
     if get_origin(hint) in (Union, types.UnionType):
         return next(kind for kind in get_args(hint) if kind is not type(None))
@@ -165,9 +165,9 @@ def _items(hint: Any) -> Iterable[Any]:
     return chain(arguments if origin is tuple else (), repeat(Any))
 
 
-def _typed(hint: Any, saved: Any) -> Any:
+def _rebuild(hint: Any, saved: Any) -> Any:
     """A saved value as what it was: its annotation names dataclasses and named tuples. It may come from anybody."""
-    hint = _alone(hint)
+    hint = _without_none(hint)
     kind: Any = get_origin(hint) or hint
     if saved is None:
         return None
@@ -176,15 +176,15 @@ def _typed(hint: Any, saved: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         made: Any = kind
         hints = _hints(made)
-        return made(**{name: _typed(hints[name], value) for name, value in saved.items()})
+        return made(**{name: _rebuild(hints[name], value) for name, value in saved.items()})
     if hasattr(kind, "_fields"):
-        return kind(*(_typed(each, value) for each, value in zip(_hints(kind).values(), saved, strict=True)))
+        return kind(*(_rebuild(each, value) for each, value in zip(_hints(kind).values(), saved, strict=True)))
     if isinstance(saved, dict):
         key, item = get_args(hint)[0] if get_origin(hint) is dict else Any, _item(hint)
-        found: Any = {_typed(key, name): _typed(item, value) for name, value in saved.items()}
+        found: Any = {_rebuild(key, name): _rebuild(item, value) for name, value in saved.items()}
     elif isinstance(saved, list | tuple):
         each = tuple if kind is tuple else type(saved)  # format 1 has lists in the place of tuples
-        found = each(_typed(item, value) for item, value in zip(_items(hint), saved, strict=False))
+        found = each(_rebuild(item, value) for item, value in zip(_items(hint), saved, strict=False))
     elif kind in (int, float) and isinstance(saved, str):  # format 1 has texts in the place of keys
         return kind(saved)
     else:

@@ -40,7 +40,7 @@ class Trigger:
     period: float
     in_flight: int
 
-    def wanted(self, server: "Server") -> int:
+    def devices_to_start(self, server: "Server") -> int:
         """How many devices should start now (if so many are idle)."""
         if self.kind == "rounds":
             return 0 if server.active_trips else self.per_round
@@ -56,8 +56,8 @@ class Trigger:
 
 
 #: Random devices drawn at a time.
-DRAWS = 4096
-KINDS = ("uniform", "by_samples")
+BLOCK_SIZE = 4096
+SELECTIONS = ("uniform", "by_samples")
 Free = Callable[[int], bool]
 
 
@@ -94,31 +94,31 @@ class Uniform:
         Drawing from all and passing over those that are not free is the same as drawing from the free ones.
         """
         chosen: set[int] = set()
-        block, place = divmod(self.draws, DRAWS)
-        drawn, left = self._drawn_in(block), 4 * count + 64  # enough while most devices are free
+        block, place = divmod(self.draws, BLOCK_SIZE)
+        drawn, left = self._block_of_draws(block), 4 * count + 64  # enough while most devices are free
         while left and len(chosen) < count:
-            if place == DRAWS:
+            if place == BLOCK_SIZE:
                 block, place = block + 1, 0
-                drawn = self._drawn_in(block)
+                drawn = self._block_of_draws(block)
             device = drawn[place]
             place, left = place + 1, left - 1
             if device >= 0 and free(device):
                 chosen.add(device)
-        self.draws = block * DRAWS + place
+        self.draws = block * BLOCK_SIZE + place
         if len(chosen) < count:
             rest = [d for d in candidates(self.samples, free) if d not in chosen]
             chosen.update(rest[index] for index in self._order(rest)[: count - len(chosen)])
         return sorted(chosen)
 
-    def _drawn_in(self, block: int) -> list[int]:
+    def _block_of_draws(self, block: int) -> list[int]:
         """A block of the sequence, with -1 for devices without data; the last one that was asked for is kept."""
         if self._block is None or self._block[0] != block:
-            drawn = self._drawn(block)
+            drawn = self._draw_block(block)
             self._block = (block, np.where(self.samples[drawn] > 0, drawn, -1).tolist())
         return self._block[1]
 
-    def _drawn(self, block: int) -> NDArray[np.int64]:
-        return stream(self.seed, "select", block).integers(len(self.samples), size=DRAWS)
+    def _draw_block(self, block: int) -> NDArray[np.int64]:
+        return stream(self.seed, "select", block).integers(len(self.samples), size=BLOCK_SIZE)
 
     def _order(self, rest: list[int]) -> NDArray[np.int64]:
         """In which order the remaining free devices come, when hardly any is left to be found by drawing."""
@@ -132,8 +132,8 @@ class BySamples(Uniform):
         super().__init__(seed, samples)
         self._shares = np.cumsum(samples, dtype=np.float64)
 
-    def _drawn(self, block: int) -> NDArray[np.int64]:
-        points = stream(self.seed, "select by samples", block).random(DRAWS) * self._shares[-1]
+    def _draw_block(self, block: int) -> NDArray[np.int64]:
+        points = stream(self.seed, "select by samples", block).random(BLOCK_SIZE) * self._shares[-1]
         drawn: NDArray[np.int64] = np.searchsorted(self._shares, points, side="right")
         return drawn
 
@@ -143,7 +143,7 @@ class BySamples(Uniform):
         return np.argsort(waits / self.samples[rest], kind="stable")
 
 
-class Chosen:
+class ByFunction:
     """A user's function selects; what it gives is checked."""
 
     def __init__(self, seed: int, samples: NDArray[np.int64], choice: Choice) -> None:
@@ -154,18 +154,20 @@ class Chosen:
         view = look(stream(self.seed, "select by function", self.draws))
         self.draws += 1
         given = self.choice(view, count, list(found)) if found else []
-        return checked(given, count, found)
+        return check_selection(given, count, found)
 
 
-Selector = Uniform | Chosen
+Selector = Uniform | ByFunction
 
 
 def selector(kind: Selection, seed: int, samples: NDArray[np.int64]) -> Selector:
     """The selector that ``run.selection`` names, or that asks a function given from Python."""
     if callable(kind):
-        return Chosen(seed, samples, kind)
-    if kind not in KINDS:
-        raise ConfigError("run.selection", f"must be one of {', '.join(KINDS)} or a function, but {kind!r} was given")
+        return ByFunction(seed, samples, kind)
+    if kind not in SELECTIONS:
+        raise ConfigError(
+            "run.selection", f"must be one of {', '.join(SELECTIONS)} or a function, but {kind!r} was given"
+        )
     return (Uniform if kind == "uniform" else BySamples)(seed, samples)
 
 
@@ -174,7 +176,7 @@ def candidates(samples: NDArray[np.int64], free: Free) -> list[int]:
     return [device for device in np.flatnonzero(samples > 0).tolist() if free(device)]
 
 
-def checked(given: Any, count: int, found: Sequence[int]) -> list[int]:
+def check_selection(given: Any, count: int, found: Sequence[int]) -> list[int]:
     """What a user's function selected, in ascending order, if it may be triggered."""
     try:
         numbers = np.asarray(given if hasattr(given, "__len__") else list(given))

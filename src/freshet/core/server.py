@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass
 import numpy as np
 
 from freshet.core import admission, saving
-from freshet.core.admission import FACTOR, Entrance
+from freshet.core.admission import GATE_FACTOR, Admission
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected
@@ -45,7 +45,7 @@ class ActiveTrip:
     merged: bool = False
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that the server does not answer; the text is the reason."""
 
 
@@ -59,7 +59,7 @@ class Server:
         weights: Vector,
         schedule: Schedule,
         selection: Selection = "uniform",
-        gate: float | None = FACTOR,
+        gate: float | None = GATE_FACTOR,
         links: Links | None = None,
         defence: Defence | None = None,
     ) -> None:
@@ -80,11 +80,11 @@ class Server:
         numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
         #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
-        self.entrance = Entrance(method, self.rule.sends, gate, defence)
+        self.admission = Admission(method, self.rule.sends, gate, defence)
         #: How models travel, where it is not as they are.
         self.links = links
         if links is not None:
-            self.upload_bytes += links.sizes()[1] - admission.FLOAT32.itemsize * context.layout.size
+            self.upload_bytes += links.model_bytes()[1] - admission.FLOAT32.itemsize * context.layout.size
         #: What the method has of its own; the rest need not be asked.
         self._discards_early, self._instructs, self._adds = (
             overrides(type(method), Method, name) for name in ("discard_early", "instruct", "vectors")
@@ -167,13 +167,13 @@ class Server:
             instruction = method.instruct(self, device) if instructs else {}
             vectors = method.vectors(self, device) if adds else NO_VECTORS
             assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
-            assignments.append(assignment if links is None else links.assigned(assignment))
+            assignments.append(assignment if links is None else links.encode_assignment(assignment))
         return assignments
 
     def empty_round(self) -> list[Event]:
         """Nobody could be selected: the round counts and the model stays (baselines C7)."""
         self.round += 1
-        return self._after_landing()
+        return self._finish_round_if_empty()
 
     def active_trip(self, device: int, trip: int) -> ActiveTrip | None:
         """The flight of this trip, None when there is no such trip in flight (the question may come from anybody)."""
@@ -184,12 +184,12 @@ class Server:
         """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""
         flight = self.active_trip(request.device, request.trip)
         if flight is None:
-            raise Refused(NO_TRIP)
+            raise RequestRefused(NO_TRIP)
         slot = request.slot
-        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= admission.LONGEST_NAME):
-            raise Refused("asks without a slot")
+        if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= admission.MAX_NAME_LENGTH):
+            raise RequestRefused("asks without a slot")
         if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
-            raise Refused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
+            raise RequestRefused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
         flight.slot, version = slot.epoch, self.store.current
         if flight.fresh is None and version > flight.base:
             flight.fresh, flight.fresh_age = version, self.age
@@ -198,22 +198,22 @@ class Server:
             return None
         vectors = self.method.vectors(self, request.device) if self._adds else NO_VECTORS
         fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
-        return fresh if self.links is None else self.links.freshened(request.device, fresh)
+        return fresh if self.links is None else self.links.encode_fresh(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
         flight = self.active_trip(upload.device, upload.trip)
         if flight is None:
-            return [self.unknown(upload.device, upload.trip)]
-        return self.arrival(upload.device, flight, lambda: upload)[0]
+            return [self.reject_unknown(upload.device, upload.trip)]
+        return self.process_upload(upload.device, flight, lambda: upload)[0]
 
-    def unknown(self, device: int, trip: int) -> Rejected:
+    def reject_unknown(self, device: int, trip: int) -> Rejected:
         """An upload of a trip that is not in flight; who sends such may send anything."""
-        self.heard(device, trip)
+        self.mark_heard(device, trip)
         known = type(device) is int and type(trip) is int
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
-    def arrival(
+    def process_upload(
         self, device: int, flight: ActiveTrip, look: Callable[[], Upload], samples: int | None = None
     ) -> tuple[list[Event], Upload | None]:
         """Decide on an arrived upload. Returns the events, and the upload if ``look`` was called.
@@ -239,25 +239,25 @@ class Server:
         unseen = self.method.discard_early(self, flight) if self._discards_early else None
         if unseen is not None:
             events = self._apply(unseen, device, flight)
-            self._land(device)
-            return events + self._after_landing(), None
-        upload, entrance = look(), self.entrance
+            self._end_trip(device)
+            return events + self._finish_round_if_empty(), None
+        upload, entrance = look(), self.admission
         let_in: Upload | None = upload
         notes: tuple[Noted, ...] = ()
         base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
-        refusal = entrance.refusal(upload, device, flight, base, fresh)
+        refusal = entrance.rejection(upload, device, flight, base, fresh)
         if refusal is None and entrance.defence is not None:
             let_in, refusal, notes = entrance.defended(entrance.defence, upload, device, flight, base, fresh)
         if refusal is None:
             events = [] if let_in is None else self._receive(let_in, flight)
-            self._land(device)
+            self._end_trip(device)
         else:
             events = [refusal]
-            self._land(device)
+            self._end_trip(device)
             events += self._forget(device)
         events += notes
         if self.synchronous and not self.active_trips:
-            events += self._after_landing()
+            events += self._finish_round_if_empty()
         return events, upload
 
     def _receive(self, upload: Upload, flight: ActiveTrip) -> list[Event]:
@@ -289,23 +289,23 @@ class Server:
         urgent, self.urgent = self.urgent, []
         return [device for device in urgent if device in self.active_trips]
 
-    def lost(self, device: int, trip: int, reason: str) -> list[Event]:
+    def drop_trip(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
         if self.active_trip(device, trip) is None:
-            self.heard(device, trip)
+            self.mark_heard(device, trip)
             return []
-        self._land(device)
+        self._end_trip(device)
         if self.links is not None:
-            self.links.lost(device)
+            self.links.forget(device)
         events: list[Event] = [Lost(device, trip, reason)]
-        return events + self._forget(device) + self._after_landing()
+        return events + self._forget(device) + self._finish_round_if_empty()
 
     def give_up(self, device: int, trip: int) -> list[Event]:
         """Nobody waits for this trip any longer; its device is not triggered before it is heard of."""
         self.away[device] = trip
-        return self.lost(device, trip, GIVEN_UP)
+        return self.drop_trip(device, trip, GIVEN_UP)
 
-    def heard(self, device: int, trip: int) -> None:
+    def mark_heard(self, device: int, trip: int) -> None:
         """A trip has come to its end; if it had been given up, its device may be triggered again."""
         if type(device) is int and self.away.get(device) == trip:
             del self.away[device]
@@ -324,7 +324,7 @@ class Server:
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
-            "entrance": self.entrance.state(),
+            "entrance": self.admission.state(),
             "method": self._method_state(),
             "links": {} if self.links is None else self.links.state(),
         }
@@ -340,7 +340,7 @@ class Server:
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
-        self.entrance.restore(tree["entrance"])
+        self.admission.restore(tree["entrance"])
         saving.restore(self.method.state, tree["method"])
         if self.links is not None:
             self.links.restore(tree["links"])
@@ -397,17 +397,17 @@ class Server:
         verdict = self.method.forget(self, device)
         return [] if verdict is None else self._apply(verdict, None, None)
 
-    def _land(self, device: int) -> None:
+    def _end_trip(self, device: int) -> None:
         flight = self.active_trips.pop(device)
         self.store.release(flight.base)
         if flight.fresh is not None:
             self.store.release(flight.fresh)
 
-    def _after_landing(self) -> list[Event]:
+    def _finish_round_if_empty(self) -> list[Event]:
         if not self.synchronous or self.active_trips:
             return []
         events: list[Event] = []
-        kept, notes = self.entrance.release()
+        kept, notes = self.admission.release()
         for upload, flight in kept:
             events += self._receive(upload, flight)
         events += notes

@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 
 #: A test loss so many times the first one has diverged.
-FACTOR = 1000.0
+DIVERGENCE_FACTOR = 1000.0
 #: A first loss below this counts as this much, so that a model that starts nearly perfect is not held to it.
-LEAST = 0.01
+MIN_FIRST_LOSS = 0.01
 #: Trips in a row that end without use before a run that only counts rounds is given up.
 MAX_UNUSED_TRIPS = 1000
 
 
-class Losing(Protocol):
+class HasLoss(Protocol):
     """What a test gives, as far as it matters here."""
 
     @property
     def loss(self) -> float: ...
 
 
-class Test(Protocol):
+class PendingTest(Protocol):
     """A test whose result may still be on its way."""
 
-    def result(self) -> Losing: ...
+    def result(self) -> HasLoss: ...
 
 
-class Known(NamedTuple):
+class KnownLoss(NamedTuple):
     """A test whose loss is known."""
 
     loss: float
 
-    def result(self) -> "Known":
+    def result(self) -> "KnownLoss":
         return self
 
 
@@ -56,9 +56,9 @@ class DivergenceMonitor:
     def __init__(self) -> None:
         self.first: float | None = None
         self.diverged: float | None = None
-        self._last: tuple[float, Test] | None = None
+        self._last: tuple[float, PendingTest] | None = None
 
-    def test(self, time: float, score: Test) -> None:
+    def test(self, time: float, score: PendingTest) -> None:
         """A test has begun; the one before it is looked at now."""
         self.check_latest()
         self._last = (time, score)
@@ -74,7 +74,9 @@ class DivergenceMonitor:
         """Not finite, or more than ``FACTOR`` times the first: the time is kept, once."""
         if self.first is None:
             self.first = loss
-        if self.diverged is None and not (math.isfinite(loss) and loss <= FACTOR * max(self.first, LEAST)):
+        if self.diverged is None and not (
+            math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(self.first, MIN_FIRST_LOSS)
+        ):
             self.diverged = time
 
     def state(self) -> dict[str, Any]:
@@ -85,10 +87,10 @@ class DivergenceMonitor:
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``."""
         self.first, self.diverged, last = state["first"], state["diverged"], state["last"]
-        self._last = None if last is None else (last[0], Known(last[1]))
+        self._last = None if last is None else (last[0], KnownLoss(last[1]))
 
 
-class Rounds:
+class RoundLimit:
     """Counts the rounds of a run that ends after ``limit`` of them (0: it does not)."""
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +102,7 @@ class Rounds:
         """Whether the last round is over."""
         return 0 < self.limit <= server.rounds
 
-    def ended(self, server: "Server", endless: bool) -> bool:
+    def trip_ended(self, server: "Server", endless: bool) -> bool:
         """A trip has ended. A run without an end in time must not wait for ever for uploads that it can use."""
         if not self.limit:
             return False
@@ -132,38 +134,38 @@ class Deadline:
     seconds: float = 0.0
     trips: deque[tuple[float, int, int]] = field(default_factory=deque)
     #: The time at which to look next, if that was asked for.
-    look: float | None = None
+    next_check: float | None = None
 
-    def began(self, now: float, device: int, trip: int) -> None:
+    def trip_started(self, now: float, device: int, trip: int) -> None:
         if self.seconds:
             self.trips.append((now + self.seconds, device, trip))
 
     def overdue(self, now: float, flights: "Mapping[int, ActiveTrip]") -> list[tuple[int, int]]:
         """Trips to give up: their time is over and they are still in flight."""
-        if self.look is not None and self.look <= now:
-            self.look = None
+        if self.next_check is not None and self.next_check <= now:
+            self.next_check = None
         found = []
-        while self.trips and (self.trips[0][0] <= now or not _flies(self.trips[0], flights)):
+        while self.trips and (self.trips[0][0] <= now or not _is_active(self.trips[0], flights)):
             entry = self.trips.popleft()
-            if _flies(entry, flights):
+            if _is_active(entry, flights):
                 found.append(entry[1:])
         return found
 
-    def next_look(self) -> float | None:
+    def schedule_check(self) -> float | None:
         """When to look for the first of them; None when that was asked for before."""
-        if self.look is not None or not self.trips:
+        if self.next_check is not None or not self.trips:
             return None
-        self.look = self.trips[0][0]
-        return self.look
+        self.next_check = self.trips[0][0]
+        return self.next_check
 
     def state(self) -> Tree:
-        return {"look": self.look, "trips": [list(entry) for entry in self.trips]}
+        return {"look": self.next_check, "trips": [list(entry) for entry in self.trips]}
 
     def restore(self, tree: Tree) -> None:
-        self.look, self.trips = tree["look"], deque((due, device, trip) for due, device, trip in tree["trips"])
+        self.next_check, self.trips = tree["look"], deque((due, device, trip) for due, device, trip in tree["trips"])
 
 
-def _flies(entry: tuple[float, int, int], flights: "Mapping[int, ActiveTrip]") -> bool:
+def _is_active(entry: tuple[float, int, int], flights: "Mapping[int, ActiveTrip]") -> bool:
     flight = flights.get(entry[1])
     return flight is not None and flight.trip == entry[2]
 
@@ -176,14 +178,14 @@ class StallDetector:
     used: int = 0
     longest: float = 0.0
 
-    def beat(self, now: float, used: int) -> None:
+    def record(self, now: float, used: int) -> None:
         if used != self.used:
             waited = now - self.last
             if waited > self.longest:
                 self.longest = waited
             self.last, self.used = now, used
 
-    def stalled(self, now: float, in_flight: int) -> float | None:
+    def stalled_since(self, now: float, in_flight: int) -> float | None:
         """Since when the run has been waiting in vain; None if it has not."""
         waits = self.used and in_flight and now - self.last > STALL_FACTOR * self.longest
         return self.last if waits else None

@@ -26,9 +26,9 @@ def _kernels() -> ModuleType:
 
 def load_kernels(say: Callable[[str], None]) -> None:
     """Load the compiled loops now, or compile them if this is the first time on this machine, and say so."""
-    from freshet.core.compiling import announced
+    from freshet.core.compiling import announce_compiling
 
-    with announced(say):
+    with announce_compiling(say):
         _kernels()
 
 

@@ -6,7 +6,7 @@ from freshet.core.vectors import Vector
 
 
 @dataclass(slots=True)
-class Held:
+class StoredVersion:
     """One stored version and the number of trips that hold it."""
 
     weights: Vector
@@ -23,7 +23,7 @@ class VersionStore:
         self.current = version
         #: The current global model.
         self.weights = weights
-        self._held = {version: Held(weights)}
+        self._held = {version: StoredVersion(weights)}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -54,7 +54,7 @@ class VersionStore:
         """Make ``weights`` the current model; returns its version number."""
         old = self.current
         self.current, self.weights = old + 1, weights
-        self._held[old + 1] = Held(weights)
+        self._held[old + 1] = StoredVersion(weights)
         if self._held[old].holders == 0:
             del self._held[old]
         return old + 1
@@ -66,7 +66,7 @@ class VersionStore:
     @staticmethod
     def restore(items: list[tuple[int, Vector, int]], current: int) -> "VersionStore":
         """The inverse of ``items``."""
-        held = {version: Held(weights, holders) for version, weights, holders in items}
+        held = {version: StoredVersion(weights, holders) for version, weights, holders in items}
         store = VersionStore(held[current].weights, current)
         store._held = held
         return store

@@ -116,7 +116,7 @@ class FedDyn(RoundMethod):
     def is_sane(self) -> bool:
         return self.state.a_bar is None or is_finite(self.state.a_bar)
 
-    def evaluated(self, server: Server) -> Vector:
+    def evaluation_model(self, server: Server) -> Vector:
         return server.weights if self.state.a_bar is None else self.state.a_bar
 
     @classmethod
