@@ -216,6 +216,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "privacy": PrivacyOptions,
 }
 
+#: Settings that runs of earlier versions lack, with what those runs did. Their hashes stay valid.
+ADDED_LATER: dict[str, Any] = {"training.fast": True}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -250,9 +253,16 @@ class Config:
             for section, table in self.tables().items()
         }
 
+    def to_hash(self) -> dict[str, dict[str, Any]]:
+        """The essence for hashing. Settings in ``ADDED_LATER`` count only if they differ from what older runs did."""
+        return {
+            section: {key: value for key, value in table.items() if ADDED_LATER.get(f"{section}.{key}") != value}
+            for section, table in self.essence().items()
+        }
+
     def sha256(self) -> str:
         """A hash of the essence but for the end of the run, which may be put off."""
-        tables = self.essence()
+        tables = self.to_hash()
         run = {key: value for key, value in tables["run"].items() if key not in ("until", "rounds")}
         return hashlib.sha256(json.dumps(tables | {"run": run}, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -98,7 +98,7 @@ def run_key(config: Config, hashes: Mapping[str, str] | None = None) -> str:
 
     ``hashes`` of data, shards, model and fleet count where the configuration does not name them all.
     """
-    content: Any = [config.essence(), dict(hashes)] if hashes else config.essence()
+    content: Any = [config.to_hash(), dict(hashes)] if hashes else config.to_hash()
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
     named = config.method_name.rpartition("/")[2]
     method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in named)

@@ -1,5 +1,6 @@
 """Settings of local training."""
 
+import os
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -43,6 +44,11 @@ class TrainingOptions(Options):
     )
     clip: float = Field(0.0, ge=0, description="longest gradient of a step; a longer one is shortened to it (0: none)")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where the model lives while it trains")
+    fast: bool = Field(
+        True,
+        description="train with fused and compiled layers on the CPU; false takes torch's own, and weights differ in "
+        "their last bits (FRESHET_FAST=0 makes false the default)",
+    )
     augment: bool = Field(False, description="random crop and flip of training images")
     optimiser: Literal["sgd", "adam", "adamw"] = Field(
         "sgd", description="how a step follows from a gradient; every trip starts with a new one"
@@ -75,6 +81,13 @@ class TrainingOptions(Options):
             raise ValueError('momentum and nesterov are for optimiser = "sgd"; leave them out')
         if given.get("nesterov") is True and not given.get("momentum"):
             raise ValueError("nesterov needs a momentum above 0")
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fast_by_default(cls, given: Any) -> Any:
+        if isinstance(given, dict) and os.environ.get("FRESHET_FAST") == "0":
+            return {"fast": False} | given
         return given
 
     @model_validator(mode="after")

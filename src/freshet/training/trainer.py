@@ -48,7 +48,8 @@ class Trainer:
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
         device = chosen_device(options.device)
-        self.flat = FlatModel(accelerate(initial_module(factory, seed)), device)
+        module = initial_module(factory, seed)
+        self.flat = FlatModel(accelerate(module) if options.fast else module, device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = optimiser(options)
         #: What becomes of a trained model before it is sent.
