@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from freshet.experiments.api import compare, tune
     from freshet.federation import Federation
     from freshet.flower.device import Device
-    from freshet.result import Result, open
+    from freshet.result import Result, load
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet, FleetOptions
     from freshet.training.task import Task
@@ -36,7 +36,7 @@ __all__ = [
     "Task",
     "__version__",
     "compare",
-    "open",
+    "load",
     "tune",
 ]
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
@@ -53,7 +53,7 @@ _HOMES = {
     "Result": "freshet.result",
     "Task": "freshet.training.task",
     "compare": "freshet.experiments.api",
-    "open": "freshet.result",
+    "load": "freshet.result",
     "tune": "freshet.experiments.api",
 }
 

@@ -1,6 +1,6 @@
 """What a run leaves behind.
 
-``freshet.open``: the ``Result`` of a run that is over, from its directory alone.
+``freshet.load``: the ``Result`` of a run that is over, from its directory alone.
 """
 
 import json
@@ -102,7 +102,7 @@ class Result:
         return rebuilt(self.weights)
 
 
-def open(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:
+def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:
     """What a run has left behind: rows, summary, weights, and the final model as a module.
 
     A built-in network is built again from the run's settings; one of your own has to be given, here or to ``module``.

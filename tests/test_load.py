@@ -1,4 +1,4 @@
-"""``freshet.open`` gives the result of a run back, from its directory alone."""
+"""``freshet.load`` gives the result of a run back, from its directory alone."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def built_in(tmp_path: Path, **given) -> freshet.Result:
 def test_a_built_in_network_comes_back_with_the_same_numbers(network: str, tmp_path: Path) -> None:
     """Kernels lie in memory in another order than in the file; and raw images go in."""
     result = built_in(tmp_path, model=network)
-    again = freshet.open(result.directory)
+    again = freshet.load(result.directory)
     assert np.array_equal(again.weights, result.weights) and again.weights.dtype == np.float32
     assert (again.rows, again.summary) == (
         result.rows,
@@ -34,13 +34,13 @@ def test_a_built_in_network_comes_back_with_the_same_numbers(network: str, tmp_p
 
 def test_a_model_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
     result = small("fedavg").run(30, out=tmp_path / "run")
-    again = freshet.open(result.directory)
+    again = freshet.load(result.directory)
     assert np.array_equal(again.weights, result.weights)
     with pytest.raises(RunError, match=r"came from Python; give it, as in result\.module\(build_model\)"):
         again.module()
     x = torch.rand(3, 1, 8, 8)
     expected = result.module()(x)
-    for module in (again.module(linear), again.module(linear()), freshet.open(tmp_path / "run", linear).module()):
+    for module in (again.module(linear), again.module(linear()), freshet.load(tmp_path / "run", linear).module()):
         assert torch.equal(module(x), expected)
     with pytest.raises(RunError, match="this model has 130 numbers, but the run's has 650"):
         again.module(lambda: nn.Linear(64, 2))
@@ -56,7 +56,7 @@ def test_numbers_that_do_not_train_come_from_the_file(tmp_path: Path) -> None:
 
     result = small("fedavg", model=lambda: frozen(0.25)).run(30, out=tmp_path / "run")
     x = torch.rand(3, 1, 8, 8)
-    again = freshet.open(result.directory, lambda: frozen(0.0))
+    again = freshet.load(result.directory, lambda: frozen(0.0))
     assert torch.equal(again.module()(x), result.module()(x))
 
 
@@ -66,14 +66,14 @@ def test_what_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-4] + b"\0\0\0\0")
     with pytest.raises(RunError, match=r"is not the model that summary\.json tells of"):
-        freshet.open(result.directory)
+        freshet.load(result.directory)
     path.write_bytes(content[:40])
     with pytest.raises(RunError, match=r"model\.safetensors cannot be used"):
-        freshet.open(result.directory)
+        freshet.load(result.directory)
     path.write_bytes(content)
     (result.directory / "summary.json").unlink()
     with pytest.raises(RunError, match=r"has no summary\.json: the run is still going, or was killed"):
-        freshet.open(result.directory)
+        freshet.load(result.directory)
 
 
 def test_a_built_in_network_on_data_from_python(tmp_path: Path) -> None:
@@ -82,5 +82,5 @@ def test_a_built_in_network_on_data_from_python(tmp_path: Path) -> None:
     run = {"until": 30.0, "executor": "serial", "per_round": 2}
     mine = Federation("mlp", (x, y), (x, y), devices=4, task="regression", method="fedavg", run=run)
     result = mine.run(out=tmp_path / "run")
-    module = freshet.open(tmp_path / "run").module()
+    module = freshet.load(tmp_path / "run").module()
     assert torch.equal(module(torch.from_numpy(x)), result.module()(torch.from_numpy(x)))
