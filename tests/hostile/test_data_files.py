@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from freshet.data import archives, imdb, tiny_imagenet
 from freshet.data.archives import members, read_bounded
+from freshet.data.catalogue import ReadOptions
 from freshet.data.cifar import read_python
 from freshet.data.plain_pickle import MAX_DEPTH, load_plain
 from freshet.errors import DataError
@@ -109,7 +110,7 @@ def test_a_label_out_of_range_is_one_sentence(tmp_path: Path, label: int) -> Non
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         (tmp_path / name).write_bytes(batch([0, label]))
     with pytest.raises(DataError, match="no list of 2 labels from 0 to 9"):
-        read_python(tmp_path, 10)
+        read_python((tmp_path,), ReadOptions(10))
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "device", "link to a device"])
@@ -247,15 +248,15 @@ def test_compact_formats_read_regular_files_only(
 ) -> None:
     paths = compact(tmp_path, odd, kind)
     if odd == "classes.txt":
-        monkeypatch.setattr(tiny_imagenet, "_read_npz", lambda path: (np.zeros(1), np.zeros(1)))
+        monkeypatch.setattr(tiny_imagenet, "read_npz", lambda path: (np.zeros(1), np.zeros(1)))
     read = imdb.read_compact if odd == "y.npy" else tiny_imagenet.read_compact
     with pytest.raises(DataError, match=rf"{odd} cannot be read \((it is a link|it is not a regular file)"):
-        read(paths)
+        read(paths, ReadOptions(2, vocabulary=10, length=4))
 
 
 def test_a_list_of_classes_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_imagenet, "_read_npz", lambda path: (np.zeros(1), np.zeros(1)))
+    monkeypatch.setattr(tiny_imagenet, "read_npz", lambda path: (np.zeros(1), np.zeros(1)))
     with (tmp_path / "classes.txt").open("wb") as file:
         file.truncate(1 << 33)
     with pytest.raises(DataError, match="too large for this format; it is refused"):
-        tiny_imagenet.read_compact((tmp_path / "a", tmp_path / "b", tmp_path / "classes.txt"))
+        tiny_imagenet.read_compact((tmp_path / "a", tmp_path / "b", tmp_path / "classes.txt"), ReadOptions(200))

@@ -2,13 +2,13 @@
 
 from freshet.data.dataset import DataSet, check, from_arrays
 from freshet.data.partition import SCHEMES, Skew, label_counts, partition, skew
-from freshet.data.sources import DataSetInfo, CheckRow, LocalCopy, available, digest, load, locate, obtain, verify
+from freshet.data.sources import CheckRow, DataSetInfo, LocalCopy, available, digest, load, locate, obtain, verify
 
 __all__ = [
     "SCHEMES",
+    "CheckRow",
     "DataSet",
     "DataSetInfo",
-    "CheckRow",
     "LocalCopy",
     "Skew",
     "available",

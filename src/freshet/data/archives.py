@@ -194,6 +194,5 @@ def _check_totals(path: Path, packed: int, count: int, size: int) -> None:
     if count > MAX_MEMBERS or size > MAX_TOTAL_BYTES:
         raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, beyond any known set; it is refused")
     if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * packed):
-        raise DataError(
-            f"{path} has {packed:,} bytes and unpacks to {size:,}, more than {MAX_EXPANSION} times as much; it is refused"
-        )
+        problem = f"more than {MAX_EXPANSION} times as much; it is refused"
+        raise DataError(f"{path} has {packed:,} bytes and unpacks to {size:,}, {problem}")

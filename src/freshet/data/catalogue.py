@@ -1,68 +1,63 @@
-"""The facts about each known data set: sizes, statistics, formats, official addresses and checksums. Data, no logic."""
+"""The known data sets: sizes, statistics, formats, official addresses and checksums.
+
+A new data set needs an entry here and a reader for its format. A reader is a function
+``read(paths, options) -> {"x_train", "y_train", "x_test", "y_test"}``. The result may also hold ``class_names``.
+A format names its reader as ``module:function``, so that only the reader in use is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from freshet.data import cifar, idx, imdb, tiny_imagenet
-from freshet.data.dataset import Array
 from freshet.data.download import Remote
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What shapes a text data set; zero for images."""
+    """What a reader must know besides the files."""
 
-    vocabulary: int = 0
-    length: int = 0
+    classes: int
+    vocabulary: int = 0  # text only: number of token ids
+    length: int = 0  # text only: tokens per sample
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way in which a data set is stored."""
+    """One way to store a data set."""
 
     title: str
-    needs: tuple[str, ...]  # files or folders, relative to the data set's folder, that must all exist
-    read: Callable[[tuple[Path, ...], ReadOptions], dict[str, Array]]
-    slow: bool = False  # worth keeping decoded
-    checksums: dict[str, str] = field(default_factory=dict)  # of the files named in needs, where they are published
+    needs: tuple[str, ...]  # files or folders that must all exist, relative to the data set's folder
+    reader: str  # module:function
+    slow: bool = False  # cache the decoded arrays
+    checksums: dict[str, str] = field(default_factory=dict)  # published checksums of the files in needs
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One data set."""
+    """One data set. It comes with the installation if its format needs no files."""
 
     name: str
     title: str
     kind: str  # "images" or "text"
     classes: int
     counts: tuple[tuple[int, int], ...]  # published numbers of (training, test) samples, the full set first
+    formats: tuple[Format, ...]
+    model: str  # default network
+    shape: tuple[int, ...] = ()  # of one image; a text has the shape (length,)
+    dtype: str = "uint8"
     folders: tuple[str, ...] = ()  # usual names of its folder inside a data folder
-    formats: tuple[Format, ...] = ()
     remotes: tuple[Remote, ...] = ()
     class_names: tuple[str, ...] = ()
-    mean: tuple[float, ...] | None = None
+    balanced: bool = True  # every class has equally many samples
+    mean: tuple[float, ...] | None = None  # per channel, in units of 0..1
     std: tuple[float, ...] | None = None
-    digest: str = ""  # SHA-256 of the decoded samples and labels (with the default options), see verify.py
-    built_in: bool = False
+    digest: str = ""  # SHA-256 of the decoded samples and labels with the default options, see sources.digest
+    note: str = ""  # for the documentation
 
-
-def _first(read: Callable[[Path, int], dict[str, Array]], classes: int) -> Callable[..., dict[str, Array]]:
-    return lambda paths, _: read(paths[0], classes)
-
-
-def _imdb_official(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
-    return imdb.arrays(imdb.read_official(paths[0]), options.vocabulary, options.length)
-
-
-def _imdb_compact(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
-    return imdb.arrays(imdb.read_compact(paths), options.vocabulary, options.length)
-
-
-def _tiny_official(paths: tuple[Path, ...], _: ReadOptions) -> dict[str, Array]:
-    return tiny_imagenet.read_official(paths[0])
+    @property
+    def built_in(self) -> bool:
+        """Whether the data set needs no files."""
+        return not any(form.needs for form in self.formats)
 
 
 _GITHUB_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
@@ -90,11 +85,11 @@ def _cifar_formats(classes: int) -> tuple[Format, ...]:
     binary, python = f"cifar-{classes}-binary.tar.gz", f"cifar-{classes}-python.tar.gz"
     strips = (*(f"train_{i}.zip" for i in range(1, 6)), "test.zip")
     return (
-        Format("official binary folder", (binary_folder,), _first(cifar.read_binary, classes)),
-        Format("official binary archive", (binary,), _first(cifar.read_binary, classes), checksums=_CIFAR_MD5),
-        Format("official python folder", (python_folder,), _first(cifar.read_python, classes)),
-        Format("official python archive", (python,), _first(cifar.read_python, classes), checksums=_CIFAR_MD5),
-        Format("compact WebP strips", strips, lambda paths, _: cifar.read_strips(paths, classes), slow=True),
+        Format("official binary folder", (binary_folder,), "freshet.data.cifar:read_binary"),
+        Format("official binary archive", (binary,), "freshet.data.cifar:read_binary", checksums=_CIFAR_MD5),
+        Format("official python folder", (python_folder,), "freshet.data.cifar:read_python"),
+        Format("official python archive", (python,), "freshet.data.cifar:read_python", checksums=_CIFAR_MD5),
+        Format("compact WebP strips", strips, "freshet.data.cifar:read_strips", slow=True),
     )
 
 
@@ -120,9 +115,14 @@ _SPECS = (
         kind="images",
         classes=10,
         counts=((1438, 359),),
+        formats=(Format("built in", (), "freshet.data.digits:read_digits"),),
+        model="digits",
+        shape=(1, 8, 8),
+        dtype="float32",
         class_names=tuple("0123456789"),
+        balanced=False,
         digest="7b51ba9042d5d15dca3b6e9836299c7f016f7c209340f3869efb1c955109520c",
-        built_in=True,
+        note="values in 0..1; comes with scikit-learn",
     ),
     Spec(
         name="fashion-mnist",
@@ -131,7 +131,9 @@ _SPECS = (
         classes=10,
         counts=((60_000, 10_000),),
         folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw", "FashionMNIST"),
-        formats=(Format("official IDX files", tuple(_FASHION_MD5), lambda paths, _: idx.read_fashion(paths)),),
+        formats=(Format("official IDX files", tuple(_FASHION_MD5), "freshet.data.idx:read_splits"),),
+        model="lenet5",
+        shape=(1, 28, 28),
         remotes=tuple(Remote(f, md5, (_GITHUB_FASHION + f, _S3_FASHION + f)) for f, md5 in _FASHION_MD5.items()),
         class_names=(
             *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -149,6 +151,8 @@ _SPECS = (
         counts=((50_000, 10_000),),
         folders=("cifar10", "cifar-10"),
         formats=_cifar_formats(10),
+        model="lenet5",
+        shape=(3, 32, 32),
         remotes=_cifar_remote(10),
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         mean=(0.49140, 0.48216, 0.44653),
@@ -163,6 +167,8 @@ _SPECS = (
         counts=((50_000, 10_000),),
         folders=("cifar100", "cifar-100"),
         formats=_cifar_formats(100),
+        model="lenet5",
+        shape=(3, 32, 32),
         remotes=_cifar_remote(100),
         class_names=tuple(_CIFAR100_NAMES.split()),
         mean=(0.507075, 0.486549, 0.440918),
@@ -177,12 +183,14 @@ _SPECS = (
         counts=((25_000, 25_000),),
         folders=("imdb", "IMDb"),
         formats=(
-            Format("official folder", ("aclImdb",), _imdb_official, slow=True),
-            Format("official archive", tuple(_IMDB_MD5), _imdb_official, slow=True, checksums=_IMDB_MD5),
+            Format("official folder", ("aclImdb",), "freshet.data.imdb:read_official", slow=True),
+            Format(
+                "official archive", tuple(_IMDB_MD5), "freshet.data.imdb:read_official", slow=True, checksums=_IMDB_MD5
+            ),
             Format(
                 "compact text",
                 ("imdb_reviews.txt.xz", "ratings.npy"),
-                _imdb_compact,
+                "freshet.data.imdb:read_compact",
                 slow=True,
                 checksums={
                     "imdb_reviews.txt.xz": "sha256:05b06023c23fa4253accecc2af752b16851177c2f10f2ffd1223547187916efd",
@@ -190,6 +198,8 @@ _SPECS = (
                 },
             ),
         ),
+        model="textcnn",
+        dtype="int32",
         remotes=tuple(
             Remote(f, md5, ("https://ai.stanford.edu/~amaas/data/sentiment/" + f,)) for f, md5 in _IMDB_MD5.items()
         ),
@@ -204,12 +214,18 @@ _SPECS = (
         counts=((100_000, 10_000), (20_000, 4_000)),  # the second is the compact subset: 100 and 20 per class
         folders=("tiny_imagenet", "tiny-imagenet"),
         formats=(
-            Format("official folder", ("tiny-imagenet-200",), _tiny_official, slow=True),
-            Format("official archive", tuple(_TINY_MD5), _tiny_official, slow=True, checksums=_TINY_MD5),
+            Format("official folder", ("tiny-imagenet-200",), "freshet.data.tiny_imagenet:read_official", slow=True),
+            Format(
+                "official archive",
+                tuple(_TINY_MD5),
+                "freshet.data.tiny_imagenet:read_official",
+                slow=True,
+                checksums=_TINY_MD5,
+            ),
             Format(
                 "compact subset (100 + 20 per class)",
                 ("train.npz", "val.npz", "classes.txt"),
-                lambda paths, _: tiny_imagenet.read_compact(paths),
+                "freshet.data.tiny_imagenet:read_compact",
                 slow=True,
                 checksums={
                     "train.npz": "sha256:ff3e8fd1fd962540bafdff58b825d138f6c6ccd97909d3f651c81715f9247d80",
@@ -218,9 +234,12 @@ _SPECS = (
                 },
             ),
         ),
+        model="resnet20",
+        shape=(3, 64, 64),
         remotes=tuple(Remote(f, md5, ("http://cs231n.stanford.edu/" + f,)) for f, md5 in _TINY_MD5.items()),
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2770, 0.2691, 0.2821),
+        note="the official validation images are the test set",
     ),
 )
 

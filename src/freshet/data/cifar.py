@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 from the official binary and python releases, or from compact zips of lossless WebP strips.
 
-All give the same arrays in the official order: uint8 (N, 3, 32, 32) and the (fine) labels.
+All formats give the same arrays in the official order: uint8 (N, 3, 32, 32) and the (fine) labels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from freshet.data.archives import as_data_errors, members
+from freshet.data.catalogue import ReadOptions
 from freshet.data.dataset import Array
 from freshet.data.plain_pickle import load_plain
 from freshet.errors import DataError
@@ -27,14 +28,14 @@ _STRIP_HEIGHT = 1 << 14  # pixels: WebP's own limit
 Split = tuple[Array, Array]
 
 
-def read_binary(path: Path, classes: int) -> dict[str, Array]:
-    """The official binary release, as archive or folder: label byte(s), then the red, green and blue planes."""
-    return _read_release(path, classes, ".bin")
+def read_binary(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """Read the official binary release, archive or folder: label byte(s), then the red, green and blue planes."""
+    return _read_release(paths[0], options.classes, ".bin")
 
 
-def read_python(path: Path, classes: int) -> dict[str, Array]:
-    """The official python release, as archive or folder, read as plain data: no pickled code is ever run."""
-    return _read_release(path, classes, "")
+def read_python(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """Read the official python release, archive or folder, as plain data. Pickled code is never run."""
+    return _read_release(paths[0], options.classes, "")
 
 
 def _read_release(path: Path, classes: int, suffix: str) -> dict[str, Array]:
@@ -75,9 +76,9 @@ def _python(where: str, data: bytes, classes: int) -> Split:
     return x.reshape(-1, 3, 32, 32), np.array(y, np.int64)
 
 
-def read_strips(paths: tuple[Path, ...], classes: int) -> dict[str, Array]:
-    """Compact zips, the training parts first and the test part last: WebP strips of stacked images and labels.npy."""
-    parts = [_strips(path, classes) for path in paths]
+def read_strips(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """Read compact zips, the test part last. Each holds WebP strips of stacked images and labels.npy."""
+    parts = [_strips(path, options.classes) for path in paths]
     return _join(parts[:-1], parts[-1])
 
 

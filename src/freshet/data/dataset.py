@@ -392,7 +392,9 @@ def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | 
     """Channel mean and spread of uint8 images; of images that are not in memory, those of an even sample."""
     if x.dtype != np.uint8 or not x.size:
         return None, None
-    return channel_statistics(x.read(adapters.evenly_spaced(len(x), STATISTICS_SAMPLES)) if isinstance(x, LazyRows) else x)
+    return channel_statistics(
+        x.read(adapters.evenly_spaced(len(x), STATISTICS_SAMPLES)) if isinstance(x, LazyRows) else x
+    )
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from freshet.data.archives import open_decoded
+from freshet.data.catalogue import ReadOptions
 from freshet.data.dataset import Array
 from freshet.errors import DataError
 
@@ -16,7 +17,7 @@ _LIMIT = 1 << 28  # bytes; 60,000 images of 28 x 28 are 47 MB
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """The uint8 array in an IDX file with the given number of dimensions (3: images, 1: labels)."""
+    """Read the uint8 array in an IDX file with the given number of dimensions (3: images, 1: labels)."""
     with open_decoded(path) as file:
         head = file.read(4 + 4 * dimensions)
         if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, 8, dimensions]):
@@ -34,15 +35,15 @@ def read_idx(path: Path, dimensions: int) -> Array:
 
 
 def _fill(data: Array, file: BinaryIO) -> int:
-    """Read into an array, which saves a copy of everything; how many bytes there were."""
+    """Read into the array, which saves a copy, and return the number of bytes read."""
     view, found = memoryview(data.data), 0
     while found < len(view) and (count := file.readinto(view[found:])):  # type: ignore[attr-defined]
         found += count
     return found
 
 
-def read_fashion(paths: tuple[Path, ...]) -> dict[str, Array]:
-    """Fashion-MNIST from its four files: training images and labels, test images and labels."""
+def read_splits(paths: tuple[Path, ...], _: ReadOptions) -> dict[str, Array]:
+    """Read four files: training images and labels, test images and labels."""
     x_train, x_test = (read_idx(p, 3)[:, None] for p in (paths[0], paths[2]))
     y_train, y_test = (read_idx(p, 1).astype(np.int64) for p in (paths[1], paths[3]))
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}

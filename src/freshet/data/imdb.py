@@ -1,4 +1,4 @@
-"""IMDb reviews: the texts from either format, a small tokeniser, and token ids of fixed length."""
+"""IMDb reviews from either format, a small tokeniser, and token ids of fixed length."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from freshet.data.archives import as_data_errors, members, read_bounded
+from freshet.data.catalogue import ReadOptions
 from freshet.data.dataset import Array
 from freshet.errors import ConfigError, DataError
 
@@ -34,12 +35,21 @@ class Reviews:
     y_test: Array
 
 
-def read_official(path: Path) -> Reviews:
-    """aclImdb as the official archive or its unpacked folder; the unlabelled reviews are left out."""
+def read_official(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """Read the official archive aclImdb, or its unpacked folder, without the unlabelled reviews."""
+    return as_arrays(_official_reviews(paths[0]), options)
+
+
+def read_compact(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """Read one review per line of an .xz file, in four equal parts, and the ratings of a .npy file."""
+    return as_arrays(compact_reviews(paths), options)
+
+
+def _official_reviews(path: Path) -> Reviews:
     found: list[tuple[str, int, int, str]] = []
     for name, data in members(path, lambda name: _REVIEW.fullmatch(name) is not None, _REVIEW_LIMIT):
         match = _REVIEW.fullmatch(name)
-        if match is None:  # cannot be: members() gives only names that match
+        if match is None:  # never happens: members() yields only matching names
             continue
         with as_data_errors(path):
             found.append((match[1], int(match[2] == "pos"), int(match[3]), data.decode("utf-8")))
@@ -52,8 +62,8 @@ def read_official(path: Path) -> Reviews:
     return Reviews(texts["train"], labels["train"], texts["test"], labels["test"])
 
 
-def read_compact(paths: tuple[Path, ...]) -> Reviews:
-    """One review per line in an .xz file (train neg, train pos, test neg, test pos in equal parts), stars in a .npy."""
+def compact_reviews(paths: tuple[Path, ...]) -> Reviews:
+    """The parts are train negative, train positive, test negative, test positive."""
     with as_data_errors(paths[0]):
         lines = read_bounded(paths[0], _TEXT_LIMIT).decode("utf-8").split("\n")
     with as_data_errors(paths[1]):
@@ -71,12 +81,12 @@ def read_compact(paths: tuple[Path, ...]) -> Reviews:
 
 
 def tokenise(text: str) -> list[str]:
-    """Lower-case words and numbers, with an inner apostrophe (don't); line-break tags and punctuation are dropped."""
+    """Return lower-case words and numbers, also with an apostrophe (don't). Drops line-break tags and punctuation."""
     return _WORD.findall(_BREAK.sub(" ", text.lower()))
 
 
 def build_vocabulary(documents: Iterable[Sequence[str]], size: int) -> dict[str, int]:
-    """Ids from 2 on for the ``size - 2`` most frequent words; equal counts in alphabetical order."""
+    """Number the ``size - 2`` most frequent words from 2 on. Ties are in alphabetical order."""
     if size < 3:
         raise ConfigError("data.vocabulary", f"{size} is too small; allowed: 3 or more (padding, unknown, words)")
     counts: Counter[str] = Counter()
@@ -87,7 +97,7 @@ def build_vocabulary(documents: Iterable[Sequence[str]], size: int) -> dict[str,
 
 
 def encode(documents: Sequence[Sequence[str]], vocabulary: dict[str, int], length: int) -> Array:
-    """int32 (N, length): the first ``length`` words, padded at the end; a text without words is one unknown word."""
+    """Return int32 (N, length): the first ``length`` words, padded at the end. An empty text is one unknown word."""
     if length < 1:
         raise ConfigError("data.length", f"{length} is too short; allowed: 1 or more")
     ids = np.full((len(documents), length), PAD, np.int32)
@@ -97,13 +107,13 @@ def encode(documents: Sequence[Sequence[str]], vocabulary: dict[str, int], lengt
     return ids
 
 
-def arrays(reviews: Reviews, vocabulary: int, length: int) -> dict[str, Array]:
-    """Token ids of both splits; the vocabulary comes from the training texts alone."""
+def as_arrays(reviews: Reviews, options: ReadOptions) -> dict[str, Array]:
+    """Turn both splits into token ids. The vocabulary comes from the training texts alone."""
     train, test = ([tokenise(text) for text in texts] for texts in (reviews.train, reviews.test))
-    words = build_vocabulary(train, vocabulary)
+    words = build_vocabulary(train, options.vocabulary)
     return {
-        "x_train": encode(train, words, length),
+        "x_train": encode(train, words, options.length),
         "y_train": reviews.y_train,
-        "x_test": encode(test, words, length),
+        "x_test": encode(test, words, options.length),
         "y_test": reviews.y_test,
     }

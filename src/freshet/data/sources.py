@@ -1,31 +1,36 @@
-"""Where data sets come from: a given folder, the user's cache, a system copy, or a download of the official files.
+"""Find, download, read and verify the data sets of the catalogue.
 
-Is this copy of a data set the published one? Counts, balance and checksums, as rows for a table.
+A data set comes from a given folder, the user's cache, a system copy, or a download of the official files.
+``verify`` compares a local copy with the published counts and checksums.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from freshet.data import cache
 from freshet.data.catalogue import CATALOGUE, Format, ReadOptions, Spec
-from freshet.data.dataset import Array, DataSet, check, stratified_indices
+from freshet.data.dataset import Array, DataSet, check
 from freshet.data.download import download, verify_file
 from freshet.errors import ConfigError, DataError
 
 SYSTEM_ROOTS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))  # Debian's dataset-* packages
 
+Reader = Callable[[tuple[Path, ...], ReadOptions], dict[str, Array]]
+
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A data set on this machine: which format, which files, and which source it came from."""
+    """A data set on this machine: its format, its files, and the source that holds them."""
 
     format: Format
     paths: tuple[Path, ...]
@@ -47,15 +52,16 @@ class DataSetInfo:
     classes: int
     train: int
     test: int
-    found: LocalCopy | None  # None: not on this machine, or built in
+    built_in: bool
+    found: LocalCopy | None  # None: built in, or not on this machine
 
 
 def available(data_dir: str | os.PathLike[str] | None = None) -> list[DataSetInfo]:
-    """Every data set that ``load`` knows, with where it is found on this machine."""
+    """Every data set that ``load`` knows, with its place on this machine."""
     rows = []
     for spec in CATALOGUE.values():
         found = None if spec.built_in else locate(spec.name, data_dir, partial_is_error=False)
-        rows.append(DataSetInfo(spec.name, spec.title, spec.kind, spec.classes, *spec.counts[0], found))
+        rows.append(DataSetInfo(spec.name, spec.title, spec.kind, spec.classes, *spec.counts[0], spec.built_in, found))
     return rows
 
 
@@ -69,18 +75,17 @@ def load(
     any_size: bool = False,
     use_cache: bool = True,
 ) -> DataSet:
-    """The data set ``name``, from the first source that has it.
+    """Return the data set ``name`` from the first source that has it.
 
-    ``vocabulary`` and ``length`` shape texts and mean nothing to images. Unless ``any_size`` is set, a copy with other
-    than the published number of samples is refused: a truncated file is then never trained on unnoticed.
+    ``vocabulary`` and ``length`` apply to text only. A copy with an unpublished number of samples is refused unless
+    ``any_size`` is set, so that nobody trains on a truncated file by accident.
     """
     spec = find_spec(name)
+    options = ReadOptions(spec.classes, vocabulary, length) if spec.kind == "text" else ReadOptions(spec.classes)
     if spec.built_in:
-        return check(_digits(spec))
+        return check(_assemble(spec, find_reader(spec.formats[0])((), options), options))
     found = obtain(name, data_dir, download=download)
-    options = ReadOptions(vocabulary, length) if spec.kind == "text" else ReadOptions()
-    arrays = _read_arrays(spec, found, options, use_cache)
-    dataset = check(_assemble(spec, arrays, options))
+    dataset = check(_assemble(spec, _read_arrays(spec, found, options, use_cache), options))
     counts = (len(dataset.y_train), len(dataset.y_test))
     if not any_size and counts not in spec.counts:
         allowed = " or ".join(f"{a} + {b}" for a, b in spec.counts)
@@ -91,7 +96,7 @@ def load(
 
 
 def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> LocalCopy:
-    """The files of a data set; downloads the official archive to the user's cache if no local source has it."""
+    """Locate the files of a data set. If no local source has them, download the official archive to the cache."""
     spec = find_spec(name)
     found = locate(name, data_dir)
     if found is None and download:
@@ -106,10 +111,12 @@ def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, downloa
     return found
 
 
-def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial_is_error: bool = True) -> LocalCopy | None:
-    """The first local source that has every file of one format, or None; no network is used.
+def locate(
+    name: str, data_dir: str | os.PathLike[str] | None = None, *, partial_is_error: bool = True
+) -> LocalCopy | None:
+    """Return the first local source that has every file of one format, or None. Uses no network.
 
-    A given folder with only some of the files is an error, since going on would quietly use another copy.
+    A given folder with only some of the files is an error: the next source would silently supply another copy.
     """
     spec = find_spec(name)
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
@@ -120,7 +127,7 @@ def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial
             for form in spec.formats:
                 paths = tuple(_packed_or_plain(folder / need) for need in form.needs)
                 here = [path for path in paths if path.exists()]
-                if len(here) == len(paths):
+                if paths and len(here) == len(paths):
                     return LocalCopy(form, paths, source)
                 if here:
                     lacks = ", ".join(path.name for path in paths if path not in here)
@@ -131,13 +138,19 @@ def locate(name: str, data_dir: str | os.PathLike[str] | None = None, *, partial
 
 
 def find_spec(name: str) -> Spec:
-    """The catalogue's entry; an unknown name is answered with the nearest known one."""
+    """Return the catalogue's entry. The error for an unknown name suggests the nearest known one."""
     key = name.lower().replace("_", "-")
     if key in CATALOGUE:
         return CATALOGUE[key]
     near = get_close_matches(key, CATALOGUE, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError("data.name", f"{name!r} is unknown; allowed: {', '.join(CATALOGUE)}{hint}")
+
+
+def find_reader(form: Format) -> Reader:
+    """Import the reader that a format names."""
+    module, _, function = form.reader.partition(":")
+    return cast(Reader, getattr(import_module(module), function))
 
 
 def _roots(data_dir: str | os.PathLike[str] | None) -> Iterator[tuple[Path, str]]:
@@ -151,7 +164,7 @@ def _roots(data_dir: str | os.PathLike[str] | None) -> Iterator[tuple[Path, str]
 
 
 def _candidates(root: Path, spec: Spec) -> Iterator[Path]:
-    """The data set's own folder inside the root, the root itself, or its parent if the root is an unpacked release."""
+    """The data set's folder inside the root, the root, and the root's parent if the root is an unpacked release."""
     folders = [*(root / alias for alias in spec.folders), root]
     if any(form.needs == (root.name,) for form in spec.formats):
         folders.append(root.parent)
@@ -159,8 +172,9 @@ def _candidates(root: Path, spec: Spec) -> Iterator[Path]:
 
 
 def _packed_or_plain(path: Path) -> Path:
-    """The file, or its unpacked form if only that exists (train-images-idx3-ubyte for ...-ubyte.gz)."""
-    plain = path.with_suffix("") if path.name.endswith("-ubyte.gz") else path
+    """The .gz file, or its unpacked form if only that exists."""
+    single = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    plain = path.with_suffix("") if single else path
     return path if path.exists() or not plain.exists() else plain
 
 
@@ -170,12 +184,13 @@ def _download(spec: Spec) -> None:
 
 
 def _read_arrays(spec: Spec, found: LocalCopy, options: ReadOptions, use_cache: bool) -> dict[str, Array]:
+    read = find_reader(found.format)
     if not (use_cache and found.format.slow):
-        return found.format.read(found.paths, options)
+        return read(found.paths, options)
     key = cache.fingerprint(found.paths, spec.name, found.format.title, options.vocabulary, options.length)
     arrays = cache.fetch(spec.name, key)
     if arrays is None:
-        arrays = found.format.read(found.paths, options)
+        arrays = read(found.paths, options)
         cache.store(spec.name, key, arrays)
     return arrays
 
@@ -199,23 +214,9 @@ def _assemble(spec: Spec, arrays: dict[str, Array], options: ReadOptions) -> Dat
     )
 
 
-def _digits(spec: Spec) -> DataSet:
-    """scikit-learn's 1,797 digits as float32 in 0..1, a fixed stratified fifth of them for testing."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)
-    y = bunch.target.astype(np.int64)
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([0])))
-    test = stratified_indices(y, len(y) // 5, rng)
-    train = np.setdiff1d(np.arange(len(y)), test)
-    whole = spec.counts[0]
-    return DataSet(spec.name, x[train], y[train], x[test], y[test], spec.classes, spec.class_names, full_counts=whole)
-
-
 @dataclass(frozen=True)
 class CheckRow:
-    """One line of the check: what was compared, what is published, what is here."""
+    """One comparison of a local copy with the published data set."""
 
     item: str
     expected: str
@@ -224,7 +225,7 @@ class CheckRow:
 
 
 def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[CheckRow]:
-    """Read the local copy afresh (no decoded cache, no network) and compare it with the published facts."""
+    """Read the local copy again, without cache and network, and compare it with the published facts."""
     spec = find_spec(name)
     rows: list[CheckRow] = []
     if not spec.built_in:
@@ -240,14 +241,12 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     expected = min(spec.counts, key=lambda c: abs(c[0] - counts[0]))
     rows.append(_count("training samples", expected[0], counts[0]))
     rows.append(_count("test samples", expected[1], counts[1]))
-    for part, y in (("training", data.y_train), ("test", data.y_test)):
+    for part, y, count in (("training", data.y_train, expected[0]), ("test", data.y_test, expected[1])):
         sizes = np.bincount(y, minlength=spec.classes)
         spread = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-        if spec.built_in:
-            rows.append(CheckRow(f"{part} samples per class", "all classes", spread, bool(sizes.min() > 0)))
-        else:
-            each = (expected[0] if part == "training" else expected[1]) // spec.classes
-            rows.append(CheckRow(f"{part} samples per class", str(each), spread, bool((sizes == each).all())))
+        each = count // spec.classes
+        ok = bool((sizes == each).all()) if spec.balanced else bool(sizes.min() > 0)
+        rows.append(CheckRow(f"{part} samples per class", str(each) if spec.balanced else "all classes", spread, ok))
     if spec.digest:
         here = digest(data)
         rows.append(CheckRow("contents (sha256)", spec.digest[:16], here[:16], here == spec.digest))
@@ -255,7 +254,7 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
 
 
 def digest(data: DataSet) -> str:
-    """SHA-256 over training samples and labels, then test samples and labels; independent of the file format."""
+    """SHA-256 over training samples and labels, then test samples and labels. The file format does not matter."""
     total = hashlib.sha256()
     for array in (data.x_train, data.y_train, data.x_test, data.y_test):
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))

@@ -1,6 +1,6 @@
 """Tiny-ImageNet-200 from the official zip or folder, or from compact npz files with the original JPEG bytes.
 
-The official test images have no public labels; as everywhere in the literature, the validation images are the test set.
+The official test images have no public labels. As usual in the literature, the validation images are the test set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from freshet.data.archives import as_data_errors, members, read_bounded
+from freshet.data.catalogue import ReadOptions
 from freshet.data.dataset import Array
 from freshet.errors import DataError
 from freshet.files import open_regular
@@ -24,11 +25,12 @@ _VAL = re.compile(r"(?:.*/)?val/images/(val_(\d+)\.JPEG)")
 _FILE_LIMIT = 1 << 24
 _NPZ_LIMIT = 1 << 30  # bytes of one array; all 100,000 payloads would be 140 MB
 
-_Row = tuple[str, int, bytes]  # class or file name, number, JPEG: decoded only at the end, straight into one array
+_Row = tuple[str, int, bytes]  # class or file name, number, JPEG; decoded at the end into one array
 
 
-def read_official(path: Path) -> dict[str, Array]:
-    """tiny-imagenet-200 as zip or folder: train/<wnid>/images, val/images with val_annotations.txt, words.txt."""
+def read_official(paths: tuple[Path, ...], _: ReadOptions) -> dict[str, Array]:
+    """Read tiny-imagenet-200, zip or folder: train/<wnid>/images, val/images with val_annotations.txt, words.txt."""
+    path = paths[0]
     texts: dict[str, str] = {}
     train: list[_Row] = []
     val: list[_Row] = []
@@ -67,11 +69,11 @@ def _assemble(path: Path, train: list[_Row], val: list[_Row], texts: dict[str, s
     return result
 
 
-def read_compact(paths: tuple[Path, ...]) -> dict[str, Array]:
-    """train.npz, val.npz and classes.txt: JPEG files as shared headers plus payloads, labels in sorted wnid order."""
+def read_compact(paths: tuple[Path, ...], _: ReadOptions) -> dict[str, Array]:
+    """Read train.npz, val.npz and classes.txt: JPEGs as shared headers plus payloads, labels in sorted wnid order."""
     result: dict[str, Array] = {}
     for part, path in (("train", paths[0]), ("test", paths[1])):
-        result[f"x_{part}"], result[f"y_{part}"] = _read_npz(path)
+        result[f"x_{part}"], result[f"y_{part}"] = read_npz(path)
     with as_data_errors(paths[2]):
         text = read_bounded(paths[2], _FILE_LIMIT).decode("utf-8")
         rows = [line.split("\t") for line in text.splitlines()]
@@ -79,7 +81,7 @@ def read_compact(paths: tuple[Path, ...]) -> dict[str, Array]:
     return result
 
 
-def _read_npz(path: Path) -> tuple[Array, Array]:
+def read_npz(path: Path) -> tuple[Array, Array]:
     with as_data_errors(path), open_regular(path, links=False) as file:
         with zipfile.ZipFile(file) as archive:
             if max((info.file_size for info in archive.infolist()), default=0) > _NPZ_LIMIT:

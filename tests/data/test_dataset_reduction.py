@@ -48,7 +48,7 @@ def test_whole_sets_say_nothing(tmp_path, federate):
     ],
 )
 def test_a_part_says_of_what(change, says):
-    assert change(load("digits")).part() == says
+    assert change(load("digits")).reduction_notice() == says
 
 
 def test_a_part_is_said_on_the_screen_in_the_config_and_in_the_summary(tmp_path, federate):

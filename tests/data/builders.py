@@ -3,13 +3,19 @@
 import gzip
 import io
 import lzma
+import os
 import struct
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from freshet.data import load
+from freshet.errors import DataError
 
 
 def samples(count: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -212,3 +218,22 @@ def _common_head(files: list[bytes]) -> bytes:
     head = files[0][:200]
     assert all(f.startswith(head) for f in files)
     return head
+
+
+class RunsOnLoad:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path: Path, function: Any = os.system) -> None:
+        self.path, self.function = path, function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, (f"touch {self.path}",)
+
+
+def refusal(name: str, folder: Path) -> str:
+    """Load a data set that must be refused and return the sentence."""
+    with pytest.raises(DataError) as caught:
+        load(name, folder, download=False, any_size=True)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message

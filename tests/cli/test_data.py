@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import data_builders as build
 import numpy as np
 import pytest
 import typer
@@ -12,9 +11,17 @@ from typer.testing import CliRunner
 from freshet import Federation, data
 from freshet.cli.data import SCHEMES, data_app
 from freshet.config import resolve
+from tests.data import builders as build
 
-pytestmark = pytest.mark.usefixtures("nowhere")
 run = CliRunner().invoke
+
+
+@pytest.fixture(autouse=True)
+def no_local_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No FRESHET_DATA, no system copies, an empty cache."""
+    monkeypatch.setenv("FRESHET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FRESHET_DATA", raising=False)
+    monkeypatch.setattr("freshet.data.sources.SYSTEM_ROOTS", ())
 
 
 def test_list_shows_every_set() -> None:

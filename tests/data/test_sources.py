@@ -1,18 +1,16 @@
 """Tiny generated files in every format, read through ``load`` as a user would."""
 
 import io
-import pickle
 from pathlib import Path
 
-import data_builders as build
 import numpy as np
 import pytest
 from PIL import Image
 
-from freshet.data import DataSet, available, from_arrays, load, locate
+from freshet.data import DataSet, available, load, locate
 from freshet.data.imdb import build_vocabulary, encode, tokenise
-from freshet.data.plain_pickle import load_plain
 from freshet.errors import ConfigError, DataError
+from tests.data import builders as build
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -174,27 +172,3 @@ def test_missing_incomplete_and_short_copies_are_told_apart(tmp_path: Path) -> N
         load("fashion-mnist", tmp_path, download=False)
     with pytest.raises(ConfigError, match="did you mean cifar100"):
         load("cifar1000")
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_plain_pickles_of_every_protocol(protocol: int) -> None:
-    value = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [1, 2], "t": (1, None, True, 2.5, "x")}
-    result = load_plain(pickle.dumps(value, protocol))
-    assert np.array_equal(result[b"data"], value[b"data"])
-    assert result["labels"] == [1, 2]
-    assert result["t"] == value["t"]
-    fortran = pickle.dumps({"d": np.asfortranarray(np.arange(6.0).reshape(2, 3))}, protocol)
-    assert np.array_equal(load_plain(fortran)["d"], np.arange(6.0).reshape(2, 3))
-
-
-def test_torchvision_style_samples_with_pillow_images() -> None:
-    class Images:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
-            return Image.fromarray(np.full((5, 6, 3), i, np.uint8)), i % 2
-
-    data = from_arrays("pictures", Images(), Images())
-    assert data.x_train.shape == (4, 3, 5, 6)
-    assert data.x_train[3].max() == 3

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from freshet import ConfigError, DataError, Federation
 from freshet.compute.executor import Setup
-from freshet.compute.share import unpack_setup, pack_setup
+from freshet.compute.share import pack_setup, unpack_setup
 from freshet.data import from_arrays
 from freshet.data.adapters import LazyRows, stored_labels
 from freshet.training.batches import FederatedData, Samples
@@ -319,3 +320,16 @@ def test_tests_per_device_are_carried_to_the_workers():
 def test_lazy_rows_can_be_pickled():
     rows = from_arrays("t", Counted(X, Y), Counted(X, Y), lazy=True).x_train[[4, 2]]
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows)).read(np.arange(2)), X[[4, 2]])
+
+
+def test_torchvision_style_samples_with_pillow_images() -> None:
+    class Images:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+            return Image.fromarray(np.full((5, 6, 3), i, np.uint8)), i % 2
+
+    data = from_arrays("pictures", Images(), Images())
+    assert data.x_train.shape == (4, 3, 5, 6)
+    assert data.x_train[3].max() == 3

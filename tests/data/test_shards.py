@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from freshet.data import from_arrays
-from freshet.data.shards import as_shards, as_device_tests
+from freshet.data.shards import as_device_tests, as_shards
 from freshet.errors import ConfigError, FreshetError
 
 PARTS = [[0, 3], [1, 2, 5], [4]]

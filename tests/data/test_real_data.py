@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from freshet.data import digest, load, locate, verify
-from freshet.data.catalogue import CATALOGUE
+from freshet.data.catalogue import CATALOGUE, ReadOptions
 from freshet.data.dataset import channel_statistics
-from freshet.data.imdb import arrays, read_compact
-from freshet.data.tiny_imagenet import _read_npz
+from freshet.data.imdb import Reviews, as_arrays, compact_reviews
+from freshet.data.tiny_imagenet import read_npz
 
 CIFAR10_MD5 = [  # data_batch_1..5.bin, test_batch.bin of the official binary release
     "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -78,12 +78,12 @@ def test_imdb_texts_and_a_small_vocabulary(real_data: Path) -> None:
     found = locate("imdb", real_data)
     if found is None or found.format.title != "compact text":
         pytest.skip("no compact IMDb in FRESHET_DATA")
-    reviews = read_compact(found.paths)
+    reviews = compact_reviews(found.paths)
     assert np.bincount(reviews.y_train).tolist() == np.bincount(reviews.y_test).tolist() == [12_500, 12_500]
     text = "\n".join([*reviews.train, *reviews.test]).encode()
     assert hashlib.sha256(text).hexdigest() == "2ffe0adbb409ccf1046083cdad3f89bb0d4a42b12c64c7999ae7d5089bd88345"
-    few = type(reviews)(reviews.train[::25], reviews.y_train[::25], reviews.test[::25], reviews.y_test[::25])
-    ids = arrays(few, 2000, 64)
+    few = Reviews(reviews.train[::25], reviews.y_train[::25], reviews.test[::25], reviews.y_test[::25])
+    ids = as_arrays(few, ReadOptions(2, vocabulary=2000, length=64))
     assert ids["x_train"].shape == (1000, 64)
     assert ids["x_train"].max() == 1999
     assert 0.6 < (ids["x_test"] > 1).sum() / (ids["x_test"] > 0).sum() < 1
@@ -93,7 +93,7 @@ def test_tiny_imagenet(real_data: Path) -> None:
     found = locate("tiny-imagenet", real_data)
     if found is None or len(found.paths) != 3:
         pytest.skip("no compact Tiny-ImageNet in FRESHET_DATA")
-    x, y = _read_npz(found.paths[1])  # the training part takes many seconds; its labels are enough here
+    x, y = read_npz(found.paths[1])  # the training part takes many seconds; its labels are enough here
     assert x.shape == (4000, 3, 64, 64)
     assert (np.bincount(y) == 20).all()
     with np.load(found.paths[0], allow_pickle=False) as content:

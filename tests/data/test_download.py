@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine; the cache of decoded arrays."""
+"""Downloads from a server on this machine."""
 
 import gzip
 import hashlib
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import data_builders as build
 import numpy as np
 import pytest
 
-from freshet.data import cache, load
+from freshet.data import load
 from freshet.data.catalogue import CATALOGUE
 from freshet.data.download import DownloadBar, Remote, download
 from freshet.errors import DataError
+from tests.data import builders as build
 
 
 class Site:
@@ -115,15 +115,6 @@ def test_load_downloads_into_the_cache(site: Site, tmp_path: Path, monkeypatch: 
     assert site.requests == requests == 4
 
 
-def test_every_official_address_has_a_checksum() -> None:
-    for spec in CATALOGUE.values():
-        assert spec.built_in or spec.remotes
-        for item in spec.remotes:
-            algorithm, _, digest = item.checksum.partition(":")
-            assert len(digest) == {"md5": 32, "sha256": 64}[algorithm]
-            assert all(url.startswith("http") and url.endswith(item.filename) for url in item.urls)
-
-
 def test_progress_draws_only_on_a_terminal() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -135,43 +126,3 @@ def test_progress_draws_only_on_a_terminal() -> None:
         bar.update(2_000_000)
         bar.close()
         assert ("100%" in stream.getvalue()) is drawn
-
-
-ARRAYS = {"x": np.arange(6, dtype=np.uint8).reshape(2, 3), "names": np.array(["a", "bc"])}
-
-
-def test_cache_round_trip_and_damage(tmp_path: Path) -> None:
-    assert cache.fetch("toy", "k" * 32) is None
-    cache.store("toy", "k" * 32, ARRAYS)
-    found = cache.fetch("toy", "k" * 32)
-    assert found is not None and all(np.array_equal(found[k], v) for k, v in ARRAYS.items())
-    file = tmp_path / "cache" / "decoded" / ("toy-" + "k" * 32) / "x.npy"
-    good = file.read_bytes()
-    for bad in (good[:-1] + b"\xff", good[:20], b""):
-        file.write_bytes(bad)
-        assert cache.fetch("toy", "k" * 32) is None
-    cache.store("toy", "k" * 32, ARRAYS)  # a damaged entry is replaced
-    assert cache.fetch("toy", "k" * 32) is not None
-    (file.parent / "index.json").write_text("[]")
-    assert cache.fetch("toy", "k" * 32) is None
-
-
-def test_cache_keeps_few_entries_and_never_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(8):
-        cache.store("toy", f"{i:032d}", ARRAYS)
-    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 4
-    assert cache.fetch("toy", f"{7:032d}") is not None
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FRESHET_CACHE", str(tmp_path / "file" / "below"))
-    cache.store("toy", "0" * 32, ARRAYS)
-    assert cache.fetch("toy", "0" * 32) is None
-
-
-def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
-    file = tmp_path / "a"
-    file.write_text("one")
-    first = cache.fingerprint((file,), "x")
-    assert first == cache.fingerprint((file,), "x") != cache.fingerprint((file,), "y")
-    file.write_text("other")
-    assert cache.fingerprint((file,), "x") != first
-    assert cache.fingerprint((tmp_path,), "x") != first
