@@ -1,13 +1,12 @@
-"""Networks: the six of the FedASMU paper, a small one for the embedded digits, an MLP; layer groups of any module."""
+"""Networks: the six of the FedASMU paper, a small one for the built-in digits, and an MLP."""
 
-from freshet.models.base import Contrastive, BuiltInModel, has_features
-from freshet.models.groups import layer_groups
+from freshet.models.base import BuiltInModel, Contrastive, has_features, layer_groups
 from freshet.models.registry import ModelInfo, build, count_parameters, describe, names
 
 __all__ = [
+    "BuiltInModel",
     "Contrastive",
     "ModelInfo",
-    "BuiltInModel",
     "build",
     "count_parameters",
     "describe",

@@ -1,54 +1,4 @@
-"""ResNet-20: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2 (CIFAR).
-
-One 3x3 convolution, three stages of three basic blocks with 16, 32, 64 channels, global average pool, one dense layer.
-Shortcuts are option A: where a stage begins, every second pixel is kept and the new channels are zero, so shortcuts
-have no parameters. Convolutions have no bias, for a normalisation follows each one; He initialisation.
-Parameters on 3x32x32: 269,722 with 10 classes.
-
-LeNet-5: LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", 1998.
-
-Today's usual form: two 5x5 convolutions (6, 16) with ReLU and 2x2 max pool, then 120, 84, classes. Images under
-32 pixels get a padding of 2 in the first convolution, so 28x28 is seen as the 32x32 of the original. He initialisation.
-Parameters with 10 classes: 61,706 (1x28x28), 62,006 (3x32x32).
-
-The "synthetic CNN" of the FedASMU paper, layer by layer as its table lists it.
-
-conv 64 channels 2x2 - ReLU - conv 32 channels 2x2 - ReLU - flatten - dense (classes). Softmax is part of the loss.
-
-The table leaves open, and we decide:
-- pooling: it lists none while it lists even the activations and the flatten, so there is none. `pool = True` adds
-  a 2x2 max pool after each activation (d = 1,568 instead of 28,800 on 32x32);
-- stride 1, padding 0, biases everywhere (the defaults of the libraries that print such tables);
-- the activation ("null" in the table): ReLU;
-- the dense layer says 10 units; on CIFAR-100 it has 100;
-- torch's own initialisation (He's makes the 28,800 inputs of the dense layer so large that the first loss doubles).
-
-There is no hidden dense layer, so the vector that feeds the final Linear layer, MOON's h, is the flattened map itself.
-With 28,800 features a projection head is out of the question (829 million parameters): MOON uses the form without head
-here, or `pool = True`. Parameters on 3x32x32: 297,066 with 10 classes, 2,889,156 with 100.
-
-AlexNet: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep CNNs", NIPS 2012, in its CIFAR form.
-
-Five convolutions (64 11x11 stride 4, 192 5x5, 384, 256, 256 3x3) with 2x2 max pools after the first, second and fifth,
-then one dense layer: the two dense layers of 4,096 units of the original would hold nine tenths of all parameters for
-images this small. This is the CIFAR form in common use (2.47 M parameters). The last pool takes the largest value per
-channel, so 28, 32 and 64 pixels all give d = 256. He initialisation. Parameters on 3x32x32: 2,472,266 with 10 classes.
-
-VGG-11 (configuration A): Simonyan, Zisserman, "Very Deep Convolutional Networks ...", ICLR 2015, in its CIFAR form.
-
-Eight 3x3 convolutions (64, 128, 256, 256, 512, 512, 512, 512) in five pooled stages, then dense layers of 512 units
-instead of 4,096. Dropout follows each hidden dense layer as in the paper. `hidden_layers = 0` gives the other common
-CIFAR form: one dense layer on the 512 pooled features, no dropout. The last pool takes the largest value per channel,
-so 28, 32 and 64 pixels all give 512 features. He initialisation.
-Parameters on 3x32x32, 10 classes: 9,750,922 (9,225,610 without hidden layers; BatchNorm adds 5,504).
-
-A small network for the embedded 1x8x8 handwritten digits: quick in tiny batches, no buffers, no dropout.
-
-conv 16 3x3 - ReLU - max pool - conv 32 3x3 - ReLU - max pool - 64 - classes; He initialisation.
-Parameters with 10 classes: 13,706.
-
-A multi-layer perceptron on the flattened sample: tables, toy problems, and (with no hidden layer) a convex model.
-"""
+"""Image networks of the FedASMU paper, a small one for the built-in digits, and an MLP for any flat sample."""
 
 import math
 from collections.abc import Sequence
@@ -58,20 +8,25 @@ from torch import Tensor, nn
 from freshet.errors import ConfigError
 from freshet.models.base import (
     BuiltInModel,
-    conv_block,
     check_flag,
-    global_max,
-    he_initialise,
     check_image_shape,
-    norm_layers,
     check_rate,
     check_whole,
     check_wholes,
+    conv_block,
+    global_max,
+    he_initialise,
+    norm_layers,
 )
 
 
 class LeNet5(BuiltInModel):
-    """h = the 84 units after ReLU."""
+    """LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", 1998.
+
+    The usual modern form: two 5x5 convolutions (6, 16) with ReLU and 2x2 max pool, then 120, 84, classes. Images under
+    32 pixels get a padding of 2 in the first convolution, so a 28x28 image is seen as the original's 32x32.
+    He initialisation. h = the 84 units after ReLU. Parameters with 10 classes: 61,706 (1x28x28), 62,006 (3x32x32).
+    """
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
@@ -98,7 +53,23 @@ class LeNet5(BuiltInModel):
 
 
 class CNN(BuiltInModel):
-    """h = the flattened 32-channel map after ReLU (and pooling, if asked for)."""
+    """The "synthetic CNN" of the FedASMU paper, layer by layer as in its table.
+
+    conv 64 channels 2x2 - ReLU - conv 32 channels 2x2 - ReLU - flatten - dense (classes). Softmax is part of the loss.
+    h = the flattened 32-channel map after ReLU (and pooling). Parameters on 3x32x32: 297,066 with 10 classes,
+    2,889,156 with 100.
+
+    The table leaves open, and we decide:
+    - pooling: none. The table lists even activations and the flatten, but no pooling. `pool = True` adds a 2x2 max
+      pool after each activation (d = 1,568 instead of 28,800 on 32x32);
+    - stride 1, padding 0, biases everywhere: the defaults of the libraries that print such tables;
+    - the activation ("null" in the table): ReLU;
+    - the dense layer: 10 units in the table, 100 on CIFAR-100;
+    - torch's default initialisation. He's makes the dense layer's 28,800 inputs so large that the first loss doubles.
+
+    A projection head on 28,800 features would have 829 million parameters. MOON runs without a head here, or with
+    `pool = True`.
+    """
 
     def __init__(
         self,
@@ -128,7 +99,13 @@ class CNN(BuiltInModel):
 
 
 class AlexNet(BuiltInModel):
-    """h = the 256 channel maxima behind the fifth convolution."""
+    """Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep CNNs", NIPS 2012, in its CIFAR form.
+
+    Five convolutions (64 11x11 stride 4, 192 5x5, 384, 256, 256 3x3) with 2x2 max pools after the first, second and
+    fifth, then one dense layer. On images this small, the original's two dense layers of 4,096 units would hold nine
+    tenths of all parameters. The last pool takes the maximum per channel, so 28, 32 and 64 pixels all give d = 256.
+    He initialisation. h = the 256 channel maxima. Parameters on 3x32x32: 2,472,266 with 10 classes.
+    """
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
@@ -154,7 +131,15 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 class VGG11(BuiltInModel):
-    """h = the last hidden dense layer after ReLU, before its dropout."""
+    """Simonyan, Zisserman, "Very Deep Convolutional Networks ...", ICLR 2015: configuration A in its CIFAR form.
+
+    Eight 3x3 convolutions (64, 128, 256, 256, 512, 512, 512, 512) in five pooled stages, then dense layers of 512 units
+    instead of 4,096. Dropout follows each hidden dense layer as in the paper. `hidden_layers = 0` gives the other
+    common CIFAR form: one dense layer on the 512 pooled features, no dropout. The last pool takes the maximum per
+    channel, so 28, 32 and 64 pixels all give 512 features. He initialisation. h = the last hidden dense layer after
+    ReLU, before its dropout. Parameters on 3x32x32, 10 classes: 9,750,922 (9,225,610 without hidden layers; BatchNorm
+    adds 5,504).
+    """
 
     def __init__(
         self,
@@ -193,7 +178,11 @@ class VGG11(BuiltInModel):
 
 
 class DigitsCNN(BuiltInModel):
-    """h = the 64 units after ReLU."""
+    """A small network for the built-in 1x8x8 digits: quick in tiny batches, no buffers, no dropout.
+
+    conv 16 3x3 - ReLU - max pool - conv 32 3x3 - ReLU - max pool - 64 - classes; He initialisation.
+    h = the 64 units after ReLU. Parameters with 10 classes: 13,706.
+    """
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "none") -> None:
         super().__init__()
@@ -216,7 +205,10 @@ class DigitsCNN(BuiltInModel):
 
 
 class MLP(BuiltInModel):
-    """h = the last hidden layer after ReLU; with `hidden = []`, logistic regression, h is the sample itself."""
+    """A multi-layer perceptron on the flattened sample: for tables, toy problems and convex models.
+
+    h = the last hidden layer after ReLU. With `hidden = []` it is logistic regression, and h is the sample.
+    """
 
     def __init__(
         self,
@@ -258,7 +250,7 @@ class BasicBlock(nn.Module):
         )
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """Option A: keep every `stride`-th pixel, share the new zero channels between front and back."""
+        """Option A: keep every `stride`-th pixel; half of the new zero channels go in front, half behind."""
         if self.stride == 1 and self.new_channels == 0:
             return x
         front = self.new_channels // 2
@@ -271,7 +263,12 @@ class BasicBlock(nn.Module):
 
 
 class ResNet20(BuiltInModel):
-    """h = the 64 channel means behind the last block."""
+    """He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2 (CIFAR).
+
+    One 3x3 convolution, three stages of three basic blocks with 16, 32, 64 channels, global average pool, one dense
+    layer. Shortcuts are option A and have no parameters. A normalisation follows each convolution, so convolutions have
+    no bias. He initialisation. h = the 64 channel means. Parameters on 3x32x32: 269,722 with 10 classes.
+    """
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, head: bool = False, norm: str = "batch") -> None:
         super().__init__()

@@ -18,7 +18,7 @@ class _Entry:
     network: Callable[..., BuiltInModel]
     summary: str
     norms: tuple[str, ...]  # the first is the default
-    shape: tuple[int, ...]  # reference sample and classes, for the parameter count in `describe`
+    shape: tuple[int, ...]  # reference sample; with `classes` it gives the parameter count in `describe`
     classes: int
     vocabulary: int | None = None
 
@@ -32,14 +32,14 @@ _NETWORKS = {
     "vgg11": _Entry(VGG11, "VGG-11, CIFAR form (Simonyan, Zisserman 2015)", _PLAIN, (3, 32, 32), 10),
     "textcnn": _Entry(TextCNN, "convolutions over words (Kim 2014)", ("none",), (256,), 2, vocabulary=20_000),
     "mlp": _Entry(MLP, "multi-layer perceptron on the flattened sample", ("none",), (1, 8, 8), 10),
-    "digits": _Entry(DigitsCNN, "small network for the embedded 8x8 digits", _PLAIN, (1, 8, 8), 10),
+    "digits": _Entry(DigitsCNN, "small network for the built-in 8x8 digits", _PLAIN, (1, 8, 8), 10),
 }
 _COMMON = {"self", "input_shape", "classes", "head", "norm", "vocabulary", "pad_id"}
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One line about a network; `parameters` counts those for the sample shape and classes given beside it."""
+    """One line about a network. `parameters` is counted for the given sample shape and classes."""
 
     name: str
     summary: str
@@ -52,17 +52,17 @@ class ModelInfo:
 
 
 def names() -> list[str]:
-    """Names that `build` knows."""
+    """Return the names that `build` accepts."""
     return list(_NETWORKS)
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Number of learnable values of a module."""
+    """Return the number of learnable values."""
     return sum(p.numel() for p in module.parameters())
 
 
 def _options(entry: _Entry) -> dict[str, object]:
-    """A network's own options with their defaults."""
+    """Return the network-specific options with their defaults."""
     signature = inspect.signature(entry.network)
     return {k: v.default for k, v in signature.parameters.items() if k not in _COMMON}
 
@@ -85,7 +85,7 @@ def build(
     pad_id: int | None = None,
     **options: object,
 ) -> BuiltInModel:
-    """A fresh network with weights drawn from torch's global random stream.
+    """Build a network with weights from torch's global random stream.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def build(
     input_shape : one sample, (channels, height, width) for images, (length,) for token ids.
     classes : number of classes.
     head : MOON's projection head between encoder and classifier.
-    norm : "batch", "group" or "none"; None takes the network's usual one.
+    norm : "batch", "group" or "none"; None means the network's default.
     vocabulary, pad_id : number of token ids and the padding id (0 if None), for text only.
-    options : the network's own options, see `describe()`.
+    options : network-specific options, see `describe()`.
     """
     entry = _entry(name)
     shape = tuple(check_whole("model.input_shape", side) for side in input_shape)
@@ -104,7 +104,7 @@ def build(
     known = _options(entry)
     for option in options:
         if option not in known:
-            allowed = f"its options are {', '.join(known)}" if known else "it has no options of its own"
+            allowed = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ConfigError(f"model.{option}", f"{name} does not know this option; {allowed}")
     if norm is None:
         norm = entry.norms[0]
@@ -126,7 +126,7 @@ def build(
 
 
 def describe() -> list[ModelInfo]:
-    """What can be built, with parameter counts at a reference shape (counted without allocating any weights)."""
+    """Describe every network, with parameter counts at a reference shape. Allocates no weights."""
     rows = []
     for name, entry in _NETWORKS.items():
         with torch.device("meta"):

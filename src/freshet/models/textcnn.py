@@ -1,15 +1,15 @@
 """TextCNN: Yoon Kim, "Convolutional Neural Networks for Sentence Classification", EMNLP 2014 (CNN-rand).
 
 Embedding (300), convolutions of widths 3, 4, 5 with 100 filters each, ReLU, max over time, dropout 0.5, dense layer.
-Embeddings start uniform in [-0.25, 0.25], as in Kim's code for words without a pretrained vector.
+Embeddings start uniform in [-0.25, 0.25], as in Kim's code for words without a pretrained vector. Kim's l2 bound on
+the weights of the last layer is left out. Parameters with a vocabulary of 20,000 and 2 classes: 6,360,902.
 
-Padding: the embedding of `pad_id` counts as zero and only windows that start at a real token take part in the
-maximum; a window that reaches past the last token sees zeros. So the logits do not depend on how much padding follows a
-text, a text shorter than a filter still has a window, and an empty text has h = 0. Kim's l2 bound on the weights of
-the last layer is left out. Parameters with a vocabulary of 20,000 and 2 classes: 6,360,902.
+Padding: the embedding of `pad_id` is zero. Only windows that start at a real token enter the maximum; a window that
+reaches past the last token sees zeros. So the logits do not depend on the amount of padding, a text shorter than a
+filter still has a window, and an empty text has h = 0.
 
-Of all windows of a text only the one at a filter's maximum has a gradient: with L windows and F filters the way back
-goes through F of the F L products that the way there computes, which makes a step twice as fast (``MaxOverTime``).
+Only the window at a filter's maximum has a gradient. ``MaxOverTime`` uses this: with L windows and F filters, its
+backward pass needs F of the forward pass's F L products. A training step is twice as fast.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from freshet.models.base import BuiltInModel, check_rate, check_whole, check_who
 
 
 class MaxOverTime(torch.autograd.Function):
-    """``max_t relu(b + sum_j W_j x_{t+j})`` over the windows t that start at a real token (0 without any)."""
+    """``max_t relu(b + sum_j W_j x_{t+j})`` over the windows t that start at a real token; 0 if there is none."""
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, real: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Words (text, place, dimension), which of them are real, filters (filter, dimension, j) -> (text, filter)."""
+        """Words (text, place, dimension), mask of real words, filters (filter, dimension, j) -> (text, filter)."""
         padded = nn.functional.pad(words, (0, 0, 0, weight.shape[2] - 1))
         windows = nn.functional.conv1d(padded.transpose(1, 2), weight, bias)
         best, at = windows.masked_fill_(~real.unsqueeze(1), -torch.inf).max(dim=2)
@@ -36,7 +36,7 @@ class MaxOverTime(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
-        """``dW = sum_texts g x_at``, ``dx_at = sum_filters g W``, each window being one stretch of memory."""
+        """``dW = sum_texts g x_at``, ``dx_at = sum_filters g W``. Each window is contiguous in memory."""
         padded, weight, at, above = ctx.saved_tensors
         g = gradients[0] * above
         (texts, places, size), (filters, _, width) = padded.shape, weight.shape

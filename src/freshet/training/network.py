@@ -27,7 +27,7 @@ from freshet.core.layout import Kind, Layout, TensorPlace
 from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError, RunError
-from freshet.models.groups import layer_groups
+from freshet.models.base import layer_groups
 
 Factory = Callable[[], nn.Module]
 
