@@ -1,20 +1,27 @@
 """From a configuration to data, model, fleet and shards; what is wrong with them is said before anything is written."""
 
+import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from types import FrameType
 
 import numpy as np
 import pytest
 from torch import nn
+from typer.testing import CliRunner
 
 from freshet import ConfigError, DataError, Federation, Fleet, FleetOptions
 from freshet.assembly import Assembly, Overrides
+from freshet.cli.app import app
 from freshet.config import resolve
 from freshet.core.method import LocalRule
 from freshet.data import load
 from freshet.data.dataset import from_arrays, own_data
+from freshet.flower.device import Device
 from freshet.methods import method_names
 from freshet.sim.forecast import expected_uploads, trip_seconds
-from freshet.training.network import build_quietly, initial_weights, layout_of
+from freshet.training.network import build_module, initial_weights, layout_of
 
 TABLES = {
     "fleet": {"devices": 6},
@@ -43,7 +50,7 @@ def net() -> nn.Module:
 def test_every_part_follows_from_the_configuration():
     parts = Assembly(config()).check()
     assert (len(parts.dataset.y_train), len(parts.dataset.y_test)) == (240, 60)
-    assert parts.layout == layout_of(build_quietly(parts.factory)) and parts.layout.size == 650
+    assert parts.layout == layout_of(build_module(parts.factory)) and parts.layout.size == 650
     drawn = Fleet.draw(FleetOptions(devices=6), 5)
     sizes = np.array([len(shard) for shard in parts.shards])
     np.testing.assert_allclose(parts.fleet.train_seconds, drawn.train_seconds * sizes / sizes.mean(), rtol=1e-12)
@@ -192,3 +199,54 @@ def test_the_method_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch):
 def test_a_federation_of_a_configuration_has_that_configuration(method: str):
     asked = config(method={"name": method})
     assert Federation.from_config(asked).config == asked
+
+
+# ---- nothing is made twice
+
+
+def calls_in(action: Callable[[], object]) -> Counter[str]:
+    """How often each function of Freshet is called: ``config.resolve``, ``assembly.Assembly.context``."""
+    found: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        _, inside, name = frame.f_code.co_filename.rpartition("/freshet/")
+        if event == "call" and inside:
+            found[f"{name.removesuffix('.py').replace('/', '.')}.{frame.f_code.co_qualname}"] += 1
+
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_one_run_resolves_its_settings_once_and_makes_each_part_once(tmp_path):
+    settings = ["data.train_samples=240", "fleet.devices=6", "run.per_round=2", "run.executor=serial"]
+    words = ["run", "-m", "fedasmu", "--until", "30", "-q", "-o", str(tmp_path / "run")]
+    command = [*words, *(word for setting in settings for word in ("-s", setting))]
+    calls = calls_in(lambda: CliRunner().invoke(app, command, catch_exceptions=False))
+    assert (tmp_path / "run" / "summary.json").is_file()
+    once = ["config.resolve", "data.sources.load", "data.partition.partition", "sim.fleet.Fleet.draw"]
+    once += [f"assembly.Assembly.{part}" for part in ("initial", "shards", "fleet", "context", "server", "coordinator")]
+    assert {name: calls[name] for name in once} == dict.fromkeys(once, 1)
+    assert calls["models.registry.build"] == 2  # the first global model, and the one that trains
+
+
+def test_runs_of_one_federation_share_its_parts_but_no_server():
+    assembly = Assembly(config()).check()
+    first, second = assembly.begin(), assembly.begin(config(run={"until": 900.0}))
+    assert first.initial is second.initial is assembly.initial and first.fleet is second.fleet
+    assert first.server is first.server and first.server is not second.server
+    assert second.context.expected_uploads > first.context.expected_uploads > 0
+
+
+def test_a_device_makes_its_own_shard_and_no_fleet(tmp_path):
+    asked = config()
+    calls = calls_in(lambda: Device().setup(asked, {"partition-id": 4}, 2))
+    assert calls["assembly.Assembly.shards"] == 1
+    assert not {name for name in calls if name.startswith(("sim.fleet", "assembly.Assembly.fleet"))}
+    assert not calls["assembly.Assembly.context"] and not calls["assembly.Assembly.server"]
+    data = Device().setup(asked, {"partition-id": 4}, 2).data
+    assert [len(shard) > 0 for shard in data.shards] == [False, False, True, False, False, False]
+    np.testing.assert_array_equal(data.shards[2], Assembly(asked).shards[4])

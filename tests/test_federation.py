@@ -123,7 +123,7 @@ def test_a_networks_own_options_are_settings_like_any_other(tmp_path):
 @pytest.mark.parametrize(
     ("model", "key", "allowed"),
     [
-        ({"name": "digits", "pool": True}, "model.pool", "no options of its own"),
+        ({"name": "digits", "pool": True}, "model.pool", "it has no options"),
         ({"name": "mlp", "dropout": 0.1}, "model.dropout", "its options are hidden"),
         ({"name": "mlp", "hidden": [0]}, "model.hidden", "at least 1"),
     ],
@@ -147,7 +147,7 @@ def test_options_that_follow_from_the_run_are_in_its_configuration(tmp_path):
     assert settled("fedsa", None, tmp_path, rounds=20)["stage1_updates"] == 0.1 * 20 * 3
     trips = build(method="asofed").fleet
     model = 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    fastest = min(trips.down(k, model) + trips.train_seconds[k] + trips.up(k, model) for k in range(4))
+    fastest = min(trips.download_seconds(k, model) + trips.train_seconds[k] + trips.upload_seconds(k, model) for k in range(4))
     assert settled("asofed", 1.0, tmp_path)["delay_unit"] == pytest.approx(fastest, rel=1e-12)
 
 
@@ -273,7 +273,7 @@ def test_images_are_kept_once_as_training_wants_them_and_the_users_own_array_is_
     x, y = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8), np.arange(60) % 4
     flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
     federation = build(model=lambda: flat, train=(x, y), test=(x[:20].copy(), y[:20]), data={"partition": "iid"})
-    other = federation.changed({"training.lr": 0.2})
+    other = federation.with_settings({"training.lr": 0.2})
     assert (federation.dataset.x_train == x).all()
     assert np.shares_memory(federation.dataset.x_train, other.dataset.x_train)
     users = weakref.ref(x)

@@ -37,12 +37,12 @@ from freshet.runs.segments import rotation_bytes
 from freshet.runs.world import RunWorld
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import check_length, expected_uploads, scale_links, trip_seconds
-from freshet.training.batches import FederatedData, Samples, arranged
-from freshet.training.network import Factory, FlatModel, Rebuilt, initial_module, started
-from freshet.training.optimisers import optimiser
+from freshet.training.batches import FederatedData, Samples, with_channels_last
+from freshet.training.network import Factory, FlatModel, ModuleBuilder, initial_module, with_start_weights
+from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
-from freshet.training.schedules import OwnSchedule, rates
+from freshet.training.schedules import CustomSchedule, make_schedule
 from freshet.training.task import TASKS, Task, check_output, check_targets
 
 #: Epochs over an average shard that take a device its seconds, when time follows work.
@@ -60,7 +60,7 @@ class Overrides:
     test_shards: Any = None
     selection: Choice | None = None
     task: Task | None = None
-    schedule: OwnSchedule | None = None
+    schedule: CustomSchedule | None = None
 
     def defaults(self) -> dict[str, dict[str, Any]]:
         """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
@@ -170,7 +170,7 @@ class Assembly:
         if options.validation:
             held_out = dataset.validation_indices(options.validation, seed)
             dataset = dataset.with_validation(options.validation, seed)
-        dataset = arranged(dataset)
+        dataset = with_channels_last(dataset)
         check_targets(self.task, dataset.y_train, dataset.name)
         return dataset, held_out
 
@@ -216,7 +216,7 @@ class Assembly:
         factory, data = self.overrides.factory, self.dataset
         if factory is None:
             factory = built_in(self.config, data.sample_shape, data.classes, data.vocabulary, data.pad_id)
-        return started(factory, Path(self.config.model.start)) if self.config.model.start else factory
+        return with_start_weights(factory, Path(self.config.model.start)) if self.config.model.start else factory
 
     @cached_property
     def initial(self) -> InitialModel:
@@ -242,9 +242,9 @@ class Assembly:
         return self.initial.layout
 
     @property
-    def rebuilt(self) -> Rebuilt:
+    def rebuilt(self) -> ModuleBuilder:
         """Turns final weights into a module that takes inputs as they are in the data set."""
-        return Rebuilt(self.factory, self.config.run.seed, self.dataset.mean, self.dataset.std)
+        return ModuleBuilder(self.factory, self.config.run.seed, self.dataset.mean, self.dataset.std)
 
     # ---- one run
 
@@ -265,7 +265,7 @@ class Assembly:
             run.seed,
             own_epochs=_own_epochs(config),
             in_flight=run.per_round if config.method_class.about.kind == "sync" else run.in_flight,
-            reach=optimiser(config.training).reach,
+            reach=make_optimiser(config.training).reach,
         )
 
     @cached_property
@@ -307,7 +307,7 @@ class Assembly:
             config.method_class(config.method, self.context),
             self.context,
             self.initial.weights,
-            rates(config.training, self.overrides.schedule, self._schedule_rounds),
+            make_schedule(config.training, self.overrides.schedule, self._schedule_rounds),
             self.selection,
             None if config.run.gate == "off" else float(config.run.gate),
             None if config.links.plain else Links(config.links, layout),
@@ -378,7 +378,7 @@ class Assembly:
             on_seconds=fleet.on_seconds,
             off_seconds=fleet.off_seconds,
             loss=fleet.loss,
-            aside=config.aside(),
+            aside=config.non_semantic(),
             curves=list(config.method_class.about.curves),
             metric=self.metric.name,
             direction=self.metric.direction,

@@ -245,9 +245,9 @@ class Config:
         tables = {"method": {"name": self.method_name} | self.method.model_dump(exclude_none=True)}
         return tables | {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
 
-    def essence(self) -> dict[str, dict[str, Any]]:
+    def identity(self) -> dict[str, dict[str, Any]]:
         """Of the tables everything that decides the run's bits: equal essence, equal run."""
-        aside = set(self.aside())
+        aside = set(self.non_semantic())
         return {
             section: {key: value for key, value in table.items() if f"{section}.{key}" not in aside}
             for section, table in self.tables().items()
@@ -257,7 +257,7 @@ class Config:
         """The essence for hashing. Settings in ``ADDED_LATER`` count only if they differ from what older runs did."""
         return {
             section: {key: value for key, value in table.items() if ADDED_LATER.get(f"{section}.{key}") != value}
-            for section, table in self.essence().items()
+            for section, table in self.identity().items()
         }
 
     def sha256(self) -> str:
@@ -266,16 +266,16 @@ class Config:
         run = {key: value for key, value in tables["run"].items() if key not in ("until", "rounds")}
         return hashlib.sha256(json.dumps(tables | {"run": run}, sort_keys=True, default=str).encode()).hexdigest()
 
-    def aside(self) -> list[str]:
+    def non_semantic(self) -> list[str]:
         """``section.key`` of every setting that decides nothing, as said at its field.
 
         The target does decide where it ends the run; a length of the schedule is what the run has written of itself.
         """
-        aside = undecided({"method": type(self.method)} | SECTIONS)
+        aside = non_semantic_keys({"method": type(self.method)} | SECTIONS)
         written = [] if self.training.schedule_rounds is None else ["training.schedule_rounds"]
         return written + [key for key in aside if not (key == "run.target" and self.run.stop_at_target)]
 
-    def ending(self, **run: Any) -> "Config":
+    def with_run(self, **run: Any) -> "Config":
         """The same configuration with other settings in [run]; None leaves one as it is."""
         given = self.run.model_dump(exclude_none=True) | {key: value for key, value in run.items() if value is not None}
         config = replace(self, run=check_section("run", self.tables() | {"run": given}))
@@ -287,7 +287,7 @@ class Config:
         return Trigger(kind, self.run.per_round, self.run.period, self.run.in_flight)
 
 
-def undecided(sections: Mapping[str, type[BaseModel]]) -> list[str]:
+def non_semantic_keys(sections: Mapping[str, type[BaseModel]]) -> list[str]:
     """``section.key`` of the fields that say of themselves that they decide none of a run's bits."""
     return [
         f"{section}.{key}"
@@ -318,12 +318,12 @@ def check_section(section: str, tables: Mapping[str, Any]) -> Any:
     """The options of one section, checked, with its defaults; raises ``ConfigError`` with one sentence."""
     model = SECTIONS[section]
     try:
-        return model(**_adapted(section, tables))
+        return model(**_with_defaults(section, tables))
     except ValidationError as error:
         raise first_problem(section, error, model) from None
 
 
-def _adapted(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as given, with defaults that follow from other settings where nothing was given."""
     given = dict(tables.get(section, {}))
     if section == "run":

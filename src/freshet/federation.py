@@ -1,4 +1,4 @@
-"""What a user builds and runs: a model, data, devices, a fleet and a method, put together into a run."""
+"""The facade: a federation of model, data, devices and method, and its runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +33,7 @@ from freshet.runs.writer import Observer, RunWriter, check_observers, default_di
 from freshet.sim.device_evaluations import EvaluationSchedule
 from freshet.sim.driver import Simulation, check_state
 from freshet.sim.fleet import Fleet
-from freshet.training.batches import arranged
+from freshet.training.batches import with_channels_last
 from freshet.training.network import Factory, as_factory
 from freshet.training.task import Task
 
@@ -41,7 +41,7 @@ from freshet.training.task import Task
 class Federation:
     """A federation of devices that train one model.
 
-    Bring your own model and data, or name built-in ones; every section of the configuration can be given as a dict:
+    Bring your own model and data, or name built-in ones. Every section of the configuration can be given as a dict:
     ``Federation(method={"name": "fedasmu", "epsilon": 0.2}, fleet={"ratio": 20}, training={"lr": 0.1})``.
     """
 
@@ -81,7 +81,7 @@ class Federation:
         }
         own = own_data(CUSTOM, train, test, groups, check_section("data", tables))
         overrides = Overrides(
-            dataset=None if own is None else arranged(own),  # here, so that what is kept for ``configured`` is no other
+            dataset=None if own is None else with_channels_last(own),  # once, for all federations made from this one
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
             fleet=fleet if isinstance(fleet, Fleet) else None,
             shards=shards,
@@ -114,29 +114,29 @@ class Federation:
         """The configuration, complete and checked."""
         return self.assembly.config
 
-    def configured(self, config: Config) -> "Federation":
-        """What was brought from Python to this federation, under another configuration.
+    def with_config(self, config: Config) -> "Federation":
+        """The same federation under another configuration; what was given from Python stays.
 
-        Test samples of the devices are left behind where a part of the training set takes the place of the test set.
+        With ``data.validation`` the devices' own test samples are dropped: a part of the training set replaces them.
         """
         overrides = self.assembly.overrides
         if config.data.validation:
             overrides = replace(overrides, test_shards=None)
         return Federation.from_config(config, overrides)
 
-    def changed(self, settings: Mapping[str, Any]) -> "Federation":
-        """The same federation with other settings: ``changed({"training.lr": 0.1, "method.epsilon": 0.2})``."""
+    def with_settings(self, settings: Mapping[str, Any]) -> "Federation":
+        """The same federation with other settings: ``with_settings({"training.lr": 0.1})``."""
         tables = self.config.tables()
         for name, value in settings.items():
             section, dot, key = name.partition(".")
             if not dot or section not in tables:
                 raise ConfigError(name, "is not a setting; write section.key, for example training.lr")
             tables[section][key] = value
-        return self.configured(resolve(tables))
+        return self.with_config(resolve(tables))
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Short hashes of data, shards, model and fleet: two federations that agree in them were made of the same."""
+        """Short hashes of data, shards, model and fleet. Equal hashes mean equal parts."""
         return self.assembly.fingerprint
 
     @property
@@ -153,7 +153,7 @@ class Federation:
 
     @property
     def shards(self) -> list[NDArray[np.int64]]:
-        """For each device, which samples of the training set it holds."""
+        """For each device, the indices of its training samples."""
         return self.assembly.shards
 
     def run(
@@ -164,13 +164,13 @@ class Federation:
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Run in virtual time up to ``until`` (600 or "10m"; or ``run.rounds`` rounds) and write a run directory.
+        """Run in virtual time up to ``until`` (600 or "10m") or for ``run.rounds`` rounds; write a run directory.
 
-        ``pool`` lets several runs share their worker processes; without it the run starts its own.
+        Runs can share worker processes through ``pool``. Without it a run starts its own.
         """
         config, observers = self.config, check_observers(observers)
         if until is not None:
-            config = config.ending(until=until)
+            config = config.with_run(until=_as_seconds(until))
         assembly = self.assembly.begin(config)
         config = assembly.config
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
@@ -191,11 +191,11 @@ class Federation:
         hosts: Sequence[str] = (),
         server: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Serve this federation to real devices, on Flower, until its run has ended; keys and settings are in the
-        directory, and a run there that was stopped is gone on with.
+        """Serve this federation to real devices on Flower until its run has ended.
 
-        ``hosts`` are names of this machine (none: loopback); ``server`` is what server.toml says at first. Devices
-        bring their samples, and the network if it is not a built-in one; samples given here show what theirs look like.
+        The directory holds keys and settings. A stopped run in it is resumed. ``hosts`` are names of this machine
+        (default: loopback only). ``server`` holds first values for server.toml. Devices bring their own samples, and
+        the network unless it is built in. Samples given here only show the shape of theirs.
         """
         from freshet.flower.hosting import host
 
@@ -211,10 +211,10 @@ class Federation:
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
     ) -> Result:
-        """Go on with a run that was interrupted, killed or stopped, from its last checkpoint: the same result, bit for
-        bit. With a later end (``until``, ``rounds``) a finished run goes on, too, as if that had been its end.
+        """Resume an interrupted, killed or stopped run from its last checkpoint: the same result, bit for bit.
 
-        Where it trains (``run.executor``, ``workers``, ``address``) is this federation's affair; all else is the run's.
+        A later end (``until``, ``rounds``) extends a finished run, with the result of one longer run. The executor
+        (``run.executor``, ``workers``, ``address``) is this federation's; all other settings are the run's.
         """
         RunDirectory(directory)
         with RunLock(Path(directory)) as lock:
@@ -229,20 +229,20 @@ class Federation:
         observers: Sequence[Observer],
         pool: Pool[Any] | None,
     ) -> Result:
-        """Go on in a directory that nobody else writes to."""
+        """Resume in a directory whose lock is held."""
         run = RunDirectory(directory)
         tables = run.trusted_config(self.config.method_name)
-        if tables.get("method", {}).get("name") == self.config.method_name:  # which knows the class, if one was given
+        if tables.get("method", {}).get("name") == self.config.method_name:  # it carries the class, if one was given
             tables["method"]["name"] = self.config.method_name
         made_with = resolve(tables)
         self._check_same(run, made_with)
-        config = _going_on(made_with, self.config, until, rounds)
+        config = _resumed_config(made_with, self.config, until, rounds)
         try:
             end = (made_with.run.until, made_with.run.rounds)
             run.check_resumable(longer=(config.run.until, config.run.rounds) != end)
         except RunError:
             if not made_with.run.keep_checkpoint:
-                checkpoint.prune(run.directory, 0)  # which is still there if it was killed at the last moment
+                checkpoint.prune(run.directory, 0)  # left behind by a kill at the very end
             raise
         found = checkpoint.read(run.directory)
         try:
@@ -250,9 +250,7 @@ class Federation:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{directory} has a checkpoint of another model or version ({error})") from None
         if found.tree["log"].get("settings", "") not in ("", made_with.sha256()):
-            raise RunError(
-                f"{directory}/config.toml was changed after the run began; put back what it said, or run anew"
-            )
+            raise RunError(f"{directory}/config.toml was changed after the run began; restore it, or start a new run")
         _check_end(run, config, found.tree["now"])
 
         def open_log() -> RunWriter:
@@ -267,13 +265,13 @@ class Federation:
         return self._drive(self.assembly.begin(config), open_log, found.tree, pool)
 
     def _check_same(self, run: RunDirectory, made_with: Config) -> None:
-        """Raise unless this is the federation that made the run: the same settings, data, shards, model and fleet."""
+        """Raise unless this federation made the run: the same settings, data, shards, model and fleet."""
         mine = self.config
-        if mine.method_name == made_with.method_name:  # what was left to follow from the run is what it was there
+        if mine.method_name == made_with.method_name:  # derived options are those of the run
             given = mine.method.model_dump(exclude_none=True)
             mine = replace(mine, method=made_with.method.model_copy(update=given))
         end = {"until": made_with.run.until, "rounds": made_with.run.rounds}
-        other = unequal(replace(mine, run=mine.run.model_copy(update=end)).essence(), made_with.essence())
+        other = unequal(replace(mine, run=mine.run.model_copy(update=end)).identity(), made_with.identity())
         if other:
             keys = ", ".join(other)
             raise RunError(
@@ -295,7 +293,9 @@ class Federation:
         return Result(*ended, assembly.rebuilt)
 
     @contextmanager
-    def _ready(self, assembly: Assembly, open_log: Callable[[], RunWriter], pool: Pool[Any] | None) -> Iterator[OpenRun]:
+    def _ready(
+        self, assembly: Assembly, open_log: Callable[[], RunWriter], pool: Pool[Any] | None
+    ) -> Iterator[OpenRun]:
         """Server, fleet, executor and log of a run in virtual time."""
         config, coordinator = assembly.config, assembly.coordinator
         with closing(_open_executor(assembly, pool)) as executor:
@@ -323,7 +323,7 @@ def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:
 
 
 def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
-    """The executor, for a server whose compiled loops are loaded: now, or while workers train the first trips."""
+    """Load the server's compiled loops: now, or while workers train the first trips."""
     if isinstance(executor, PoolExecutor):
         return WarmupExecutor(executor, partial(load_kernels, say))
     load_kernels(say)
@@ -331,20 +331,24 @@ def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
 
 
 def _table(section: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A section's settings as a dict of their own."""
+    """A copy of a section's settings."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(section, f"must be a dict of settings, but {' '.join(repr(given).split())[:60]} was given")
     return dict(given or {})
 
 
-def _going_on(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:
+def _resumed_config(made_with: Config, mine: Config, until: float | str | None, rounds: int | None) -> Config:
     """A run's configuration as it is resumed: on this machine's executor, perhaps to a later end."""
     here = {key: getattr(mine.run, key) for key in ("executor", "workers", "address")}
-    return made_with.ending(until=until, rounds=rounds, **here)
+    return made_with.with_run(until=None if until is None else _as_seconds(until), rounds=rounds, **here)
+
+
+def _as_seconds(until: float | str) -> float | str:
+    return until if isinstance(until, str) else float(until)
 
 
 def _check_end(run: RunDirectory, config: Config, now: float) -> None:
-    """Raise if there is nothing left to do between the checkpoint and a finished run's new end."""
+    """Raise if nothing is left to do between the checkpoint and the new end."""
     if not run.finished() or run.summary()["status"] != "finished":
         if config.run.end < now:
             raise ConfigError("run.until", f"must not be before {now:g} s, where {run.directory} stands")

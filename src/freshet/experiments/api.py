@@ -14,7 +14,7 @@ from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
-from freshet.experiments.grid import Entry, Scenario, Job, Recipe, Methods, as_entries, check_fair, run_key
+from freshet.experiments.grid import Entry, Job, Methods, Recipe, Scenario, as_entries, check_fair, run_key
 from freshet.experiments.results import Grid, reference_indices, summarise
 from freshet.experiments.store import Store
 from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The values found, ``section.key`` each: for ``make(method, seed).changed(tuning.best)``."""
+        """The values found, ``section.key`` each: for ``make(method, seed).with_settings(tuning.best)``."""
         return dict(self.record["values"])
 
     @property
@@ -162,7 +162,7 @@ def tune(
             again = _federation(make, entry, number)
             if again.fingerprint != hashes:
                 raise _not_repeatable(entry, number)
-            return again.configured(config)
+            return again.with_config(config)
 
         return Recipe(build, hashes, 4 * first.assembly.layout.size)
 
@@ -180,7 +180,7 @@ def _job(make: Make, entry: Entry, seed: int) -> Job:
         again = _federation(make, entry, seed)
         if run_key(again.config, again.fingerprint) != key:
             raise _not_repeatable(entry, seed)
-        return again.configured(config)
+        return again.with_config(config)
 
     keep = first.config.run.keep_checkpoint and "keep_checkpoint" in first.config.run.model_fields_set
     config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": keep}))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Result
-from freshet.config import SECTIONS, resolve, undecided
+from freshet.config import SECTIONS, resolve, non_semantic_keys
 from freshet.errors import RunError
 from freshet.experiments.grid import run_key
-from freshet.report.groups import grouped
+from freshet.report.groups import group_runs
 from freshet.report.reading import read_all
 from freshet.runs.segments import LIVE, lines
 from freshet.runs.writer import Observer
@@ -58,21 +58,21 @@ ELSEWHERE = {"run.address", "data.dir"}
 
 
 def test_every_field_of_a_run_is_on_one_side() -> None:
-    aside = undecided(SECTIONS)
+    aside = non_semantic_keys(SECTIONS)
     assert {key: f"run.{key}" not in aside for key in SECTIONS["run"].model_fields} == RUN
 
 
 def test_of_the_other_sections_only_the_place_of_the_data_decides_nothing() -> None:
-    assert {key for key in undecided(SECTIONS) if not key.startswith("run.")} == {"data.dir"}
-    assert set(undecided(SECTIONS)) == OTHERWISE.keys() | ELSEWHERE
+    assert {key for key in non_semantic_keys(SECTIONS) if not key.startswith("run.")} == {"data.dir"}
+    assert set(non_semantic_keys(SECTIONS)) == OTHERWISE.keys() | ELSEWHERE
 
 
 def test_the_essence_is_the_tables_without_what_decides_nothing() -> None:
     config = resolve({"data": {"dir": "/somewhere"}, "run": {"workers": 3, "target": 0.5}})
-    tables, essence = config.tables(), config.essence()
+    tables, essence = config.tables(), config.identity()
     assert list(essence) == list(tables)
     left_out = {f"{section}.{key}" for section in tables for key in tables[section].keys() - essence[section].keys()}
-    assert left_out == set(config.aside())
+    assert left_out == set(config.non_semantic())
     assert all(tables[section][key] == value for section in essence for key, value in essence[section].items())
 
 
@@ -102,7 +102,7 @@ def test_what_decides_nothing_changes_no_bit_no_key_and_no_group(
     assert logs[0] == logs[1]
     runs = read_all([plain.directory, result.directory])
     assert runs[0].config["run"] != runs[1].config["run"]
-    assert len(grouped(runs)) == 1
+    assert len(group_runs(runs)) == 1
     assert len({run_key(resolve(run.config)) for run in runs}) == 1
 
 
