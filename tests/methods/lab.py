@@ -19,8 +19,8 @@ from freshet.methods import class_and_preset, method_options
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.schedules import constant
-from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import Trainer, TripInput
+from freshet.training.trip import TripOutcome
 
 ASYNCHRONOUS = ("asofed", "ca2fl", "fadas", "fedasync", "fedbuff", "fedsa", "port")
 SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fednova", "fedopt", "fedprox", "moon", "scaffold")
@@ -174,9 +174,9 @@ class Device:
         instruction: Mapping[str, Number] = NOTHING,
         seconds: float | None = None,
         vectors: Mapping[str, Vector] = NO_VECTORS,
-    ) -> Outcome:
+    ) -> TripOutcome:
         assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction, vectors)
-        return self.trainer.train(Work(assignment, None, None, rule, memory or {}, seconds))
+        return self.trainer.train(TripInput(assignment, None, None, rule, memory or {}, seconds))
 
     def batches(self, trip: int = 1) -> list[list[np.ndarray]]:
         order = stream(4, "batches", 0, trip)

@@ -108,7 +108,7 @@ SENTENCES = {
     "NamesNobody": "method NamesNobody gave an Aggregate that does not name its contributions",
     "AsInVersion01": "method AsInVersion01 gave an Aggregate whose contributions are not all of freshet.core",
     "NamesDevices": "method NamesDevices gave an Aggregate whose contributions are not all of freshet.core",
-    "TakesKeys": "method TakesKeys gave an Aggregate whose numbers are named ['kind', 'version'] like keys that",
+    "TakesKeys": "method TakesKeys gave an Aggregate whose numbers are named ['kind', 'version'], which are reserved",
     "NoWeights": "method NoWeights gave an Aggregate whose weights is not an array",
     "ShortWeights": "method ShortWeights gave an Aggregate whose weights has shape",
     "RoundOfNobody": "method RoundOfNobody gave an Aggregate that does not name its contributions",

@@ -21,7 +21,7 @@ from freshet.methods.moon import ContrastiveRule, contrastive_loss
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
+from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import LocalTrip
 from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins
@@ -235,11 +235,11 @@ def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
     return trainer, w, previous
 
 
-def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> Work:
-    return Work(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or ContrastiveRule(1.0, 0.5), memory)
+def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> TripInput:
+    return TripInput(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or ContrastiveRule(1.0, 0.5), memory)
 
 
-def trip_of(trainer: Trainer, work: Work) -> LocalTrip:
+def trip_of(trainer: Trainer, work: TripInput) -> LocalTrip:
     """A trip that has begun and not taken a step yet."""
     return LocalTrip(trainer, work.assignment, work.slot, work.rule, work.memory)
 

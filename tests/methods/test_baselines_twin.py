@@ -119,7 +119,10 @@ def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> No
         # device 7 is slow, so that others overtake it by far
         device = int(rng.choice([d for d in server.active_trips if d != 7 or rng.random() < 0.1] or [7]))
         if case.startswith("port") and rng.random() < 0.1:
-            events, result = logged(server.lost(device, server.active_trips[device].trip, "gone")), twin.lose(device)
+            events, result = (
+                logged(server.drop_trip(device, server.active_trips[device].trip, "gone")),
+                twin.lose(device),
+            )
             events = [event for event in events if event["kind"] != "lost"]
         else:
             u = vector(int(rng.integers(1 << 30)))

@@ -137,7 +137,7 @@ def test_a_merge_cannot_be_reported_under_keys_of_the_event(name: str) -> None:
     fly(server, 1, vector(2))
     assert server.request(Request(0, 1, Slot(1, "fixed"))) is not None
     (event,) = server.upload(Upload(0, 1, 1, vector(3), 1, merged={name: 1, "beta": 0.5}))
-    assert event.reason == f"reports a merge with ['{name}'], which the event has of its own"
+    assert event.reason == f"reports a merge with ['{name}'], which are reserved keys of the event"
 
 
 # ---- momentum and FedASMU's divisor

@@ -11,8 +11,8 @@ from freshet.methods.asmu.staleness import Control, freshness_weight, saturate, 
 from freshet.training.batches import FederatedData
 from freshet.training.optimisers import sgd
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import Trainer, TripInput
+from freshet.training.trip import TripOutcome
 from tests.methods.asmu import SAMPLES, SmoothLoss, ask, central, network, samples, send, server_of
 
 CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}
@@ -174,7 +174,7 @@ def test_e13_where_xi_was_held_at_its_bound_nothing_depended_on_the_controls(los
 # ---- the device's side
 
 
-def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple[Outcome, np.ndarray, np.ndarray]:
+def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple[TripOutcome, np.ndarray, np.ndarray]:
     """A trip that asks before its first step, so that w_b is the base; returns the outcome, w_b and w_g."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
@@ -184,7 +184,7 @@ def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple
     options = method_options("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, lr), Fresh(9, 9, w_g)
     memory = {"gamma": 1.2, "upsilon": upsilon}
-    return trainer.train(Work(sent, Slot(1, "fixed"), fresh, FreshModelRule(options), memory)), w_b, w_g
+    return trainer.train(TripInput(sent, Slot(1, "fixed"), fresh, FreshModelRule(options), memory)), w_b, w_g
 
 
 def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -> tuple[float, float]:
@@ -195,7 +195,7 @@ def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -
     return central(lambda v: merged(v, 0.7), 1.2), central(lambda v: merged(1.2, v), 0.7)
 
 
-def moved(outcome: Outcome) -> tuple[float, float]:
+def moved(outcome: TripOutcome) -> tuple[float, float]:
     """The gradients that moved gamma and upsilon (their rates are 1)."""
     numbers = outcome.merged
     return numbers["gamma"] - numbers["gamma_after"], numbers["upsilon"] - numbers["upsilon_after"]

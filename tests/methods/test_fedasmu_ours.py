@@ -21,8 +21,8 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import LocalTrip, Outcome
+from freshet.training.trainer import Trainer, TripInput
+from freshet.training.trip import LocalTrip, TripOutcome
 from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
 
 OURS = {"controls": "direction", "probe": "held-out", "distance": True}
@@ -83,7 +83,7 @@ def test_it_needs_progress() -> None:
 # ---- a merge weight that also knows distance
 
 
-def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> Outcome:
+def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> TripOutcome:
     """A trip that asks before its first step; its base lies a little off ``w_b``."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
@@ -91,7 +91,7 @@ def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> Outcome:
     rates = {"eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5}
     rule = FreshModelRule(method_options("fedasmu-progress", rates | options))  # type: ignore[arg-type]
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, 1e-6), Fresh(9, 9, w_g)
-    return trainer.train(Work(sent, Slot(1, "fixed"), fresh, rule, {"gamma": 1.2, "upsilon": 0.7}))
+    return trainer.train(TripInput(sent, Slot(1, "fixed"), fresh, rule, {"gamma": 1.2, "upsilon": 0.7}))
 
 
 @pytest.fixture

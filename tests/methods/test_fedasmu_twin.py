@@ -10,7 +10,7 @@ from freshet.methods import method_options
 from freshet.methods.asmu.rule import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
+from freshet.training.trainer import Trainer, TripInput
 from tests.methods.asmu import ask, plain_layout, send, server_of
 from tests.twins.fedasmu import FedASMUServerTwin, FedSSMUServerTwin
 from tests.twins.local import fedasmu_trip
@@ -126,7 +126,7 @@ def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: i
     rule = FreshModelRule(method_options("fedasmu", {"equations": equations, **device}))
     sent = Assignment(0, 2, 3, 3, w_o, 5, 0.2)
     memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3)), "b": 0.0}
-    outcome = trainer.train(Work(sent, Slot(slot, "fixed"), Fresh(8, 8, w_g), rule, memory))
+    outcome = trainer.train(TripInput(sent, Slot(slot, "fixed"), Fresh(8, 8, w_g), rule, memory))
     order = stream(4, "batches", 0, 2)
     epochs = [np.split(order.permutation(23), [10, 20]) for _ in range(5)]
     twin = fedasmu_trip(

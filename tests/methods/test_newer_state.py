@@ -74,4 +74,4 @@ def test_ca2fl_says_what_its_cache_needs() -> None:
     server = server_of("ca2fl")
     assert server.method.notices() == []
     object.__setattr__(server.method.context, "devices", 2**24)
-    assert server.method.notices() == ["CA2FL keeps an update of each device: up to 1.1 GiB of memory"]
+    assert server.method.notices() == ["CA2FL keeps one update per device: up to 1.1 GiB of memory"]

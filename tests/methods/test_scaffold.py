@@ -15,8 +15,8 @@ from freshet.data.dataset import from_arrays
 from freshet.methods.scaffold import ControlledRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import Trainer, TripInput
+from freshet.training.trip import TripOutcome
 from tests.methods.conftest import Simulate
 from tests.methods.lab import (
     CLASSES,
@@ -87,7 +87,9 @@ class Pair:
     def round(self) -> None:
         for assignment in self.server.trigger([0, 1]):
             outcome = self.trainer.train(
-                Work(assignment._replace(epochs=10), None, None, self.server.rule, self.memories[assignment.device])
+                TripInput(
+                    assignment._replace(epochs=10), None, None, self.server.rule, self.memories[assignment.device]
+                )
             )
             self.memories[assignment.device] = outcome.memory
             self.server.upload(outcome.upload(assignment))
@@ -139,7 +141,7 @@ def believed(memory: Memory, heard: int) -> Vector:
     return np.zeros(WEIGHTS, np.float32) if found is None else found
 
 
-def arrive(server: Server, assignment: Assignment, outcome: Outcome, fate: float) -> None:
+def arrive(server: Server, assignment: Assignment, outcome: TripOutcome, fate: float) -> None:
     upload = outcome.upload(assignment)
     if fate < 0.25:
         server.drop_trip(assignment.device, assignment.trip, "upload lost")
@@ -164,7 +166,7 @@ def test_the_servers_control_is_the_mean_of_the_devices_whatever_is_lost(compute
         ):
             k = assignment.device
             trip = assignment._replace(device=0)
-            outcome = device.trainer.train(Work(trip._replace(epochs=2), None, None, RULE, memories[k]))
+            outcome = device.trainer.train(TripInput(trip._replace(epochs=2), None, None, RULE, memories[k]))
             memories[k] = outcome.memory if computed or fate >= 0.25 else memories[k]
             arrive(server, assignment, outcome, fate)
         heard = server.method.state.heard

@@ -9,8 +9,8 @@ from freshet.core.layout import Layout
 from freshet.core.messages import Assignment
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
-from freshet.training.trainer import Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import TripInput
+from freshet.training.trip import TripOutcome
 from tests.methods.lab import WEIGHTS, Device, close, regression_weights, server_of
 
 FLAT = Layout.build([("weight", (WEIGHTS,), "learnable")])
@@ -34,14 +34,14 @@ class Fleet:
         self.memories: list[dict[str, Any]] = [{} for _ in range(DEVICES)]
         self.shares: list[float] = []
 
-    def train(self, assignment: Assignment) -> Outcome:
+    def train(self, assignment: Assignment) -> TripOutcome:
         k = assignment.device
         trip = assignment._replace(device=0, epochs=1 + k)
-        outcome = self.device.trainer.train(Work(trip, None, None, self.server.rule, self.memories[k]))
+        outcome = self.device.trainer.train(TripInput(trip, None, None, self.server.rule, self.memories[k]))
         self.memories[k] = outcome.memory
         return outcome
 
-    def upload(self, assignment: Assignment, outcome: Outcome) -> None:
+    def upload(self, assignment: Assignment, outcome: TripOutcome) -> None:
         events = self.server.upload(outcome.upload(assignment))
         self.shares += [event.numbers["share"] for event in events if type(event).__name__ == "Noted"]
 

@@ -1,5 +1,7 @@
-"""The methods, one file each. Every class of this package with an ``about`` of its own is found by the name in it; so
-are ``module:Class`` and ``file.py:Class``, and a class may stand in the place of a name.
+"""The methods, one file each.
+
+A method is named by the ``about.name`` of its class, by one of its variants, by ``module:Class`` or ``file.py:Class``,
+or by the class itself.
 """
 
 import importlib
@@ -20,7 +22,7 @@ from freshet.methods import loading
 
 @cache
 def registry() -> dict[str, type[Method]]:
-    """All methods by name: the modules of this package, then entry points of the group ``freshet.methods``."""
+    """Return all methods by name: this package's modules, then entry points of the group ``freshet.methods``."""
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
         if not module.ispkg:
@@ -38,12 +40,12 @@ def _collect(module: Any, found: dict[str, type[Method]]) -> None:
 
 
 def method_names() -> list[str]:
-    """Every name that ``--method`` takes: methods and their variants."""
+    """Return every name that ``--method`` accepts: methods and their variants."""
     return sorted(name for method in registry().values() for name in method.about.names)
 
 
 def method_name(method: object) -> str:
-    """The name of what was given for a method: a name, or a class, which then goes with its name wherever that goes."""
+    """Return the name of a method given as a name or a class. The name of a class is a ``MethodRef``."""
     if inspect.isclass(method):
         return loading.MethodRef(_check_method_class(method, method.__name__))
     if not isinstance(method, str):
@@ -52,7 +54,7 @@ def method_name(method: object) -> str:
 
 
 def class_and_preset(name: str) -> tuple[type[Method], dict[str, Any]]:
-    """The class behind a name and the options that a variant presets."""
+    """Return the class behind a name and the options that its variant presets."""
     if isinstance(name, loading.MethodRef):
         return name.method, {}
     if ":" in name:
@@ -70,15 +72,14 @@ def class_and_preset(name: str) -> tuple[type[Method], dict[str, Any]]:
 
 
 def builtin_about(name: str) -> About | None:
-    """What is said of a name that a run directory holds: of a built-in method or variant; foreign code is not imported
-    for it."""
+    """Return the header of a built-in method or variant, or None. Foreign code is never imported."""
     return next((method.about for method in registry().values() if name in method.about.names), None)
 
 
 def _load_class(path: str) -> type[Method]:
     try:
         method = loading.load_object(path)
-    except Exception as error:  # of somebody else's code
+    except Exception as error:  # foreign code may raise anything
         if path.startswith(f"{loading.CUSTOM}:"):
             again = "give it again, as in Federation(method=TheClass, ...).resume(RUN)"
             raise ConfigError("method.name", f"{path!r} stands for a class given from Python; {again}") from None
@@ -89,7 +90,7 @@ def _load_class(path: str) -> type[Method]:
 
 
 def _missing_class_problem(path: str, error: Exception) -> str | None:
-    """That the module is there and the class is not, with those that are; None if something else is the matter."""
+    """Say that the module lacks the class and list the classes it has; None if the error is a different one."""
     where, _, name = path.rpartition(":")
     module = getattr(error, "obj", None)
     if not (isinstance(error, AttributeError) and inspect.ismodule(module) and error.name == name.split(".")[0]):
@@ -101,7 +102,7 @@ def _missing_class_problem(path: str, error: Exception) -> str | None:
 
 
 def _check_method_class(method: Any, who: str) -> type[Method]:
-    """A class from outside, if it is a method and says which."""
+    """Return ``method`` if it is a complete subclass of ``Method``."""
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise ConfigError("method.name", f"{who} is not a subclass of freshet.Method")
     about = getattr(method, "about", None)
@@ -115,7 +116,7 @@ def _check_method_class(method: Any, who: str) -> type[Method]:
 
 
 def method_options(name: str, given: dict[str, Any]) -> Any:
-    """The checked options of a method: its defaults, then its variant's presets, then what was given."""
+    """Return the checked options of a method: its defaults, then its variant's preset, then ``given``."""
     method, preset = class_and_preset(name)
     for key, value in preset.items():
         if given.get(key, value) != value:

@@ -49,7 +49,7 @@ from freshet.methods._shared.proximal import Proximal, drift
 class ASOFedOptions(Options):
     """Hyper-parameters with the paper's symbols."""
 
-    beta: float = Field(0.001, ge=0, le=1, description="how much of H is kept at each step")
+    beta: float = Field(0.001, ge=0, le=1, description="share of H kept at each step")
     lambda_: float = Field(0.5, ge=0, description="lambda: proximal term of the local loss")
     delay_unit: float | None = Field(
         None, gt=0, description="D: seconds in which delays are counted (default: the trip of the fastest device)"
@@ -105,7 +105,7 @@ class ASOFed(Method):
 
     @classmethod
     def audit(cls, options: ASOFedOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """alpha, and r from the times of the device's earlier trips."""
+        """Check alpha, and r from the times of the device's earlier trips."""
         if isinstance(event, Triggered):
             count, total = memory.get(("trips", event.device), (0, 0.0))
             memory["trip", event.device] = (time, total / count if count else None)
@@ -126,7 +126,7 @@ class ASOFed(Method):
 
 
 def delay_unit(options: ASOFedOptions) -> float:
-    """``D``; plain seconds where nothing is known of the fleet."""
+    """``D``; plain seconds if the fleet is unknown."""
     return 1.0 if options.delay_unit is None else options.delay_unit
 
 
@@ -151,7 +151,7 @@ def scale_first_layer(layout: Layout, w: Vector) -> None:
 
 
 def _stored_vector(local: Local, name: str) -> Vector:
-    """H or V of the device as it was before this trip."""
+    """Return the device's H or V from before this trip."""
     stored: Vector | None = local.memory.get(name)
     return np.zeros(local.learnable, np.float32) if stored is None else stored
 
@@ -194,7 +194,7 @@ class StepRule(LocalRule):
 
 @dataclass(frozen=True)
 class TripRule(Proximal):
-    """The device's part, variant R: train on s_k, then the recursion once with the whole trip as its gradient."""
+    """The device's part, variant R: train on s_k, then run the recursion once with the whole trip as gradient."""
 
     remembers: ClassVar[bool] = True
     public: ClassVar[tuple[str, ...]] = ("r", "seconds")

@@ -44,7 +44,7 @@ class CA2FLOptions(Options):
 
 @dataclass
 class CA2FLState:
-    """The buffer, the updates that it will put into the cache, the cache h^i by device, and its mean h."""
+    """The buffer, its pending updates for the cache, the cache h^i by device, and its mean h."""
 
     buffer: UploadBuffer
     h: Wide
@@ -72,14 +72,14 @@ class CA2FL(Method):
 
     def notices(self) -> list[str]:
         size = 4 * self.context.layout.learnable * self.context.devices / 2**30
-        return [f"CA2FL keeps an update of each device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
+        return [f"CA2FL keeps one update per device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, state, device = self.context.layout, upload.weights, self.state, upload.device
         delta = u[: layout.learnable].astype(np.float64) - server.store.get(trip.base)[: layout.learnable]
         calibrated = delta - state.h_i[device] if device in state.h_i else delta
         state.buffer.add(layout, calibrated, u, device, trip.base, server.staleness(trip))
-        with np.errstate(over="ignore"):  # then the step is not finite, and is refused
+        with np.errstate(over="ignore"):  # a step that is not finite is refused later
             state.pending[device] = delta.astype(np.float32)
         return self._step(server) if len(state.buffer.arrived) == self.options.M else Wait()
 
@@ -109,7 +109,7 @@ class CA2FL(Method):
 
     @classmethod
     def audit(cls, options: CA2FLOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """M uploads of one weight make a step, and those are calibrated whose device had been in one before."""
+        """Check that M equally weighted uploads make a step, and that known devices are calibrated."""
         if not isinstance(event, Aggregated):
             return
         parts, known = event.contributions, memory.setdefault("cached", set())

@@ -42,10 +42,10 @@ class FADASOptions(Options):
 
     M: int = Field(10, ge=1, description="uploads per aggregation")
     eta: float = Field(0.01, gt=0, description="server learning rate")
-    beta1: float = Field(0.9, ge=0, lt=1, description="how much of the first moment m is kept")
-    beta2: float = Field(0.99, ge=0, lt=1, description="how much of the second moment v is kept")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment m")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay rate of the second moment v")
     eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
-    tau_c: int = Field(3, ge=1, description="staleness tau up to which the rate is eta")
+    tau_c: int = Field(3, ge=1, description="largest staleness tau at which the rate is eta")
     delay: Literal["scale", "cap", "none"] = Field(
         "scale", description="rate beyond tau_c: eta / tau_max, min(eta, 1 / tau_max), or eta"
     )
@@ -117,7 +117,7 @@ class FADAS(Method):
 
     @classmethod
     def audit(cls, options: FADASOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """M uploads make a step, each with 1/M of its gradient; tau_max and the rate that follows."""
+        """Check that M uploads make a step with weight 1/M each, tau_max, and the rate."""
         if not isinstance(event, Aggregated):
             return
         parts, n = event.contributions, event.numbers

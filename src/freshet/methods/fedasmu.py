@@ -70,13 +70,13 @@ if TYPE_CHECKING:
     from freshet.methods.asmu.meta import MetaSelector
 
 
-#: A reward whose square is still a number: it is averaged.
+#: Upper bound of a reward: its square must be finite, because it is averaged.
 MAX_REWARD = 1e100
 
 
 @dataclass
 class DeviceControl:
-    """What the server keeps per device: the controls and the numbers of its last accepted upload."""
+    """Server state of one device: its controls and the numbers of its last accepted upload."""
 
     control: Control
     past: PastUpload | None = None
@@ -89,7 +89,7 @@ class ServerState:
     steps: StepMemory
     meta: "MetaSelector"
     devices: dict[int, DeviceControl] = field(default_factory=dict)
-    #: Under ``controls = "course"``, in the place of ``steps`` and ``devices``.
+    #: Replaces ``steps`` and ``devices`` under ``controls = "course"``.
     course: Course | None = None
     adaptations: int = 0
     skipped: int = 0
@@ -118,7 +118,7 @@ class FedASMU(Method):
             "gamma0": Range(0.1, 5.0, log=True),
             "upsilon0": Range(0.0, 1.0),
         },
-        # Progress adds up: with 30 devices in flight an alpha of 0.03 to 0.2 makes of their uploads what a mean would.
+        # Progress adds up: with 30 devices in flight, an alpha of 0.03 to 0.2 has the effect of a mean.
         spaces={
             name: {"lambda0": Range(0.1, 3.0, log=True), "iota0": Range(0.0, 0.1)}
             for name in ("fedasmu-progress", "fedasmu-course")
@@ -137,7 +137,7 @@ class FedASMU(Method):
 
     @classmethod
     def check(cls, options: ASMUOptions, facts: Facts) -> None:
-        """A slot given by number is one of the epochs."""
+        """Check that a slot given by number is one of the epochs."""
         slot, epochs = options.slot, facts.epochs
         if isinstance(slot, int) and not 1 <= slot <= epochs:
             raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
@@ -193,7 +193,7 @@ class FedASMU(Method):
             self.state,
         )
         known = state.devices.get(upload.device) or DeviceControl(self._first_control())
-        # E6: what training itself produced is (w_i - w_o) - beta (w_g - w_o).
+        # E6: training itself produced (w_i - w_o) - beta (w_g - w_o).
         base, beta = server.store.get(trip.base), float(upload.merged.get("beta", 0.0))
         fresh = base if trip.fresh is None or beta == 0.0 else server.store.get(trip.fresh)
         start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
@@ -223,7 +223,7 @@ class FedASMU(Method):
         self.context.layout.max_counters(new, w, upload.weights)
         if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
             return Reject(NOT_FINITE)
-        # Only what is accepted leaves a trace.
+        # Only accepted uploads change the state.
         state.adaptations += numbers["adapted"]
         state.skipped += "forgotten" in numbers
         past = PastUpload(server.version, server.age, s, xi, c, length)
@@ -242,14 +242,17 @@ class FedASMU(Method):
     def _adapt(
         self, control: Control, past: PastUpload, product: float, length: float, upload: Upload, trip: ActiveTrip
     ) -> tuple[Control, dict[str, Any]]:
-        """The device's controls (or those of all), moved down the loss of the model that its last upload produced (or
-        along the course that led to its base), and the numbers. ``length`` is that of the new step. A trip at a
-        learning rate of 0 has taught nothing: there is no gradient to be had from it, and they stay."""
+        """Return the adapted controls and the numbers for the log.
+
+        The controls of the device descend the loss of the model that its last upload produced. Under ``course`` the
+        shared controls descend along the course that led to the base. ``length`` is that of the new step. A trip at a
+        learning rate of 0 gives no gradient, so the controls stay.
+        """
         o = self.options
         scale, numbers = trip.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
         if o.equations == "corrected":
-            # E1: training moves against the gradient. E6: of the steps before the merge it left a part.
-            # A step is what the optimiser makes of a unit gradient: 1 for plain SGD, more with momentum.
+            # E1: training moves against the gradient. E6: the merge keeps only a part of the steps before it.
+            # A step is the optimiser's response to a unit gradient: 1 for plain SGD, more with momentum.
             n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
             reach = [self.context.reach(n1), self.context.reach(upload.steps)]
             scale = -training_scale(trip.lr, reach[1], reach[0], beta)
@@ -257,7 +260,7 @@ class FedASMU(Method):
         if scale == 0.0:
             return control, {"untaught": True, **numbers}
         q = product / scale
-        if o.controls != "loss":  # <g, step> / (|g| |step|), and g points against what training produced
+        if o.controls != "loss":  # <g, step> / (|g| |step|); g points against what training produced
             q, numbers = -cosine(product, length, past.length), numbers | {"length": length, "length_p": past.length}
         gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations, o.controls == "course")
         moved = descend(control, gradients, o.control_rates())
@@ -281,7 +284,7 @@ class FedASMU(Method):
         return [*self.options.slow_rate_notices(), *self._memory_notices()]
 
     def _memory_notices(self) -> list[str]:
-        """What becomes of the steps that memory does not hold."""
+        """Say what happens to the steps that do not fit in memory."""
         limit, devices = self.state.steps.limit, self.context.devices
         if not self.options.dynamic_server or self.state.course is not None or limit is None or limit >= devices:
             return []
@@ -295,7 +298,7 @@ class FedASMU(Method):
         return {"adaptations": self.state.adaptations, "adaptations_skipped": self.state.skipped}
 
     def _learn_slot(self, upload: Upload, trip: ActiveTrip) -> tuple[Noted, ...]:
-        """A reward came with the upload: the running mean always, the meta model after a device's first trip."""
+        """Add the upload's reward to the running mean. After a device's first trip, train the meta model too."""
         if "reward" not in upload.report:
             return ()
         reward, meta = float(upload.report["reward"]), self.state.meta

@@ -40,9 +40,9 @@ class FedAsyncOptions(Options):
     staleness: Literal["constant", "polynomial", "hinge"] = Field("polynomial", description="shape of s(tau)")
     poly_a: float = Field(0.5, ge=0, description="polynomial: exponent a of (tau + 1)^-a")
     hinge_a: float = Field(10.0, gt=0, description="hinge: slope a beyond b")
-    hinge_b: float = Field(4.0, ge=0, description="hinge: staleness b up to which nothing is discounted")
+    hinge_b: float = Field(4.0, ge=0, description="hinge: largest staleness b without a discount")
     rho: float = Field(0.005, ge=0, description="proximal term of the local loss (0: none)")
-    halve_after: int = Field(0, ge=0, description="halve alpha after so many updates (0: never)")
+    halve_after: int = Field(0, ge=0, description="number of updates after which alpha is halved (0: never)")
 
     def discount(self, tau: int) -> float:
         """``s(tau)``."""
@@ -51,7 +51,7 @@ class FedAsyncOptions(Options):
         return hinge_discount(tau, self.hinge_a, self.hinge_b) if self.staleness == "hinge" else 1.0
 
     def weight(self, discount: float, updates: int) -> float:
-        """``alpha_tau`` with this ``s(tau)``, after so many updates of the global model."""
+        """``alpha_tau`` with this ``s(tau)``, after ``updates`` updates of the global model."""
         halved = self.halve_after and updates >= self.halve_after
         return self.alpha * (0.5 if halved else 1.0) * discount
 

@@ -15,7 +15,7 @@ from freshet.methods._shared.rounds import RoundMethod, audit_sample_shares
 
 
 class FedAvg(RoundMethod):
-    """The plain reference."""
+    """The plain mean; devices do plain SGD."""
 
     about = About("fedavg", "sync", "FedAvg", "McMahan et al., AISTATS 2017")
 

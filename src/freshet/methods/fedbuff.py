@@ -42,7 +42,7 @@ class FedBuffOptions(Options):
     eta_g: float = Field(1.0, gt=0, description="server learning rate")
     beta: float = Field(0.0, ge=0, lt=1, description="server momentum")
     exponent: float = Field(0.5, ge=0, description="exponent of the staleness discount (1 + tau)^-exponent")
-    tau_max: int = Field(-1, ge=-1, description="discard uploads with tau beyond this (-1: never)")
+    tau_max: int = Field(-1, ge=-1, description="largest tau; staler uploads are discarded (-1: no limit)")
 
     def is_too_stale(self, tau: int) -> bool:
         return 0 <= self.tau_max < tau

@@ -55,7 +55,7 @@ class FedDynOptions(Options):
 
 @dataclass
 class FedDynState(Round):
-    """The server's dual G, the mean model that is handed out, and of which uploads only a share is in G."""
+    """The server's dual G, the mean model that is tested, and the uploads of which G holds only a share."""
 
     G: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     a_bar: Vector | None = None
@@ -128,7 +128,7 @@ class FedDyn(RoundMethod):
 
 @dataclass(frozen=True)
 class DualRule(LocalRule):
-    """The device's part: the regulariser, and the dual in memory, with what the last trip added to it."""
+    """The device's part: the regulariser, and in memory the dual and the last trip's change of it."""
 
     remembers: ClassVar[bool] = True
 

@@ -74,7 +74,7 @@ def group_norms(group: Group, w: Vector, members: list[RoundUpload], shares: lis
 
 
 class FedLWS(FedAvg):
-    """FedAvg's server with the shrinking after it."""
+    """FedAvg's server, followed by the shrinking."""
 
     about = About(
         "fedlws",

@@ -49,9 +49,10 @@ class FedNovaOptions(Options):
 
 @lru_cache(maxsize=4096)
 def path_length(reach: Callable[[int], float], steps: int, eta_mu: float) -> float:
-    """``|a_i|_1``: how far so many steps lead along a constant unit gradient, held back by the proximal term.
+    """``|a_i|_1``: how far ``steps`` steps lead along a constant unit gradient, held back by the proximal term.
 
-    The optimiser answers a gradient j steps later with ``r_{j+1} - r_j``, r_k being its k-th step along a constant one.
+    The optimiser's response to a gradient, j steps later, is ``r_{j+1} - r_j``; r_k is its k-th step along a constant
+    gradient.
     """
     if not eta_mu:
         return float(reach(steps))
@@ -65,7 +66,7 @@ def path_length(reach: Callable[[int], float], steps: int, eta_mu: float) -> flo
 
 
 def effective_steps(samples: Sequence[int], lengths: Sequence[float]) -> float:
-    """``tau_eff = sum p_i |a_i|``; exactly their common value where all are equal."""
+    """``tau_eff = sum p_i |a_i|``; exactly the common value if all are equal."""
     return sum(n * a for n, a in zip(samples, lengths, strict=True)) / sum(samples)
 
 
@@ -124,7 +125,7 @@ class FedNova(RoundMethod):
 
     @classmethod
     def audit(cls, options: FedNovaOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """tau_eff and every weight; |a_i| from the steps (with momentum: from what the optimiser reaches)."""
+        """Check tau_eff, every weight, and |a_i| from the steps (with momentum: from the optimiser's reach)."""
         if not isinstance(event, Aggregated) or not event.contributions:
             return
         n, parts = event.numbers, event.contributions

@@ -48,8 +48,8 @@ class FedOptOptions(Options):
     server: Literal["sgd", "adagrad", "adam", "yogi"] = Field("adam", description="the server's optimiser")
     eta: float = Field(0.03, gt=0, description="server learning rate (default under sgd: 1)")
     beta1: float = Field(0.9, ge=0, lt=1, description="server momentum (default under adagrad: 0)")
-    beta2: float = Field(0.99, ge=0, lt=1, description="how much of v is kept (adam, yogi)")
-    tau: float = Field(1e-3, gt=0, description="degree of adaptivity: the larger, the more like SGD (not under sgd)")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay rate of v (adam, yogi)")
+    tau: float = Field(1e-3, gt=0, description="degree of adaptivity: larger values act more like SGD (not under sgd)")
 
     @model_validator(mode="before")
     @classmethod

@@ -27,7 +27,7 @@ class FedProxOptions(Options):
     """Hyper-parameters with the paper's symbols."""
 
     mu: float = Field(0.01, ge=0, description="proximal term of the local loss (0: FedAvg)")
-    drop: float = Field(0.0, ge=0, le=1, description="share of each round's devices that do only part of the epochs")
+    drop: float = Field(0.0, ge=0, le=1, description="share of each round's devices that train only part of the epochs")
 
 
 class FedProx(FedAvg):
@@ -48,7 +48,7 @@ class FedProx(FedAvg):
         return proximal(options.mu)
 
     def epochs(self, server: Server, device: int) -> int:
-        """All epochs, or fewer for the slow places of the round (drawn per round; devices take places in turn)."""
+        """Return all epochs, or fewer for the slow places of the round (drawn per round, filled in order)."""
         seed, places, place, E = (
             self.context.seed,
             self.context.per_round,

@@ -115,7 +115,7 @@ class FedSA(Method):
 
     @classmethod
     def audit(cls, options: FedSAOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """alpha, each estimate's history, and each trip's epochs (from the estimates when it started)."""
+        """Check alpha, each estimate's history, and each trip's epochs (from the estimates at its start)."""
         estimates, trips = memory.setdefault("estimates", {}), memory.setdefault("trips", {})
         if isinstance(event, Triggered):
             trips[event.device] = (event.epochs, event.version - 1, dict(estimates))

@@ -36,11 +36,11 @@ class SSMUOptions(ASMUOptions):
 
     lambda0: float = Field(3.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.8, description="initial sigma: how fast the weight falls with the place in the round")
-    iota0: float = Field(0.05, description="initial iota: weight that the place in the round does not touch")
+    iota0: float = Field(0.05, description="initial iota: weight independent of the place in the round")
 
 
 class FedSSMU(FedASMU):
-    """FedASMU with rounds for a clock."""
+    """FedASMU's server, with rounds in place of versions."""
 
     about = About(
         "fedssmu",
@@ -56,7 +56,7 @@ class FedSSMU(FedASMU):
             "fedssmu-course": {"apply": "progress", "controls": "course"},
         },
         space=FedASMU.about.space,
-        # Ten uploads of a round with an alpha of 0.1 each add up to their mean.
+        # Ten uploads of a round, each with an alpha of 0.1, add up to their mean.
         spaces={
             name: {"lambda0": Range(0.05, 2.0, log=True), "iota0": Range(0.02, 0.3)}
             for name in ("fedssmu-progress", "fedssmu-course")

@@ -1,7 +1,8 @@
-"""Methods from elsewhere: a class given from Python, ``file.py:Class``, ``module:Class`` also of the current folder.
+"""Load foreign methods: a class given from Python, ``file.py:Class``, or ``module:Class`` (the current folder too).
 
-What is loaded from a folder that Python does not search goes to worker processes by value, since they could not import
-it; ``sys.path`` is as before once it is loaded."""
+Modules from a folder that is not on ``sys.path`` are sent to worker processes by value, because workers cannot import
+them. Loading leaves ``sys.path`` unchanged.
+"""
 
 import hashlib
 import importlib
@@ -14,13 +15,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: Stands in a config.toml for the module of a class that cannot be imported: ``custom:Mine``.
+#: Replaces the module in config.toml if a class cannot be imported: ``custom:Mine``.
 CUSTOM = "custom"
 _files: dict[Path, ModuleType] = {}
 
 
 class MethodRef(str):
-    """The name of a method that was given as a class, and the class behind it."""
+    """The name of a method that was given as a class, with the class itself.
+
+    It is a str because names pass through configuration tables, TOML, JSON, hashes and pickles as plain text.
+    """
 
     __slots__ = ("method",)
     method: type
@@ -35,7 +39,7 @@ class MethodRef(str):
 
 
 def import_path(method: type) -> str:
-    """``module:Class`` where that leads back to the class, else ``custom:Class``."""
+    """Return ``module:Class`` if that imports the class again, else ``custom:Class``."""
     module, name = method.__module__, method.__qualname__
     try:
         found = module != "__main__" and importlib.util.find_spec(module) is not None
@@ -47,18 +51,18 @@ def import_path(method: type) -> str:
 
 
 def nested_attribute(module: ModuleType, path: str) -> Any:
-    """``Outer.Inner`` of a module."""
+    """Return ``Outer.Inner`` of a module."""
     return reduce(getattr, path.split("."), module)
 
 
 def load_object(path: str) -> Any:
-    """What ``module:Class`` or ``file.py:Class`` stands for; whatever goes wrong inside is raised as it is."""
+    """Return the object at ``module:Class`` or ``file.py:Class``. Errors of the loaded code pass through."""
     where, _, name = path.rpartition(":")
     return nested_attribute(_module_of_file(Path(where)) if where.endswith(".py") else _import_module(where), name)
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """The module that a file holds, executed once per process."""
+    """Return the module of a file, executed once per process."""
     path = path.resolve()
     if path in _files:
         return _files[path]
@@ -79,18 +83,18 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    """A module that Python finds, or that lies in the current folder."""
+    """Import a module from ``sys.path`` or from the current folder."""
     with _search_path(Path.cwd()):
         return importlib.import_module(name)
 
 
 @contextmanager
 def _search_path(folder: Path) -> Iterator[None]:
-    """Search a folder for modules, after all others; what is found there travels by value."""
+    """Search a folder for modules, after all others. Modules found there are pickled by value."""
     if any(Path(entry or ".").resolve() == folder for entry in sys.path if isinstance(entry, str)):
         yield
         return
-    importlib.invalidate_caches()  # the file may be a moment old
+    importlib.invalidate_caches()  # the file may be newer than the caches
     before = set(sys.modules)
     sys.path.append(str(folder))
     try:
@@ -104,7 +108,7 @@ def _search_path(folder: Path) -> Iterator[None]:
 
 
 def _pickle_by_value(module: ModuleType) -> None:
-    """Send what a module holds with its code: elsewhere it could not be imported."""
+    """Pickle a module's contents with their code, because workers cannot import it."""
     from cloudpickle import register_pickle_by_value
 
     register_pickle_by_value(module)

@@ -54,7 +54,7 @@ class MOON(FedAvg):
 
 
 def contrastive_loss(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Tensor":
-    """``l_con``, mean over the batch: softmax cross-entropy on two logits, of which the first is right."""
+    """``l_con``, mean over the batch: softmax cross-entropy on two logits; the first is the target."""
     import torch
     from torch.nn.functional import cosine_similarity, cross_entropy
 
@@ -64,7 +64,7 @@ def contrastive_loss(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Te
 
 @dataclass(frozen=True)
 class ContrastiveRule(LocalRule):
-    """The device's part: the contrastive loss, and its own last model in memory."""
+    """The device's part: the contrastive loss, and in memory the device's last model."""
 
     remembers: ClassVar[bool] = True
     mu: float

@@ -38,12 +38,12 @@ class PORTOptions(Options):
     """Hyper-parameters with the paper's symbols and values."""
 
     K: int = Field(5, ge=1, description="models to wait for")
-    omega: int = Field(10, ge=0, description="Omega: bound of the staleness tau")
+    omega: int = Field(10, ge=0, description="Omega: bound on the staleness tau")
     alpha: float = Field(3.0, ge=0, description="weight of freshness")
     beta: float = Field(1.0, ge=0, description="weight of agreement with the last global step")
     wait: Literal["gt", "ge"] = Field("gt", description="wait for devices with tau > omega (gt) or tau >= omega (ge)")
     urgent: bool = Field(True, description="ask overdue devices to upload at the end of their epoch")
-    gate: bool = Field(False, description="look at the agreement only for tau > 1")
+    gate: bool = Field(False, description="use the agreement only for tau > 1")
 
     def is_overdue(self, tau: int) -> bool:
         return tau > self.omega if self.wait == "gt" else tau >= self.omega
@@ -72,7 +72,7 @@ def cosine(u: Vector, w: Vector, previous: Vector) -> float:
 
 @dataclass(frozen=True)
 class ReportedModel:
-    """A model that waits for its aggregation."""
+    """An uploaded model that waits for aggregation."""
 
     device: int
     base: int
@@ -82,8 +82,7 @@ class ReportedModel:
 
 @dataclass
 class PORTState:
-    """Reported models in order of arrival; the model before the current one, w^{v-1}; the trips that were asked to
-    hurry, by device."""
+    """Reported models in order of arrival, the previous model w^{v-1}, and the hurried trips by device."""
 
     reported: list[ReportedModel] = field(default_factory=list)
     previous: Vector | None = None
@@ -111,7 +110,7 @@ class PORT(Method):
 
     @classmethod
     def check(cls, options: PORTOptions, facts: Facts) -> None:
-        """Devices are replaced only at an aggregation, so K of them must be under way at once."""
+        """Devices are replaced only at an aggregation, so K of them must be in flight at once."""
         if facts.in_flight < options.K:
             problem = f"must be at most run.in_flight = {facts.in_flight}, but {options.K} was given"
             raise ConfigError("method.K", problem)
@@ -143,8 +142,7 @@ class PORT(Method):
         return Wait(urgent=tuple(hurry))
 
     def _aggregate(self, server: Server) -> Aggregate | Reject:
-        """The reported models become the next one; where that would not be finite, they are dropped, and that is
-        all."""
+        """Average the reported models into the next one. If it is not finite, drop them."""
         o, n, w, R = self.options, self.context.layout.learnable, server.weights, self.state.reported
         stalenesses = [server.version - r.base + 1 for r in R]
         cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
@@ -169,7 +167,7 @@ class PORT(Method):
 
     @classmethod
     def audit(cls, options: PORTOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """Every s_k, c_k and p_k; that nobody overdue was left out; that only overdue devices were hurried."""
+        """Check every s_k, c_k and p_k, that no overdue device was left out, and that only those were hurried."""
         flying = memory.setdefault("flying", {})
         if isinstance(event, Triggered):
             flying[event.device] = event.version

@@ -54,7 +54,7 @@ class SCAFFOLDOptions(Options):
 
 @dataclass
 class SCAFFOLDState(Round):
-    """The server's control c, and of each device the trip whose change of control is in it, or a share of which."""
+    """The server's control c and, per device, the last trip that changed c, fully or by a share."""
 
     c: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     heard: dict[int, int] = field(default_factory=dict)
@@ -119,9 +119,9 @@ class SCAFFOLD(RoundMethod):
 
 @dataclass(frozen=True)
 class ControlledRule(LocalRule):
-    """The device's part. Its memory: the control of its last trip, what that trip made of it, and the trip's number.
+    """The device's part. Its memory: the control before its last trip, the control after it, and the trip's number.
 
-    A trip whose upload is lost changes no control, so it need not be computed (``remembers`` stays False).
+    A trip with a lost upload changes no control, so it need not be computed (``remembers`` stays False).
     """
 
     sends: ClassVar[tuple[str, ...]] = ("change",)

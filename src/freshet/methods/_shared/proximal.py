@@ -1,4 +1,4 @@
-"""Terms that several methods add to the local gradient, each through ``LocalRule.adjust``; no loop of their own."""
+"""The proximal term, which several methods add to the local gradient."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def drift(local: Local) -> "Tensor":
-    """``u - w^b``: how far local training has moved from its base; valid until the next call."""
+    """Return ``u - w^b``, the distance of local training from its base. Valid until the next call."""
     import torch
 
     if "drift" not in local.scratch:
@@ -30,5 +30,5 @@ class Proximal(LocalRule):
 
 
 def proximal(rho: float) -> LocalRule:
-    """The proximal term, or plain SGD (the same bits) when rho is 0."""
+    """Return the proximal rule, or plain SGD (the same bits) if rho is 0."""
     return Proximal(rho) if rho else LocalRule()

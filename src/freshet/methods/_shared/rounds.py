@@ -24,8 +24,7 @@ WAIT = Wait()
 
 
 class RoundUpload(NamedTuple):
-    """One device's upload in the open round, the learning rate that it trained with, and how much of its step a defence
-    let in."""
+    """One device's upload in the open round. ``share`` is the part of its step that a defence accepted."""
 
     device: int
     weights: Vector
@@ -38,7 +37,7 @@ class RoundUpload(NamedTuple):
 
 
 def sample_shares(members: list[RoundUpload]) -> list[float]:
-    """``n_k / sum n``, over those that uploaded."""
+    """``n_k / sum n``, over the devices that uploaded."""
     total = sum(member.samples for member in members)
     return [member.samples / total for member in members]
 
@@ -61,8 +60,8 @@ class Round:
 class RoundMethod(Method):
     """Collects a round's uploads and calls ``aggregate`` with them in ascending order of device.
 
-    A round whose model would not be finite leaves no trace: the state goes back to what it was before ``aggregate``,
-    which therefore puts new values into its fields and changes none in place.
+    If the round's model is not finite, the state before ``aggregate`` is restored. So ``aggregate`` must assign new
+    values to the fields of the state and never change them in place.
     """
 
     state: Round
@@ -87,10 +86,10 @@ class RoundMethod(Method):
     def finish_round(self, server: Server) -> Verdict | None:
         members = [self.state.members[device] for device in sorted(self.state.members)]
         self.state.members.clear()
-        if not members:  # everybody was lost: the round counts, the model stays
+        if not members:  # all devices were lost: the round counts, the model stays
             return Aggregate(server.weights, (), {"alpha": 0.0, "samples": []}, length=0.0)
         before, shares = replace(self.state), self.shares(members)
-        with np.errstate(over="ignore"):  # a model that is not finite is refused
+        with np.errstate(over="ignore"):  # a model that is not finite is refused below
             new, more = self.aggregate(server, members, shares)
         self.context.layout.max_counters(new, *(m.weights for m in members))
         n = self.context.layout.learnable
@@ -102,22 +101,22 @@ class RoundMethod(Method):
         return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
 
     def is_sane(self) -> bool:
-        """Whether what ``aggregate`` has put into the state may stay; the model itself is looked at in any case."""
+        """Whether the state that ``aggregate`` left is valid. The model itself is always checked."""
         return True
 
     def shares(self, members: list[RoundUpload]) -> list[float]:
-        """The weight of each member in the new model, as it is logged."""
+        """Return each member's weight in the new model, as logged."""
         return sample_shares(members)
 
     def aggregate(
         self, server: Server, members: list[RoundUpload], shares: list[float]
     ) -> tuple[Vector, dict[str, Any]]:
-        """The next global model, and further numbers for the log."""
+        """Return the next global model and further numbers for the log."""
         return combine([(share, member.weights) for share, member in zip(shares, members, strict=True)]), {}
 
 
 class PartialUpload(NamedTuple):
-    """The last upload of a device that was shortened: its trip, and the share of it that is in the server's sum."""
+    """A device's last shortened upload: its trip, and the share of it in the server's sum."""
 
     trip: int
     share: float
@@ -126,17 +125,17 @@ class PartialUpload(NamedTuple):
 def with_partial_uploads(
     known: Mapping[int, PartialUpload], members: Iterable[RoundUpload]
 ) -> dict[int, PartialUpload]:
-    """Those known, and those of this round, by device."""
+    """Return ``known`` with this round's shortened uploads added, by device."""
     return {**known, **{m.device: PartialUpload(m.trip, m.share) for m in members if m.share != 1.0}}
 
 
 def accepted_share_instruction(known: Mapping[int, PartialUpload], device: int) -> Mapping[str, Number]:
-    """What goes down to the device."""
+    """Return what the server sends to the device about its last shortened upload."""
     last = known.get(device)
     return NOTHING if last is None else {"shortened": last.trip, "share": last.share}
 
 
 def accepted_share(instruction: Mapping[str, Number], memory: Memory) -> float:
-    """The device's side: how much the server took of the change that ``memory["trip"]`` made, if it took it at all."""
+    """Return the share that the server accepted of the change made in trip ``memory["trip"]``, on the device's side."""
     is_meant = "share" in instruction and instruction["shortened"] == memory.get("trip")
     return float(instruction["share"]) if is_meant else 1.0

@@ -1,1 +1,1 @@
-"""The parts of FedASMU and FedSSMU: one family of methods."""
+"""The parts that FedASMU and FedSSMU share."""

@@ -1,4 +1,4 @@
-"""The server's meta model, which proposes the first slot of each device. It needs torch: import it where it is used."""
+"""The server's meta model, which proposes the first slot of each device. It needs torch; import it lazily."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from freshet.methods.asmu.slots import Advantage, RunningReward, slot_distributi
 
 
 class _Network(nn.Module):
-    """LSTM with a linear head: one number per epoch. No bias at the end, which would move all epochs alike."""
+    """LSTM with a linear head: one number per epoch. The head has no bias, which would shift all epochs equally."""
 
     def __init__(self, epochs: int, hidden: int) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class _Network(nn.Module):
 
 
 def _prior_logits(epochs: int) -> Tensor:
-    """Logits with which the untrained meta model prefers the middle: a triangle over 1..L, as P(ask | not asked).
+    """Return the logits of P(ask | not asked before) in the untrained model: a triangle over 1..L.
 
-    It starts where something newer is there for most devices, and where both neighbours can be tried.
+    It prefers the middle. There a newer model exists for most devices, and both neighbours can be tried.
     """
     middle = epochs // 2
     triangle = np.array([epochs - abs(epoch - middle) for epoch in range(epochs)], dtype=np.float64)
@@ -48,20 +48,20 @@ class MetaSelector:
     """The server's meta model: proposes the first slot of each device and learns from its reward (REINFORCE).
 
     The logit of ``P(ask at l | not asked before)`` is a prior plus ``GAIN`` times what the network has learned since
-    its start. So the untrained model is the prior itself, and a step of the paper's rate 0.001 with an advantage of 1
-    moves a logit by some tenths. As in the paper's Algorithm 2, b takes a reward in before that is measured against it.
+    its start. So the untrained model equals the prior. A step of the paper's rate 0.001 with an advantage of 1 moves a
+    logit by some tenths. As in the paper's Algorithm 2, b includes a reward before that reward is compared with b.
 
-    Slots are not drawn from P but epsilon-greedily: mu(l) = epsilon / L, and 1 - epsilon more for the most probable.
+    Slots are not drawn from P but epsilon-greedily: mu(l) = epsilon / L, plus 1 - epsilon for the most probable slot.
     So the gradient of the expected reward under P is the mean over trips of ``P / mu`` times REINFORCE's. Without that
-    weight the usual slot is judged fifty times as often as any other, and a better one next to it is not found. With
-    raw advantages, as published, there is none.
+    weight the usual slot is judged fifty times as often as any other, and a better neighbour is not found. Raw
+    advantages, as published, have no such weight.
 
-    There are as many slots as the longest trip has epochs. A device with fewer (``epochs``) only comes to the first of
-    those decisions: its P and mu are over its own slots, renormalised.
+    There are as many slots as the longest trip has epochs. A device with fewer ``epochs`` uses only the first slots:
+    its P and mu are renormalised over them.
     """
 
     GAIN = 8.0
-    #: Size of the inputs that tell one epoch from another, so that each can be learned without its neighbours.
+    #: Size of the one-hot inputs, large enough to learn each epoch without its neighbours.
     INPUT_SCALE = 8.0
     MAX_IMPORTANCE_WEIGHT = 10.0
 
@@ -78,36 +78,36 @@ class MetaSelector:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, "meta"))
             self.network = _Network(epochs, hidden).double()
-        # Input of step l: the decision before it (always "not asked"), and which step it is.
+        # Input of step l: the previous decision (always "not asked") and the one-hot step.
         self._steps = torch.cat([torch.zeros(epochs, 1), self.INPUT_SCALE * torch.eye(epochs)], dim=1).double()
         self._prior = _prior_logits(epochs)
         with torch.no_grad():
             self._start = self.network(self._steps)
         self.epochs, self.eta_rl, self.advantage, self.epsilon = epochs, eta_rl, advantage, epsilon
         self.rewards = RunningReward(rho)
-        #: First trips learned from, and the distribution that was last put on record.
+        #: First trips learned from, and the last recorded distribution.
         self.lessons, self._recorded = 0, self.distribution()
         self._best: dict[int, int] = {}
 
     def logits(self) -> Tensor:
-        """One per epoch: the prior, and what the network has learned on top of it."""
+        """Return one logit per epoch: the prior plus what the network has learned."""
         total: Tensor = self._prior + self.GAIN * (self.network(self._steps) - self._start)
         return total
 
     def distribution(self, epochs: int | None = None) -> NDArray[np.float64]:
-        """Slot probabilities now, of a device with so many epochs (None: with all)."""
+        """Return the slot probabilities of a device with ``epochs`` epochs (None: with all)."""
         with torch.no_grad():
             return slot_distribution(torch.sigmoid(self.logits()).numpy()[:epochs])
 
     def best_slot(self, epochs: int | None = None) -> int:
-        """The most probable slot of those (computed anew only after the model has learned)."""
+        """Return the most probable slot, cached until the model learns."""
         count = self.epochs if epochs is None else epochs
         if count not in self._best:
             self._best[count] = int(np.argmax(self.distribution(count))) + 1
         return self._best[count]
 
     def add_reward(self, reward: float) -> None:
-        """A trip's reward joins those that others are measured against."""
+        """Add a trip's reward to the running mean and variance."""
         self.rewards.add(reward)
 
     def log_probability(self, slot: int) -> Tensor:
@@ -118,7 +118,7 @@ class MetaSelector:
         return total
 
     def importance_weight(self, slot: int, chosen_by: float | None = None, epochs: int | None = None) -> float:
-        """``P(slot) / mu(slot)``, mu the probability with which the slot was chosen; 1 with raw advantages."""
+        """``P(slot) / mu(slot)``, where mu is the probability of choosing the slot; 1 with raw advantages."""
         if self.advantage == "raw":
             return 1.0
         greedy, probable = 1.0 - self.epsilon if slot == self.best_slot(epochs) else 0.0, self.distribution(epochs)
@@ -138,14 +138,14 @@ class MetaSelector:
         with torch.no_grad():
             pairs = zip(parameters, gradients, strict=True)
             moved = [torch.add(parameter, gradient, alpha=step) for parameter, gradient in pairs]
-            if all(bool(torch.isfinite(after).all()) for after in moved):  # a step beyond all numbers is not taken
+            if all(bool(torch.isfinite(after).all()) for after in moved):  # skip a step that is not finite
                 for parameter, after in zip(parameters, moved, strict=True):
                     parameter.copy_(after)
         self.lessons += 1
         self._best = {}
 
     def changed_distribution(self) -> dict[str, Any] | None:
-        """What to put on record when some slot's probability has changed by more than 1 % since the last time."""
+        """Return the distribution for the log if a probability changed by more than 1 % since the last record."""
         now = self.distribution()
         if np.abs(now - self._recorded).max() <= 0.01:
             return None
@@ -153,18 +153,18 @@ class MetaSelector:
         return {"probabilities": now.tolist(), "first_trips": self.lessons, "b": self.rewards.mean}
 
     def save(self, path: Path) -> None:
-        """Store what was learned, for ``method.meta_from`` of later runs."""
+        """Save the model for ``method.meta_from`` of later runs."""
         rewards = np.array([self.rewards.mean, self.rewards.variance])
         save_file(self._weights() | {"rewards": rewards, "start": self._start.numpy()}, path)
 
     def load(self, path: Path) -> None:
-        """Begin with what an earlier run has learned."""
+        """Load a model that an earlier run saved."""
         expected = {name: value.shape for name, value in self._weights().items()}
         expected |= {"rewards": (2,), "start": tuple(self._start.shape)}
         try:
             tensors = load(read_regular(path))
             if {name: value.shape for name, value in tensors.items()} != expected:
-                raise ValueError(f"it holds other tensors than those of a meta model for {self.epochs} epochs")
+                raise ValueError(f"its tensors are not those of a meta model for {self.epochs} epochs")
             if not all(value.dtype == np.float64 and np.isfinite(value).all() for value in tensors.values()):
                 raise ValueError("it holds numbers that are not finite")
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -194,7 +194,7 @@ class MetaSelector:
 
 
 def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: int = 1) -> int:
-    """Learn from the requests of earlier runs' logs, in order, so many times; returns how many there were.
+    """Learn from the requests in earlier runs' logs, in order, ``passes`` times. Return the number of requests.
 
     A merge has its reward; a request that found nothing newer counts as reward 0.
     """
@@ -208,7 +208,7 @@ def pretrain(selector: MetaSelector, events: Iterable[dict[str, Any]], passes: i
 
 
 def _lesson(event: dict[str, Any], epochs: int) -> tuple[int, float] | None:
-    """The slot and the reward of a logged request, or None for other events (and for what makes no sense)."""
+    """Return the slot and reward of a logged request; None for other events and for invalid values."""
     slot, kind = event.get("slot"), event.get("kind")
     reward = 0.0 if kind == "request" and event.get("fresh", 0) is None else event.get("reward")
     if kind not in ("request", "merge") or type(slot) is not int or not 1 <= slot <= epochs:

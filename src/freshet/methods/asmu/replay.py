@@ -1,4 +1,4 @@
-"""Replaying logged decisions against the formulas, from the log and the configuration alone."""
+"""Replay FedASMU's logged decisions against the formulas, from the log and the configuration alone."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from freshet.methods.asmu.staleness import (
 
 
 def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) -> None:
-    """Every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
+    """Check every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
     if isinstance(event, Triggered):
         memory.pop(("asked", event.device), None)
     elif isinstance(event, Requested) and event.fresh is not None:
@@ -37,8 +37,7 @@ def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) 
 
 
 def _forget_unlogged_merge(device: int | None, trip: int | None, memory: dict[Any, Any]) -> None:
-    """A trip got the fresh model and was not heard of again: where its merge is not in the log, its device's controls
-    are known no more."""
+    """Mark a device's controls as unknown if its trip got the fresh model but no merge was logged."""
     if memory.get(("asked", device)) == trip and memory.get(("merged", device), (None,))[0] != trip:
         memory["device", device] = None
 
@@ -60,10 +59,10 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
     if part.staleness > options.tau_max:
         raise Mismatch(f"aggregated at staleness {part.staleness}, beyond tau_max {options.tau_max}")
     if n.get("forgotten") and options.control_memory != "budget":
-        raise Mismatch("a step was forgotten, which only happens under control_memory = budget")
+        raise Mismatch("a step was forgotten, which only control_memory = budget does")
     known, taught = past is not None and not n.get("forgotten"), _gradient_scale(options, n) != 0.0
     if bool(n.get("untaught")) != (known and not taught):
-        raise Mismatch(f"whether it was taught does not go with its learning rate of {n['lr']:g}")
+        raise Mismatch(f"untaught = {bool(n.get('untaught'))} contradicts lr = {n['lr']:g}")
     if n["adapted"] != (known and taught):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
     trip, beta, n1 = memory.get(("merged", part.device), (None, 0.0, 0))
@@ -95,20 +94,20 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
     now = PastUpload(event.version, age, part.staleness, xi, control, n["course"] if course else length)
     if course:
         memory["server", None], memory["made", event.version + 1] = (control, None), now
-        memory.pop(("made", event.version - options.tau_max), None)  # who starts there is too stale
+        memory.pop(("made", event.version - options.tau_max), None)  # uploads from there are too stale
     else:
         memory["server", part.device] = (control, now if options.dynamic_server else None)
 
 
 def _expected_slope(options: Any, n: Numbers) -> float:
-    """The slope of the loss along the last step, or, unless ``controls = "loss"``, its cosine."""
+    """Return the slope of the loss along the last step, or its cosine unless ``controls = "loss"``."""
     if options.controls != "loss":
         return -cosine(n["product"], n["length"], n["length_p"])
     return float(n["product"] / _gradient_scale(options, n))
 
 
 def _gradient_scale(options: Any, n: Numbers) -> float:
-    """What the displacement is divided by to give the pseudo-gradient (E1, E5, E6)."""
+    """Return the divisor that turns the displacement into the pseudo-gradient (E1, E5, E6)."""
     if options.equations == "published":
         return float(n["lr"] * n["steps"])
     before, whole = n.get("reach", (n["n1"], n["steps"]))
@@ -130,7 +129,7 @@ def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind
     phi = freshness_weight(gamma, upsilon, age, s, far)
     expect("phi", n["phi"], phi)
     expect("beta", n["beta"], saturate(options.mu_beta, phi))
-    slopes = (0.0, 0.0)  # where losses are withheld ([privacy]), nothing is learned from them
+    slopes = (0.0, 0.0)  # [privacy] withholds losses, so nothing is learned from them
     if "reward" in n:
         expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
         slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)

@@ -4,7 +4,8 @@ At the start of epoch l* the device asks for the fresh model ``w_g`` and merges 
 
     w_a = (1 - beta) w_b + beta w_g
 
-with a learned weight beta, at a moment that the reward ``loss(w_b) - loss(w_a)`` teaches it to choose."""
+The weight beta is learned. The reward ``loss(w_b) - loss(w_a)`` trains the choice of l*.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -27,17 +28,17 @@ from freshet.methods.asmu.staleness import (
 )
 from freshet.methods.asmu.steps import ControlMemory
 
-#: The rates of what is learned as a weight.
+#: Learning rates of the five controls.
 RATE_NAMES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
-#: Rates below this move no control that descends a cosine in a run of ordinary length.
+#: Below this rate, a control that descends a cosine does not move in a run of ordinary length.
 SLOW_RATE = 1e-3
 
 
 class ASMUOptions(Options):
     """Hyper-parameters shared by FedASMU and FedSSMU, with the paper's symbols.
 
-    The paper gives no initial controls; these were chosen on validation data (docs/methods.md). The useful scale of
-    alpha depends on ``apply``: ``apply = "progress"`` has its own initial controls where none are given.
+    The paper gives no initial controls; these were chosen on validation data (docs/methods-appendix.md). The useful
+    scale of alpha depends on ``apply``, so ``apply = "progress"`` has its own default controls.
     """
 
     conditional_defaults: ClassVar[ConditionalDefaults] = {
@@ -46,14 +47,14 @@ class ASMUOptions(Options):
         ("controls", "direction"): dict.fromkeys(RATE_NAMES, 0.02),
         ("controls", "course"): dict.fromkeys(RATE_NAMES[:3], 0.005),
     }
-    #: Uploads under way at once that the rates of ``course`` are meant for.
+    #: Uploads in flight for which the default rates of ``course`` are meant.
     reference_span: ClassVar[int] = 30
 
     lambda0: float = Field(10.0, description="initial lambda: weight of the staleness term")
     sigma0: float = Field(0.5, description="initial sigma: how fast the weight falls with staleness")
-    iota0: float = Field(0.0, description="initial iota: weight that staleness does not touch")
+    iota0: float = Field(0.0, description="initial iota: weight independent of staleness")
     gamma0: float = Field(1.0, description="initial gamma: scale of the fresh model's weight on a device")
-    upsilon0: float = Field(0.5, description="initial upsilon: how much less a barely newer model counts")
+    upsilon0: float = Field(0.5, description="initial upsilon: reduction for a barely newer model")
     mu_alpha: float = Field(1.0, gt=0, description="saturation of the server's weight alpha")
     mu_beta: float = Field(1.0, gt=0, description="saturation of the device's weight beta")
     eta_lambda: float = Field(1e-4, ge=0, description="learning rate of lambda")
@@ -62,55 +63,58 @@ class ASMUOptions(Options):
     eta_gamma: float = Field(1e-4, ge=0, description="learning rate of gamma")
     eta_upsilon: float = Field(1e-4, ge=0, description="learning rate of upsilon")
     eta_rl: float = Field(1e-3, ge=0, description="learning rate of the meta model")
-    tau_max: int = Field(99, ge=1, description="uploads staler than this are discarded")
+    tau_max: int = Field(99, ge=1, description="largest staleness; staler uploads are discarded")
     xi_min: float = Field(1e-3, gt=0, description="lower bound of xi, so that alpha stays above 0")
     epsilon: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="probability of exploring another slot; in trip k of a device epsilon / k unless raw",
+        description="probability of exploring another slot; epsilon / k in trip k of a device unless raw",
     )
     phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
     meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
-    equations: Equations = Field("corrected", description="corrected derivatives, or the printed ones")
+    equations: Equations = Field(
+        "corrected", description="corrected: true derivatives; published: formulas as printed, errors included"
+    )
     advantage: slots.Advantage = Field(
-        "scaled", description="rewards over their running deviation, or as they are (the paper's; default of published)"
+        "scaled", description="scaled: rewards over their deviation; raw: plain (the paper's; default of published)"
     )
     apply: Literal["mix", "progress"] = Field(
-        "mix", description="mix the uploaded model in (the paper's), or add only what its training produced (ours)"
+        "mix", description="mix: mix the upload in (the paper's); progress: add only what training produced (ours)"
     )
     controls: Literal["loss", "direction", "course"] = Field(
         "loss",
-        description="what the controls descend: the loss (the paper's); direction: its slope per unit of length, a "
-        "cosine, of the same size for every network; course: that of who starts from a new model, along the way that "
-        "led there, one set of controls for all devices (ours, both with apply = progress)",
+        description="what the controls descend. loss: the device's loss (the paper's). direction: its slope per unit "
+        "of length, a cosine. course: one shared set of controls; the signal is whether a device that starts from the "
+        "new model continues in the server's direction or turns back. direction and course are ours and need "
+        "apply = progress",
     )
     span: int | None = Field(
         None,
         ge=1,
-        description="with controls = course: uploads under way at once (default: run.in_flight, synchronous "
-        "run.per_round); where they are more than 30 (FedSSMU: 10), its rates are divided by as many times as many",
+        description="with controls = course: uploads in flight (default: run.in_flight, synchronous run.per_round). "
+        "Above 30 (FedSSMU: 10) the rates scale by 30/span (10/span)",
     )
     probe: Literal["batch", "held-out"] = Field(
         "batch",
-        description="what rewards and the slope of beta are measured on: the mini-batch that is trained on next (the "
-        "paper's), or a tenth of the device's samples that it never trains on (ours)",
+        description="data for rewards and the slope of beta. batch: the next mini-batch (the paper's). held-out: a "
+        "tenth of the device's samples, never trained on (ours)",
     )
     distance: bool = Field(
         False,
-        description="phi is also multiplied by 2 a / (a + b), a and b how far server and device have gone from their "
-        "common base: the more, the farther the server is ahead (ours)",
+        description="multiply phi by 2 a / (a + b), where a and b are the distances of server and device from their "
+        "common base (ours)",
     )
     control_memory: ControlMemory = Field(
-        "exact", description="which steps the server remembers: exact (all), budget (the newest), sketch (estimates)"
+        "exact", description="steps that the server keeps: exact (all), budget (the newest), sketch (estimates)"
     )
     control_budget_mb: int = Field(
         1024,
         ge=1,
-        description="MiB of steps in main memory; beyond it exact puts them into a file, budget forgets them",
+        description="MiB of steps in main memory; beyond it exact moves steps to a file, budget forgets them",
     )
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
@@ -118,7 +122,9 @@ class ASMUOptions(Options):
     @model_validator(mode="after")
     def _check_apply_progress(self) -> Self:
         if self.controls != "loss" and self.apply != "progress":
-            raise ValueError(f'controls = "{self.controls}" compares what training made; it needs apply = "progress"')
+            raise ValueError(
+                f'controls = "{self.controls}" compares what training produced; it needs apply = "progress"'
+            )
         return self
 
     def with_derived(self, context: MethodContext) -> Self:
@@ -128,25 +134,23 @@ class ASMUOptions(Options):
         return self.model_copy(update={"span": context.in_flight})
 
     def control_rates(self) -> tuple[float, float, float]:
-        """Rates of lambda, sigma and iota.
+        """Return the rates of lambda, sigma and iota.
 
-        Under ``course`` a weight is judged when about ``span`` more uploads have been weighed like it. All their
-        verdicts add up before the first can tell that it is enough, so that each counts the less, the more they are.
+        Under ``course``, about ``span`` more uploads get the same weight before the first one is judged. Their verdicts
+        add up, so above ``reference_span`` each counts less.
         """
         share = min(1.0, self.reference_span / self.span) if self.controls == "course" and self.span else 1.0
         return share * self.eta_lambda, share * self.eta_sigma, share * self.eta_iota
 
     def slow_rate_notices(self) -> list[str]:
-        """A sentence for who descends a cosine with rates that are meant for a loss, as those of the paper's cells."""
+        """Return a notice if a cosine is descended with rates meant for a loss, such as those of the paper's cells."""
         own = self.conditional_defaults.get(("controls", self.controls), {})
         slow = [key for key in own if 0.0 < getattr(self, key) < SLOW_RATE]
         if not slow:
             return []
-        named = ", ".join(f"method.{key}" for key in slow)
-        usual = own[slow[0]]
-        return [
-            f"controls = {self.controls} hardly moves with rates below {SLOW_RATE:g} ({named}); its default is {usual:g}"
-        ]
+        keys, default = ", ".join(f"method.{key}" for key in slow), own[slow[0]]
+        problem = f"controls = {self.controls} hardly moves with rates below {SLOW_RATE:g} ({keys})"
+        return [f"{problem}; its default is {default:g}"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class FreshModelRule(LocalRule):
     """The device's part: choose the slot, merge the fresh model, learn from the reward."""
 
     remembers: ClassVar[bool] = True
-    #: Where neither slots nor gamma and upsilon are learned, nor lengths are in phi, which ``leak`` sees to.
+    #: Public only if slots, gamma and upsilon are not learned and phi has no lengths; ``leak`` checks this.
     public: ClassVar[tuple[str, ...]] = ("n1", "beta", "phi", "gamma", "upsilon", "gamma_after", "upsilon_after")
     options: ASMUOptions
 
@@ -228,11 +232,11 @@ class FreshModelRule(LocalRule):
 
     def finish(self, local: Local) -> None:
         if self.options.slot == "rl" and local.slot is not None:
-            # Where nothing newer was there, the model stayed as it was.
+            # Without a newer model nothing changed: the reward is 0.
             self._learn_slot(local, local.slot, local.merged.get("reward", 0.0))
 
     def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
-        """The Q-table learns from this trip, unless it was the first, which teaches the server's meta model."""
+        """Update the Q-table from this trip. The first trip trains the server's meta model instead."""
         o, memory = self.options, local.memory
         first = "slot" not in memory
         rewards = slots.RunningReward(o.rho, memory.get("b", reward))

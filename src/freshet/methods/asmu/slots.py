@@ -1,6 +1,7 @@
 """When a device asks for the fresh model: a Q-table per device, the meta model's proposal (``meta``), or a fixed rule.
 
-A *slot* l* is an epoch in 1..L; the device asks at its start, before its first step."""
+A *slot* l* is an epoch in 1..L. The device asks at the start of that epoch, before the first step.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,31 +13,31 @@ from numpy.typing import NDArray
 from freshet.core.messages import Slot
 
 Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
-#: Rewards over their running deviation, or as they are (the paper's).
+#: Rewards over their running deviation, or plain rewards (the paper's).
 Advantage = Literal["scaled", "raw"]
 ACTIONS = (-1, 0, 1)
 Table = NDArray[np.float64]
 
 
 def fixed_slot(policy: str | int, epochs: int, rng: np.random.Generator) -> Slot | None:
-    """Slots that are not learned: H1 after the first epoch, H2 mid-way, H3 in the penultimate epoch, or a number."""
+    """Return a fixed or random slot: H1 after the first epoch, H2 mid-way, H3 in the penultimate epoch, or a number."""
     if policy == "never":
         return None
     if policy == "random":
         return Slot(int(rng.integers(1, epochs + 1)), "fixed")
-    wanted = {"h1": 2, "h2": epochs // 2 + 1, "h3": epochs - 1}.get(str(policy), policy)
-    return Slot(min(max(int(wanted), 1), epochs), "fixed")
+    epoch = {"h1": 2, "h2": epochs // 2 + 1, "h3": epochs - 1}.get(str(policy), policy)
+    return Slot(min(max(int(epoch), 1), epochs), "fixed")
 
 
 def empty_table(epochs: int, advantage: Advantage) -> Table:
-    """``H(slot, action)``; row l-1 belongs to slot l. Zero (raw), or not a number where nothing was tried (scaled)."""
+    """Return ``H(slot, action)``; row l-1 belongs to slot l. Untried entries are 0 (raw) or NaN (scaled)."""
     return np.full((epochs, len(ACTIONS)), 0.0 if advantage == "raw" else np.nan)
 
 
 def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator) -> Slot:
-    """Epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L.
+    """Take an epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L.
 
-    What was never tried comes first. Ties are broken at random: a fixed order would drift to one end.
+    Untried actions come first. Ties are broken at random, because a fixed order would drift to one end.
     """
     if rng.random() < epsilon:
         column, by = int(rng.integers(len(ACTIONS))), "explore"
@@ -48,14 +49,14 @@ def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator)
 
 
 def update_table(table: Table, last: int, action: int, slot: int, reward: float, phi_q: float, psi: float) -> None:
-    """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place; what was never tried counts as 0."""
+    """``H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))``, in place; untried entries count as 0."""
     column, known = ACTIONS.index(action), np.nan_to_num(table)
     old = known[last - 1, column]
     table[last - 1, column] = old + phi_q * (reward + psi * known[slot - 1].max() - old)
 
 
 def first_slot(meta_slot: int, epochs: int, epsilon: float, rng: np.random.Generator) -> Slot:
-    """A device's first trip: the meta model's slot, or with probability epsilon any slot."""
+    """Return the slot of a device's first trip: the meta model's, or with probability epsilon a random one."""
     if rng.random() < epsilon:
         return Slot(int(rng.integers(1, epochs + 1)), "explore")
     return Slot(meta_slot, "meta")
@@ -71,14 +72,14 @@ def slot_distribution(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass
 class RunningReward:
-    """Mean b and deviation of the rewards seen lately: ``b <- (1 - rho) b + rho R``."""
+    """Running mean b and variance of the rewards: ``b <- (1 - rho) b + rho R``."""
 
     rho: float
     mean: float = 0.0
     variance: float = 0.0
 
     def add(self, reward: float) -> None:
-        """Take a reward in; the variance is the same running mean of ``(R - b)^2``, corrected for b having moved."""
+        """Add a reward. The variance is the same running mean of ``(R - b)^2``, corrected for the change of b."""
         off = reward - self.mean
         self.mean += self.rho * off
         self.variance = (1.0 - self.rho) * (self.variance + self.rho * off * off)

@@ -1,7 +1,7 @@
 """The formulas of FedASMU and FedSSMU: two weights, each a learned function of staleness, and their derivatives.
 
-Scalars only; no model is touched here. ``age`` is the version t (asynchronous) or the round g (synchronous);
-``s`` is the staleness, 1 for a fresh upload. Every derivative is checked against finite differences of a true loss.
+This module handles scalars only. ``age`` is the version t (asynchronous) or the round g (synchronous); ``s`` is the
+staleness, 1 for a fresh upload. Tests compare every derivative with finite differences of a true loss.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Equations = Literal["corrected", "published"]
-#: No weight grows beyond this before it is saturated: already there alpha and beta are 1 to twelve digits.
+#: Upper bound of a weight before saturation. There, alpha and beta are already 1 to twelve digits.
 MAX_WEIGHT = 1e12
 
 
@@ -31,12 +31,12 @@ class PastUpload:
     s_p: int
     xi_p: float
     control: Control
-    #: How long the step was that it took.
+    #: Length of its step.
     length: float = 0.0
 
 
 def discount(age: int, s: int, sigma: float) -> float:
-    """``1 / (sqrt(age) s^sigma)``; the exponent is bounded so that no control can overflow it."""
+    """``1 / (sqrt(age) s^sigma)``. The exponent is bounded to prevent overflow."""
     return math.exp(min(-sigma * math.log(s), 600.0)) / math.sqrt(age)
 
 
@@ -46,7 +46,7 @@ def raw_staleness_weight(control: Control, age: int, s: int) -> float:
 
 
 def staleness_weight(control: Control, age: int, s: int, xi_min: float) -> float:
-    """``xi = lambda / (sqrt(age) s^sigma) + iota``, held at ``xi_min``."""
+    """``xi = lambda / (sqrt(age) s^sigma) + iota``, at least ``xi_min``."""
     return min(max(xi_min, raw_staleness_weight(control, age, s)), MAX_WEIGHT)
 
 
@@ -62,7 +62,7 @@ def saturation_slope(mu: float, x: float) -> float:
 
 
 def gradient_step(value: float, rate: float, gradient: float) -> float:
-    """``value - rate gradient``; a step that is not finite is not taken, so controls stay numbers."""
+    """``value - rate gradient``, or ``value`` if that is not finite."""
     after = value - rate * gradient
     return after if math.isfinite(after) else value
 
@@ -72,15 +72,15 @@ def _finite_or_zero(*gradients: float) -> tuple[float, ...]:
 
 
 def training_scale(lr: float, steps: float, before: float, beta: float) -> float:
-    """``eta ((1 - beta) n1 + n2)``: what a constant unit gradient would have moved the model by (erratum E6).
+    """``eta ((1 - beta) n1 + n2)``: how far a constant unit gradient would have moved the model (erratum E6).
 
-    n1 steps came before the merge, which shrinks what they did to ``1 - beta`` of it, and ``n2 = n - n1`` after it.
+    n1 steps came before the merge, which shrinks their effect to ``1 - beta``; ``n2 = n - n1`` came after it.
     """
     return lr * ((1.0 - beta) * before + (steps - before))
 
 
 def cosine(product: float, a: float, b: float) -> float:
-    """``<x, y> / (|x| |y|)``, held in [-1, 1] (an inner product may be an estimate); 0 where one of them is nothing."""
+    """``<x, y> / (|x| |y|)``, clamped to [-1, 1] (an inner product may be an estimate); 0 if either length is 0."""
     lengths = a * b
     return max(-1.0, min(1.0, product / lengths)) if lengths > 0.0 else 0.0
 
@@ -90,10 +90,10 @@ def control_gradients(
 ) -> tuple[float, float, float]:
     """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
 
-    ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` brings ``-lambda ln(s)``;
-    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0, where that reading leaves sigma as it is). Erratum E13:
-    where xi was held by a clamp, it did not depend on the controls. ``comes_back`` (ours): a slope
-    that leads away from the clamp is followed all the same; controls that all devices share would else stay there.
+    ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` is ``-lambda ln(s)``;
+    the paper prints ``-ln(sigma)`` (undefined for sigma <= 0; sigma then stays unchanged). Erratum E13: a clamped xi
+    does not depend on the controls. ``comes_back`` (ours): follow a slope that leads away from the clamp, because
+    controls that all devices share would otherwise stay there.
     """
     c = q * saturation_slope(mu_alpha, past.xi_p)
     weight = discount(past.p, past.s_p, past.control.sigma)
@@ -111,14 +111,16 @@ def control_gradients(
 
 
 def descend(control: Control, gradients: tuple[float, float, float], rates: tuple[float, float, float]) -> Control:
-    """One gradient step on the three control parameters."""
+    """Take one gradient step on the three control parameters."""
     values = (control.lambda_, control.sigma, control.iota)
     return Control(*(gradient_step(*item) for item in zip(values, rates, gradients, strict=True)))
 
 
 def distance_factor(server: float, device: float) -> float:
-    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2]: above 1 where the server has gone farther from the
-    common base than the device has, so that there is more to take than to lose (``distance``, ours)."""
+    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2] (``distance``, ours).
+
+    Above 1 the server has moved farther from the common base than the device, so there is more to gain than to lose.
+    """
     both = server + device
     return 2.0 * server / both if both > 0.0 else 1.0
 
@@ -129,8 +131,8 @@ def raw_freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: fl
 
 
 def freshness_weight(gamma: float, upsilon: float, age: int, s: int, far: float = 1.0) -> float:
-    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, held at 0; ``far`` is 1 in the
-    paper."""
+    """``phi = gamma / sqrt(age) (1 - upsilon / sqrt(s))`` with ``s = g - o + 1``, at least 0. ``far`` is 1 in
+    the paper."""
     return min(max(0.0, raw_freshness_weight(gamma, upsilon, age, s, far)), MAX_WEIGHT)
 
 
@@ -145,7 +147,7 @@ def merge_gradients(
     equations: Equations,
     far: float = 1.0,
 ) -> tuple[float, float]:
-    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 where phi is held (erratum E13)."""
+    """d loss / d (gamma, upsilon) of the merged model, ``q = <h, w_g - w_b>``; 0 if phi is clamped (erratum E13)."""
     if equations == "corrected" and not 0.0 <= raw_freshness_weight(gamma, upsilon, age, s, far) <= MAX_WEIGHT:
         return 0.0, 0.0
     c = q * saturation_slope(mu_beta, phi) * far

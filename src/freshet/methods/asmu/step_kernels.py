@@ -1,4 +1,4 @@
-"""The loops under ``stepping``, compiled: differences of close models in float32, their products in float64."""
+"""Compiled loops of ``steps``: differences of close models in float32, their products in float64."""
 
 import numpy as np
 from numba import types

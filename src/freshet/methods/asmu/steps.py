@@ -1,12 +1,22 @@
-"""The steps that FedASMU's server remembers, one model per device ever aggregated, within bounds.
+"""The past steps that FedASMU's server keeps to adapt its controls: one per device, or the server's course.
 
 Adapting a device's controls needs ``<g, step>`` with the step of its last accepted upload. ``exact`` keeps every step:
-in main memory up to a budget, the longest unused ones beyond it in a temporary file, from which they come back bit for
-bit. ``budget`` forgets those instead (a device whose step was dropped skips one adaptation); ``sketch`` keeps a seeded
-count sketch of a few KiB per device, whose inner product estimates the true one without bias and with a standard error
-of at most ``sqrt(2 / size) |g| |step|``.
+in main memory up to a budget, and beyond it in a temporary file (the least recently used ones), bit for bit. ``budget``
+forgets those instead, and a device without its step skips one adaptation. ``sketch`` keeps a seeded count sketch of a
+few KiB per device. Its inner product estimates the true one without bias and with a standard error of at most
+``sqrt(2 / size) |g| |step|``. Steps are differences of close models in float32; products and lengths are float64.
 
-Arithmetic on FedASMU's steps: differences of close models in float32, their products and lengths in float64.
+``controls = "course"`` (ours) needs no step per device. In the paper, the slope along a device's last step comes from
+that device's next upload. A device's own samples nearly always ask for more of its own step, so those controls only
+grow (docs/results.md). ``Course`` learns one set of controls for all devices. The server keeps its course, the combined
+effect of the last uploads, with a memory as long as uploads are stale::
+
+    m_{v+1} = (1 - 1/s) m_v + alpha d        d what training produced, s the staleness of that upload
+
+A device that starts from version o and trains by ``d_j`` measures the slope of its loss along the course that led
+there: ``d F_j(w_o) / d eps = <grad F_j(w_o), m_o>``, with eps a common relative change of those weights and
+``grad F_j ~ -d_j``. Averaged over devices, that is the slope of the whole federation's loss at that model. If devices
+continue in the server's direction, the weights were too small; if they turn back, too large: ``q = -cos(d_j, m_o)``.
 """
 
 import math
@@ -57,7 +67,7 @@ SKETCH_SIZE = 1024
 
 
 class TrainedModel(NamedTuple):
-    """An uploaded model and those it came from: the base, and the fresh model that was merged (else the base again)."""
+    """An uploaded model, its base, and the fresh model that it merged (the base again if none)."""
 
     u: Vector
     base: Vector
@@ -65,7 +75,7 @@ class TrainedModel(NamedTuple):
 
 
 class StepFile:
-    """Steps outside main memory, all of one length, in a file that has no name: even a kill leaves nothing behind."""
+    """Steps of one length in an unnamed temporary file. Even a kill leaves nothing behind."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -80,7 +90,7 @@ class StepFile:
         return len(self._places)
 
     def put(self, device: int, step: Vector) -> None:
-        """Move a step here."""
+        """Write a device's step to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="freshet-steps-")  # noqa: SIM115  # closed with the memory
         place = self._free.pop() if self._free else len(self._places)
@@ -90,7 +100,7 @@ class StepFile:
         self._file.flush()
 
     def read(self, device: int) -> Vector:
-        """A step that lies here."""
+        """Return a device's step."""
         assert self._file is not None
         step = np.empty(self._length, np.float32)
         self._file.seek(4 * self._length * self._places[device])
@@ -99,12 +109,12 @@ class StepFile:
         return step
 
     def drop(self, device: int) -> None:
-        """Forget a step, if it is here."""
+        """Delete a device's step, if present."""
         if device in self._places:
             self._free.append(self._places.pop(device))
 
     def views(self) -> dict[int, Vector]:
-        """All steps, read when they are looked at; valid until the next ``put``."""
+        """Return all steps, read lazily; valid until the next ``put``."""
         if self._file is None or not self._places:
             return {}
         size = max(self._places.values()) + 1
@@ -113,13 +123,13 @@ class StepFile:
 
 
 class StepMemory:
-    """Steps by device. ``learnable`` is the length of a step, ``budget`` counts bytes."""
+    """Steps by device. ``learnable`` is the length of a step, ``budget`` a number of bytes."""
 
     def __init__(self, kind: ControlMemory, learnable: int, budget: int, seed: int) -> None:
         self._kind, self._learnable = kind, learnable
-        #: How many steps main memory holds; None for sketches, which are small.
+        #: Number of steps that main memory holds; None for sketches, which are small.
         self.limit = None if kind == "sketch" else max(1, budget // (4 * learnable))
-        self._steps: OrderedDict[int, Vector] = OrderedDict()  # the longest unused first
+        self._steps: OrderedDict[int, Vector] = OrderedDict()  # least recently used first
         self._spilled = StepFile(learnable)
         self._sketch = CountSketch(learnable, seed) if kind == "sketch" else None
         self._spare: Vector | None = None
@@ -129,22 +139,22 @@ class StepMemory:
 
     @property
     def bytes(self) -> int:
-        """What the remembered steps take in main memory."""
+        """Return the size of the steps in main memory."""
         return sum(step.nbytes for step in self._steps.values())
 
     @property
     def spilled_count(self) -> int:
-        """Steps that lie in the file."""
+        """Return the number of steps in the file."""
         return len(self._spilled)
 
     def measure(
         self, device: int, trained: TrainedModel, start: Vector, beta: float, beta_measured: float
     ) -> tuple[float | None, Vector, float]:
-        """Measure an upload's progress along the device's last step; nothing is kept of it before ``remember``.
+        """Measure an upload's progress along the device's last step. ``remember`` stores the new step.
 
-        Returns ``<(u - base) - beta_measured (fresh - base), last step>`` or its estimate (None when there is no last
-        step), the new step ``(u - start) - beta (fresh - base)`` and its length. The step belongs to the memory and is
-        only valid until the next is measured.
+        Returns ``<(u - base) - beta_measured (fresh - base), last step>`` or its estimate (None without a last step),
+        the new step ``(u - start) - beta (fresh - base)`` and its length. The step belongs to the memory and is valid
+        until the next call.
         """
         old, n = self._recall(device), self._learnable
         u, base, fresh, start = trained.u[:n], trained.base[:n], trained.fresh[:n], start[:n]
@@ -160,7 +170,7 @@ class StepMemory:
         return product, step, length
 
     def remember(self, device: int, step: Vector) -> None:
-        """Keep this as the device's step; the one that it replaces makes room for the next."""
+        """Store this as the device's step. The array of the replaced step is reused."""
         if self._sketch is not None:
             self._keep(device, self._sketch(step))
             return
@@ -181,7 +191,7 @@ class StepMemory:
         return self._spilled.read(device) if device in self._spilled else self._steps.get(device)
 
     def state(self) -> list[Any]:
-        """Device and step, the longest unused first; steps in the file stay there until they are looked at."""
+        """Return device and step, least recently used first. Steps in the file are read lazily."""
         return [[device, step] for device, step in (self._spilled.views() | self._steps).items()]
 
     def restore(self, state: list[Any]) -> None:
@@ -192,7 +202,7 @@ class StepMemory:
 
 
 class CountSketch:
-    """A random linear map to few numbers that keeps inner products: each entry, with a random sign, in one bucket."""
+    """A random linear map to few numbers that preserves inner products: each entry gets a random sign and bucket."""
 
     def __init__(self, length: int, seed: int, size: int = SKETCH_SIZE) -> None:
         rng = stream(seed, "sketch")
@@ -206,7 +216,7 @@ class CountSketch:
 
 @dataclass(frozen=True)
 class VersionOrigin:
-    """How a version came about: the numbers of its last upload (``length``: that of the course), and the course."""
+    """The upload that made a version (its ``length`` is that of the course), and the course at that version."""
 
     past: PastUpload
     course: Vector
@@ -214,26 +224,25 @@ class VersionOrigin:
 
 @dataclass
 class Course:
-    """The controls of all devices, and the course at each version that a device may have started from."""
+    """The shared controls, and the course at each version from which a device may have started."""
 
     control: Control
     made: dict[int, VersionOrigin] = field(default_factory=dict)
 
     def measure(self, base: int, step: Vector) -> tuple[float | None, PastUpload | None]:
-        """``<step, m>`` with the course at a version, and that version's past (None: it is the first one)."""
-        made = self.made.get(base)
-        return (None, None) if made is None else (dot(step, made.course), made.past)
+        """Return ``<step, m>`` with the course at version ``base``, and the upload that made it (None: none did)."""
+        origin = self.made.get(base)
+        return (None, None) if origin is None else (dot(step, origin.course), origin.past)
 
     def advance(self, past: PastUpload, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
-        """An upload was taken in: the course at the version that it made, and its length; versions that nobody holds
-        are forgotten."""
+        """Record the course at the version that an upload made, and return its length. Drop versions nobody holds."""
         new, before = np.float32(alpha) * step, self.made.get(past.version)
         with np.errstate(over="ignore"):
             course = new if before is None else new + np.float32(1.0 - 1.0 / past.s_p) * before.course
         length, version = norm(course), past.version + 1
-        if not math.isfinite(length):  # beside the largest numbers it begins anew
+        if not math.isfinite(length):  # on overflow the course starts again
             course, length = new, norm(new)
-        self.made = {v: made for v, made in self.made.items() if held(v)}
+        self.made = {v: origin for v, origin in self.made.items() if held(v)}
         self.made[version] = VersionOrigin(replace(past, length=length), course)
         self.control = past.control
         return length
