@@ -65,14 +65,14 @@ class Noting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             elif name == module.__name__ and function is not None:
                 _wrap(module, function, functools.partial(self._note, words))
         if module.__name__ == "freshet.compute.pool":
-            _wrap(module, "Pool._perform", self._trained)
+            _wrap(module, "Pool._run_call", self._trained)
 
     def _note(self, words: str, *_: Any) -> None:
         self.noted.setdefault(words, time.monotonic())
 
-    def _trained(self, _pool: Any, _worker: Any, task: Any, *_: Any) -> None:
+    def _trained(self, _pool: Any, _worker: Any, call: Any, *_: Any) -> None:
         """A worker has answered; leave at once when it has trained."""
-        if task.name == "train":
+        if call.name == "train":
             self._note(FIRST_TRIP)
             print(json.dumps(self.noted | {"cpu": cpu_seconds(os.getpid())}), flush=True)
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Worker pools that live as long as the test session: starting a worker means importing torch."""
+"""Worker pools that live as long as the test session, since a worker has to import torch."""
 
 from collections.abc import Callable, Iterator
 
@@ -33,7 +33,7 @@ def pool(pool_of) -> WorkerPool:
 
 @pytest.fixture(scope="session")
 def serial_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
-    """``serial_run("fedasmu")``: the run that all executors have to repeat, computed once."""
+    """``serial_run("fedasmu")``: the run that every executor must reproduce, computed once."""
     results: dict[str, Result] = {}
 
     def get(method: str) -> Result:

@@ -1,4 +1,4 @@
-"""A tiny federation for executors, and device rules that misbehave on command."""
+"""A tiny federation for executors, and device rules that fail on purpose."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.network import initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import TripInput
+from freshet.training.trip import TripOutcome
 
 #: Seconds of virtual time.
 UNTIL = 60.0
-#: Real seconds after which something that should happen never will: a machine may be very busy.
-LIMIT = 240.0
-#: Methods whose runs must be the same bits on every executor.
+#: Seconds to wait for an event before the test fails; long, as the machine may be busy.
+TIMEOUT_SECONDS = 240.0
+#: Methods that must give the same bits on every executor.
 METHODS = ("fedasmu", "fedssmu", "fedavg", "fedbuff", "port", "moon", "feddyn", "scaffold", "ca2fl")
 
 
@@ -37,7 +37,7 @@ def linear() -> nn.Module:
 
 
 class Big(nn.Module):
-    """40 MB of parameters, of which few are used."""
+    """A model with 40 MB of parameters, most of them unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,18 +57,18 @@ def make_setup(factory: Any = linear, seed: int = 0) -> Setup:
     return Setup(factory, FederatedData(samples, samples, shards), TrainingOptions(epochs=2, lr=0.1), seed)
 
 
-def make_work(setup: Setup, trip: int = 0, rule: LocalRule | None = None) -> Work:
+def make_work(setup: Setup, trip: int = 0, rule: LocalRule | None = None) -> TripInput:
     weights = initial_weights(setup.factory, setup.seed)
-    return Work(Assignment(trip % 2, trip, 1, 1, weights, 2, 0.1), None, None, rule or LocalRule(), {})
+    return TripInput(Assignment(trip % 2, trip, 1, 1, weights, 2, 0.1), None, None, rule or LocalRule(), {})
 
 
-def same(a: Outcome, b: Outcome) -> bool:
+def same(a: TripOutcome, b: TripOutcome) -> bool:
     return a.weights.tobytes() == b.weights.tobytes() and a.steps == b.steps
 
 
 @dataclass(frozen=True)
 class Deadly(LocalRule):
-    """Kills its process the first so many times; counts in a file."""
+    """Kills its process the first ``times`` times; counts in a file."""
 
     counter: Path
     times: int
@@ -94,7 +94,7 @@ class Patient(LocalRule):
 
 @dataclass(frozen=True)
 class Failing(LocalRule):
-    """Raises what it was given."""
+    """Raises the given error."""
 
     error: BaseException
 
@@ -102,20 +102,20 @@ class Failing(LocalRule):
         raise self.error
 
 
-class Objecting(LocalRule):
-    """Finds every trip unsuitable."""
+class Refusing(LocalRule):
+    """Raises a ``ConfigError`` at every trip."""
 
     def begin(self, local: Any) -> None:
         raise ConfigError("model.name", "no features")
 
 
-def begun(folder: Path, count: int = 1) -> list[int]:
-    """Process ids of the ``Patient`` trainings in a folder, once there are so many."""
-    eventually(lambda: len(list(folder.iterdir())) >= count)
+def wait_for_pids(folder: Path, count: int = 1) -> list[int]:
+    """Wait for ``count`` ``Patient`` trainings in a folder and return their process ids."""
+    wait_until(lambda: len(list(folder.iterdir())) >= count)
     return [int(path.name) for path in folder.iterdir()]
 
 
-def eventually(condition: Any, seconds: float = LIMIT) -> None:
+def wait_until(condition: Any, seconds: float = TIMEOUT_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -126,13 +126,13 @@ def children(pid: int) -> set[int]:
     """Process ids of the children of a process."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # a thread that has just ended
+        with suppress(OSError):  # the thread has just ended
             found.update(map(int, (task / "children").read_text().split()))
     return found
 
 
-def gone(pid: int) -> bool:
-    """True when a process has ended (a zombie counts as ended)."""
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended. A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -152,7 +152,7 @@ def federation(method: str) -> Federation:
 
 
 def assert_same_run(one: Result, other: Result) -> None:
-    """The same log, byte for byte, and the same final weights, of runs in which something happened."""
+    """The same log, byte for byte, and the same final weights, of runs with aggregations."""
     assert (one.directory / "events.jsonl").read_bytes() == (other.directory / "events.jsonl").read_bytes()
     assert one.summary["weights_sha256"] == other.summary["weights_sha256"]
     assert one.summary["aggregations"] >= 2

@@ -1,4 +1,4 @@
-"""A run that fails, wherever it does, ends with its log whole, its summary written and nothing left running."""
+"""A run that fails ends with a complete log, a written summary and no process left."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from .helpers import children
 
 
 class Fragile(nn.Module):
-    """Fails in training once its weights have moved: some trips of the run succeed, later ones do not."""
+    """Fails in training once its weights have moved: the first trips succeed, later ones fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def fragile(executor: str, **training: object) -> Federation:
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
-def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_left_running(executor, tmp_path):
+def test_an_error_in_training_leaves_a_complete_log_and_no_process(executor, tmp_path):
     before, threads = children(os.getpid()), set(threading.enumerate())
     with pytest.raises((RunError, RuntimeError), match="too heavy"):
         fragile(executor).run(200, out=tmp_path / "run")
@@ -56,28 +56,28 @@ def test_an_error_in_training_ends_the_run_with_everything_written_and_nothing_l
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
-def test_a_device_that_is_not_there_is_one_sentence_and_nothing_left_running(executor, tmp_path):
+def test_a_missing_gpu_is_a_configuration_error_and_leaves_no_process(executor, tmp_path):
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+        pytest.skip("this machine has a GPU")
     before = children(os.getpid())
     with pytest.raises(ConfigError, match=r"training\.device"):
         fragile(executor, device="cuda").run(20, out=tmp_path / "run")
     assert children(os.getpid()) <= before
 
 
-def test_an_executor_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch):
+def test_a_missing_ray_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"run\.executor"):
         fragile("ray").run(20, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_search_path_with_something_else_than_strings_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_search_path_may_hold_other_types_than_strings(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.path", [tmp_path, *os.sys.path])  # type: ignore[attr-defined]
     assert fragile("processes").run(1, out=tmp_path / "run").summary["status"] == "finished"
 
 
-def test_an_address_without_ray_is_refused():
+def test_an_address_without_ray_is_rejected():
     with pytest.raises(ConfigError, match=r"run\.address"):
         Federation(method="fedavg", run={"executor": "serial", "address": "127.0.0.1:6379"})

@@ -1,4 +1,4 @@
-"""The queue, the repeated attempts and the end, with workers that are only pretended."""
+"""The queue, the retries and the shutdown of a pool, with fake workers."""
 
 import pickle
 import threading
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from freshet.compute.host import answer
-from freshet.compute.pool import ATTEMPTS, KEPT_TRAINERS, Pool, StartFailed, WorkerDied
+from freshet.compute.host import encode_answer
+from freshet.compute.pool import MAX_ATTEMPTS, MAX_TRAINERS_PER_WORKER, Pool, StartFailed, WorkerDied
 from freshet.errors import ConfigError, RunError
 
-WAIT = 240
+TIMEOUT_SECONDS = 240
 
 
-class Pretender:
-    """Calls what it is sent, in this process; ``script`` decides how it starts and what it survives."""
+class FakeWorker:
+    """Answers calls in this process. The pool's ``starts`` decide how it starts."""
 
-    def __init__(self, pool: "Stage") -> None:
+    def __init__(self, pool: "FakePool") -> None:
         self.pool, self.dead = pool, threading.Event()
 
     def wait_ready(self) -> None:
@@ -31,7 +31,7 @@ class Pretender:
 
     def install(self, number: int, setup: Any, drop: list[int]) -> bytes:
         self.pool.installs.append((number, drop))
-        return answer(lambda: None)
+        return encode_answer(lambda: None)
 
     def call(self, number: int, content: bytes) -> bytes:
         name, arguments = pickle.loads(content)
@@ -44,7 +44,7 @@ class Pretender:
                 pass
         if self.dead.is_set():
             raise WorkerDied("signal SIGKILL")
-        return answer(lambda: (name, *arguments))
+        return encode_answer(lambda: (name, *arguments))
 
     def kill(self) -> None:
         self.dead.set()
@@ -53,8 +53,8 @@ class Pretender:
         self.dead.set()
 
 
-class Stage(Pool[Any]):
-    """A pool of pretenders."""
+class FakePool(Pool[Any]):
+    """A pool of fake workers."""
 
     def __init__(self, workers: int = 1, starts: list[Exception | None] | None = None) -> None:
         super().__init__(workers)
@@ -64,8 +64,8 @@ class Stage(Pool[Any]):
         self.gate, self.blocked = threading.Event(), threading.Event()
         self._open()
 
-    def _launch(self) -> Pretender:
-        return Pretender(self)
+    def _launch(self) -> FakeWorker:
+        return FakeWorker(self)
 
     def _publish(self, setup: Any) -> Any:
         return setup
@@ -73,137 +73,137 @@ class Stage(Pool[Any]):
     def block(self, number: int):
         """Keep the only worker busy until ``gate`` is set."""
         future = self.submit(number, "block", (), -1.0)
-        assert self.blocked.wait(WAIT)
+        assert self.blocked.wait(TIMEOUT_SECONDS)
         return future
 
 
 @pytest.fixture
-def stage():
+def make_pool():
     pools = []
 
-    def build(*args, **kwargs) -> Stage:
-        pools.append(Stage(*args, **kwargs))
+    def build(*args, **kwargs) -> FakePool:
+        pools.append(FakePool(*args, **kwargs))
         return pools[-1]
 
     yield build
     for pool in pools:
         pool.gate.set()
         pool.close(now=True)
-        assert not any(thread.is_alive() for thread in pool._threads)
+        assert not any(thread.is_alive() for thread in pool.threads)
 
 
-def test_the_earliest_due_goes_first_and_ties_in_order(stage):
-    pool = stage()
+def test_the_earliest_due_goes_first_and_ties_in_order(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
     pool.block(number)
     futures = [pool.submit(number, name, (), due) for name, due in (("c", 5), ("a", 1), ("b", 3), ("d", 5))]
     pool.gate.set()
-    assert [future.result(WAIT)[0] for future in futures] == ["c", "a", "b", "d"]
+    assert [future.result(TIMEOUT_SECONDS)[0] for future in futures] == ["c", "a", "b", "d"]
     assert pool.calls == ["block", "a", "b", "c", "d"]
 
 
-def test_queued_work_can_be_cancelled_and_is_never_done(stage):
-    pool = stage()
+def test_a_queued_call_can_be_cancelled_and_never_runs(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
     pool.block(number)
     unwanted, wanted = pool.submit(number, "unwanted", (), 1.0), pool.submit(number, "wanted", (), 2.0)
     assert unwanted.cancel()
     pool.gate.set()
-    assert wanted.result(WAIT) == ("wanted",)
+    assert wanted.result(TIMEOUT_SECONDS) == ("wanted",)
     assert "unwanted" not in pool.calls
 
 
-def test_a_task_that_kills_its_worker_is_repeated_and_then_given_up(stage):
-    pool = stage()
+def test_a_call_that_kills_its_worker_is_repeated_and_then_fails(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
-    with pytest.raises(RunError, match=r"ended its worker 3 times \(last: signal SIGKILL\); is there enough memory"):
-        pool.submit(number, "die", (), 0.0).result(WAIT)
-    assert pool.calls == ["die"] * ATTEMPTS
-    assert pool.submit(number, "next", (), 0.0).result(WAIT) == ("next",)
+    with pytest.raises(RunError, match=r"killed its worker 3 times \(last: signal SIGKILL\); give it more memory"):
+        pool.submit(number, "die", (), 0.0).result(TIMEOUT_SECONDS)
+    assert pool.calls == ["die"] * MAX_ATTEMPTS
+    assert pool.submit(number, "next", (), 0.0).result(TIMEOUT_SECONDS) == ("next",)
 
 
-def test_a_death_in_idleness_is_no_tasks_fault(stage):
-    pool = stage()
+def test_the_death_of_an_idle_worker_is_not_counted_against_a_call(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
-    pool.submit(number, "first", (), 0.0).result(WAIT)
-    for _ in range(2 * ATTEMPTS):
+    pool.submit(number, "first", (), 0.0).result(TIMEOUT_SECONDS)
+    for _ in range(2 * MAX_ATTEMPTS):
         pool.workers[0].kill()
-        assert pool.submit(number, "again", (), 0.0).result(WAIT) == ("again",)
+        assert pool.submit(number, "again", (), 0.0).result(TIMEOUT_SECONDS) == ("again",)
 
 
-def test_workers_keep_a_few_trainers(stage):
-    pool = stage()
-    numbers = [pool.register("setup") for _ in range(KEPT_TRAINERS + 1)]
+def test_workers_keep_a_few_trainers(make_pool):
+    pool = make_pool()
+    numbers = [pool.register("setup") for _ in range(MAX_TRAINERS_PER_WORKER + 1)]
     for number in numbers[:-1] * 3:
-        pool.submit(number, "x", (), 0.0).result(WAIT)
+        pool.submit(number, "x", (), 0.0).result(TIMEOUT_SECONDS)
     assert pool.installs == [(number, []) for number in numbers[:-1]]
-    pool.submit(numbers[0], "x", (), 0.0).result(WAIT)
-    pool.submit(numbers[-1], "x", (), 0.0).result(WAIT)
-    assert pool.installs[-1] == (numbers[-1], [numbers[1]])  # the one that was not used for longest
+    pool.submit(numbers[0], "x", (), 0.0).result(TIMEOUT_SECONDS)
+    pool.submit(numbers[-1], "x", (), 0.0).result(TIMEOUT_SECONDS)
+    assert pool.installs[-1] == (numbers[-1], [numbers[1]])  # the least recently used
 
 
-def test_the_trainer_of_a_federation_that_is_over_makes_room(stage):
-    pool = stage()
+def test_the_trainer_of_a_closed_federation_is_dropped(make_pool):
+    pool = make_pool()
     first, second = pool.register("setup"), pool.register("setup")
-    pool.submit(first, "x", (), 0.0).result(WAIT)
+    pool.submit(first, "x", (), 0.0).result(TIMEOUT_SECONDS)
     pool.release(first)
-    pool.submit(second, "x", (), 0.0).result(WAIT)
+    pool.submit(second, "x", (), 0.0).result(TIMEOUT_SECONDS)
     assert pool.installs == [(first, []), (second, [first])]
 
 
-def test_a_federation_that_is_over_takes_only_its_own_tasks_along(stage):
-    pool = stage()
+def test_closing_a_federation_cancels_only_its_own_calls(make_pool):
+    pool = make_pool()
     first, second = pool.register("setup"), pool.register("setup")
     pool.block(first)
     mine, other = pool.submit(first, "mine", (), 0.0), pool.submit(second, "other", (), 0.0)
     pool.release(first)
     pool.gate.set()
-    assert other.result(WAIT) == ("other",)
+    assert other.result(TIMEOUT_SECONDS) == ("other",)
     with pytest.raises(CancelledError):
-        mine.result(WAIT)
+        mine.result(TIMEOUT_SECONDS)
     with pytest.raises(RunError, match="closed"):
         pool.submit(first, "x", (), 0.0)
 
 
-def test_deaths_at_the_start_are_repeated_only_so_often(stage):
-    pool = stage(1, [WorkerDied("exit code 1")] * (ATTEMPTS - 1))
+def test_a_worker_that_dies_at_the_start_is_replaced(make_pool):
+    pool = make_pool(1, [WorkerDied("exit code 1")] * (MAX_ATTEMPTS - 1))
     number = pool.register("setup")
-    assert pool.submit(number, "x", (), 0.0).result(WAIT) == ("x",)
+    assert pool.submit(number, "x", (), 0.0).result(TIMEOUT_SECONDS) == ("x",)
 
 
-@pytest.mark.parametrize("starts", [[WorkerDied("exit code 1")] * ATTEMPTS, [StartFailed("exit code 1")]])
-def test_a_pool_that_cannot_start_tells_everybody(stage, starts):
-    pool = stage(1, starts)
+@pytest.mark.parametrize("starts", [[WorkerDied("exit code 1")] * MAX_ATTEMPTS, [StartFailed("exit code 1")]])
+def test_a_pool_that_cannot_start_fails_every_call(make_pool, starts):
+    pool = make_pool(1, starts)
     number = pool.register("setup")
     with pytest.raises(RunError, match="could not be started: exit code 1"):
-        pool.submit(number, "x", (), 0.0).result(WAIT)
+        pool.submit(number, "x", (), 0.0).result(TIMEOUT_SECONDS)
     with pytest.raises(RunError, match="could not be started"):
         pool.submit(number, "x", (), 0.0)
 
 
-def test_one_worker_that_cannot_start_leaves_the_work_to_the_others(stage):
-    pool = stage(2, [StartFailed("no room")])
+def test_one_worker_that_cannot_start_leaves_the_work_to_the_others(make_pool):
+    pool = make_pool(2, [StartFailed("no room")])
     number = pool.register("setup")
-    assert [pool.submit(number, "x", (), 0.0).result(WAIT) for _ in range(5)] == [("x",)] * 5
+    assert [pool.submit(number, "x", (), 0.0).result(TIMEOUT_SECONDS) for _ in range(5)] == [("x",)] * 5
 
 
-def test_closing_gives_up_what_waits_and_what_runs(stage):
-    pool = stage()
+def test_closing_cancels_queued_calls_and_fails_the_running_one(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
     running = pool.block(number)
     queued = pool.submit(number, "queued", (), 0.0)
     pool.close(now=True)
     with pytest.raises(CancelledError):
-        queued.result(WAIT)
-    with pytest.raises(RunError, match="closed before this task was done"):
-        running.result(WAIT)
+        queued.result(TIMEOUT_SECONDS)
+    with pytest.raises(RunError, match="closed before this call was done"):
+        running.result(TIMEOUT_SECONDS)
     with pytest.raises(RunError, match="closed"):
         pool.submit(number, "late", (), 0.0)
     pool.close()
 
 
-def test_closing_without_haste_lets_a_task_finish(stage):
-    pool = stage()
+def test_closing_normally_lets_a_call_finish(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
     running = pool.block(number)
     threading.Timer(0.1, pool.gate.set).start()
@@ -211,23 +211,23 @@ def test_closing_without_haste_lets_a_task_finish(stage):
     assert running.result(0) == ("block",)
 
 
-def test_arguments_that_cannot_be_sent_fail_alone(stage):
-    pool = stage()
+def test_a_call_that_cannot_be_sent_fails_alone(make_pool):
+    pool = make_pool()
     number = pool.register("setup")
     with pytest.raises(RunError, match="cannot be sent to a worker"):
-        pool.submit(number, "x", (threading.Lock(),), 0.0).result(WAIT)
-    assert pool.submit(number, "x", (1,), 0.0).result(WAIT) == ("x", 1)
+        pool.submit(number, "x", (threading.Lock(),), 0.0).result(TIMEOUT_SECONDS)
+    assert pool.submit(number, "x", (1,), 0.0).result(TIMEOUT_SECONDS) == ("x", 1)
 
 
-def test_an_error_of_ours_arrives_as_it_was(stage, monkeypatch):
+def test_an_error_of_freshet_keeps_its_type_and_key(make_pool, monkeypatch):
     def refuse(self, number, setup, drop):
         def fail():
             raise ConfigError("model", "has no features()")
 
-        return answer(fail)
+        return encode_answer(fail)
 
-    monkeypatch.setattr(Pretender, "install", refuse)
-    pool = stage()
+    monkeypatch.setattr(FakeWorker, "install", refuse)
+    pool = make_pool()
     with pytest.raises(ConfigError, match=r"^model: has no features\(\)$") as caught:
-        pool.submit(pool.register("setup"), "x", (), 0.0).result(WAIT)
+        pool.submit(pool.register("setup"), "x", (), 0.0).result(TIMEOUT_SECONDS)
     assert caught.value.key == "model"

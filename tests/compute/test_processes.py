@@ -1,33 +1,34 @@
-"""Worker processes: whoever dies and whenever, the bits are the same and nothing hangs."""
+"""Worker processes: deaths change no bits, nothing hangs, and nothing stays behind."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 from torch import nn
 
-from freshet.compute.pool import GRACE, PoolExecutor
+from freshet.compute.pool import CLOSE_TIMEOUT_SECONDS, PoolExecutor
 from freshet.compute.processes import WorkerPool
 from freshet.errors import ConfigError, RunError
 
 from .helpers import (
-    LIMIT,
+    TIMEOUT_SECONDS,
     Big,
     Deadly,
     Failing,
-    Objecting,
     Patient,
-    begun,
-    eventually,
-    gone,
+    Refusing,
+    has_ended,
     make_setup,
     make_work,
     same,
+    wait_for_pids,
+    wait_until,
 )
-
-WAIT = LIMIT
 
 
 @pytest.fixture
@@ -41,13 +42,13 @@ def reference(setup, work):
     return setup.trainer().train(work)
 
 
-def test_training_and_scores_are_those_of_this_process(executor):
+def test_training_and_scores_equal_those_of_this_process(executor):
     setup = make_setup()
     works = [make_work(setup, trip) for trip in range(6)]
     futures = [executor.train(work, due=float(-work.assignment.trip)) for work in works]
     score = executor.evaluate(works[0].assignment.weights)
-    assert all(same(f.result(WAIT), reference(setup, w)) for f, w in zip(futures, works, strict=True))
-    assert score.result(WAIT) == setup.trainer().evaluate(works[0].assignment.weights)
+    assert all(same(f.result(TIMEOUT_SECONDS), reference(setup, w)) for f, w in zip(futures, works, strict=True))
+    assert score.result(TIMEOUT_SECONDS) == setup.trainer().evaluate(works[0].assignment.weights)
     assert futures[0].done()
 
 
@@ -64,7 +65,7 @@ def test_factories_may_be_lambdas_and_local_classes(pool):
         setup = make_setup(factory)
         executor = PoolExecutor(setup, pool, owns_pool=False)
         work = make_work(setup)
-        assert same(executor.train(work, 0.0).result(WAIT), reference(setup, work))
+        assert same(executor.train(work, 0.0).result(TIMEOUT_SECONDS), reference(setup, work))
         executor.close()
 
 
@@ -74,7 +75,7 @@ def test_federations_take_turns_on_one_pool(pool):
     works = [make_work(setup, trip) for trip in range(4) for setup in setups]
     futures = [executors[index % 3].train(work, 0.0) for index, work in enumerate(works)]
     for index, (future, work) in enumerate(zip(futures, works, strict=True)):
-        assert same(future.result(WAIT), reference(setups[index % 3], work))
+        assert same(future.result(TIMEOUT_SECONDS), reference(setups[index % 3], work))
     for executor in executors:
         executor.close()
 
@@ -82,50 +83,50 @@ def test_federations_take_turns_on_one_pool(pool):
 # ---- errors
 
 
-def test_an_error_in_training_brings_its_traceback_along(executor):
+def test_an_error_in_training_arrives_with_its_traceback(executor):
     work = make_work(make_setup(), rule=Failing(ZeroDivisionError("one by nothing")))
     with pytest.raises(RunError, match=r"(?s)training failed in a worker:.*helpers\.py.*ZeroDivisionError: one by"):
-        executor.train(work, 0.0).result(WAIT)
+        executor.train(work, 0.0).result(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_training_that_tries_to_leave_is_an_error_too(executor, error):
+def test_training_that_exits_is_an_error(executor, error):
     with pytest.raises(RunError, match=type(error).__name__):
-        executor.train(make_work(make_setup(), rule=Failing(error)), 0.0).result(WAIT)
+        executor.train(make_work(make_setup(), rule=Failing(error)), 0.0).result(TIMEOUT_SECONDS)
 
 
-def test_a_rules_objection_arrives_as_it_was(executor):
+def test_an_error_of_freshet_keeps_its_type_and_text(executor):
     with pytest.raises(ConfigError, match=r"^model\.name: no features$"):
-        executor.train(make_work(make_setup(), rule=Objecting()), 0.0).result(WAIT)
+        executor.train(make_work(make_setup(), rule=Refusing()), 0.0).result(TIMEOUT_SECONDS)
 
 
 def test_a_factory_that_fails_is_an_error(pool):
     broken = make_setup(lambda: 1 / 0)
     executor = PoolExecutor(broken, pool, owns_pool=False)
     with pytest.raises(RunError, match="ZeroDivisionError"):
-        executor.train(make_work(make_setup()), 0.0).result(WAIT)
+        executor.train(make_work(make_setup()), 0.0).result(TIMEOUT_SECONDS)
     executor.close()
 
 
 # ---- deaths
 
 
-def test_killed_in_training(executor, tmp_path):
+def test_a_worker_killed_in_training(executor, tmp_path):
     work = make_work(make_setup(), rule=Patient(tmp_path))
     future = executor.train(work, 0.0)
-    os.kill(begun(tmp_path)[0], signal.SIGKILL)
+    os.kill(wait_for_pids(tmp_path)[0], signal.SIGKILL)
     (tmp_path / "go").touch()
-    assert same(future.result(WAIT), reference(make_setup(), work))
+    assert same(future.result(TIMEOUT_SECONDS), reference(make_setup(), work))
 
 
-def test_killed_while_idle(executor, pool):
-    eventually(lambda: len(pool._ready) == len(pool.workers))
+def test_a_worker_killed_while_idle(executor, pool):
+    wait_until(lambda: len(pool.ready) == len(pool.workers))
     for worker in pool.workers:
         worker.process.kill()
         worker.process.wait()
     works = [make_work(make_setup(), trip) for trip in range(4)]
     futures = [executor.train(work, 0.0) for work in works]
-    assert all(same(f.result(WAIT), reference(make_setup(), w)) for f, w in zip(futures, works, strict=True))
+    assert all(same(f.result(TIMEOUT_SECONDS), reference(make_setup(), w)) for f, w in zip(futures, works, strict=True))
 
 
 def test_a_model_of_40_mb_and_a_worker_that_dies_while_it_is_sent(tmp_path):
@@ -133,28 +134,28 @@ def test_a_model_of_40_mb_and_a_worker_that_dies_while_it_is_sent(tmp_path):
     setup = make_setup(Big)
     executor = PoolExecutor(setup, pool, owns_pool=True)
     works = [make_work(setup, trip) for trip in range(2)]
-    first = executor.train(works[0], 0.0).result(WAIT)
+    first = executor.train(works[0], 0.0).result(TIMEOUT_SECONDS)
     process = pool.workers[0].process
-    process.send_signal(signal.SIGSTOP)  # takes nothing more: the model fills the socket and stays there
+    process.send_signal(signal.SIGSTOP)  # stops reading, so the model fills the socket
     future = executor.train(works[1], 0.0)
     time.sleep(0.5)
     assert not future.done()
     process.kill()
-    assert same(future.result(WAIT), reference(setup, works[1]))
+    assert same(future.result(TIMEOUT_SECONDS), reference(setup, works[1]))
     assert same(first, reference(setup, works[0]))
     executor.close()
 
 
-def test_a_task_that_kills_its_worker_once_is_repeated(executor, tmp_path):
+def test_a_call_that_kills_its_worker_once_is_repeated(executor, tmp_path):
     work = make_work(make_setup(), rule=Deadly(tmp_path / "count", 1))
-    assert same(executor.train(work, 0.0).result(WAIT), reference(make_setup(), work))
+    assert same(executor.train(work, 0.0).result(TIMEOUT_SECONDS), reference(make_setup(), work))
 
 
-def test_a_task_that_always_kills_its_worker_is_given_up(executor, tmp_path):
-    with pytest.raises(RunError, match=r"task \(train\) ended its worker 3 times \(last: signal SIGKILL\)"):
-        executor.train(make_work(make_setup(), rule=Deadly(tmp_path / "count", 99)), 0.0).result(WAIT)
+def test_a_call_that_always_kills_its_worker_fails(executor, tmp_path):
+    with pytest.raises(RunError, match=r"call \(train\) killed its worker 3 times \(last: signal SIGKILL\)"):
+        executor.train(make_work(make_setup(), rule=Deadly(tmp_path / "count", 99)), 0.0).result(TIMEOUT_SECONDS)
     assert (tmp_path / "count").stat().st_size == 3
-    assert executor.train(make_work(make_setup()), 0.0).result(WAIT)
+    assert executor.train(make_work(make_setup()), 0.0).result(TIMEOUT_SECONDS)
 
 
 # ---- the end
@@ -166,12 +167,12 @@ def test_closing_ends_training_and_leaves_no_process(tmp_path):
     executor = PoolExecutor(setup, pool, owns_pool=True)
     running = executor.train(make_work(setup, rule=Patient(tmp_path)), 0.0)
     queued = executor.train(make_work(setup), 1.0)
-    pids = begun(tmp_path)
+    pids = wait_for_pids(tmp_path)
     start = time.monotonic()
     executor.close()
-    assert time.monotonic() - start < GRACE
-    assert all(gone(pid) for pid in pids)
-    assert not any(thread.is_alive() for thread in pool._threads)
+    assert time.monotonic() - start < CLOSE_TIMEOUT_SECONDS
+    assert all(has_ended(pid) for pid in pids)
+    assert not any(thread.is_alive() for thread in pool.threads)
     with pytest.raises(CancelledError):
         queued.result(0)
     with pytest.raises(RunError, match="closed"):
@@ -180,24 +181,98 @@ def test_closing_ends_training_and_leaves_no_process(tmp_path):
 
 def test_closing_while_workers_start(tmp_path):
     pool = WorkerPool(2)
-    eventually(lambda: all(pool.workers))
+    wait_until(lambda: all(pool.workers))
     pids = [worker.process.pid for worker in pool.workers]
     start = time.monotonic()
     pool.close(now=True)
-    assert time.monotonic() - start < GRACE
-    assert all(gone(pid) for pid in pids)
+    assert time.monotonic() - start < CLOSE_TIMEOUT_SECONDS
+    assert all(has_ended(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [("raise ImportError('libtorch is broken')", "libtorch is broken"), ("import os; os._exit(3)", "exit code 3")],
 )
-def test_a_worker_that_cannot_start_is_an_error(tmp_path, monkeypatch, code, told):
+def test_a_worker_that_cannot_start_is_an_error(tmp_path, monkeypatch, code, message):
     (tmp_path / "freshet").mkdir()
     (tmp_path / "freshet" / "__init__.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = WorkerPool(2)
     executor = PoolExecutor(make_setup(), pool, owns_pool=True)
-    with pytest.raises(RunError, match=f"(?s)a worker could not be started.*{told}"):
-        executor.train(make_work(make_setup()), 0.0).result(WAIT)
+    with pytest.raises(RunError, match=f"(?s)a worker could not be started.*{message}"):
+        executor.train(make_work(make_setup()), 0.0).result(TIMEOUT_SECONDS)
     executor.close()
+
+
+# ---- a script without a ``__main__`` guard, ended by a signal
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from torch import nn
+from freshet.compute.pool import PoolExecutor
+from freshet.compute.processes import WorkerPool
+from freshet.core.method import LocalRule
+from tests.compute.helpers import Patient, make_setup, make_work, same
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+class Rule(LocalRule):
+    def begin(self, local):
+        local.weights.mul_(0.5)
+
+pool = WorkerPool(1)
+setup = make_setup(lambda: Net())
+executor = PoolExecutor(setup, pool, owns_pool=True)
+work = make_work(setup, rule=Rule())
+assert same(executor.train(work, 0.0).result(), setup.trainer().train(work))
+try:
+    executor.train(make_work(setup, rule=Patient(Path(sys.argv[1]))), 0.0).result()
+finally:
+    executor.close()
+"""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """One script per signal, run in parallel: process, folder of its training, folder for temporary files."""
+    started = {}
+    for number in SIGNALS:
+        folder = tmp_path_factory.mktemp(number.name)
+        training, temporary = folder / "training", folder / "tmp"
+        training.mkdir()
+        temporary.mkdir()
+        (folder / "script.py").write_text(SCRIPT)
+        root = Path(__file__).parents[2]
+        process = subprocess.Popen(
+            [sys.executable, folder / "script.py", training],
+            env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        started[number] = (process, training, temporary)
+    yield started
+    for process, _, _ in started.values():
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_no_worker_and_no_file_outlives_a_script(scripts, number):
+    process, training, temporary = scripts[number]
+    wait_until(lambda: list(training.iterdir()) or process.poll() is not None)
+    assert process.poll() is None, process.stderr.read().decode()
+    (worker,) = wait_for_pids(training)
+    os.killpg(process.pid, number)  # as a terminal does with Ctrl-C
+    assert process.wait(timeout=TIMEOUT_SECONDS) in (-number, 130)
+    wait_until(lambda: has_ended(worker))
+    assert list(temporary.iterdir()) == []

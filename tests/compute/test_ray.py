@@ -1,4 +1,4 @@
-"""Ray actors, on a cluster of two nodes: the same bits, and nothing is lost with an actor or a node."""
+"""Ray actors on a cluster of two nodes: the same bits, also after an actor or a node dies."""
 
 import os
 import signal
@@ -15,45 +15,43 @@ from freshet.compute import ray as on_ray
 from freshet.compute.pool import PoolExecutor, StartFailed
 from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
-from freshet.training.device_eval import Exam
+from freshet.training.device_eval import DeviceEvaluation
 
 from .helpers import (
-    LIMIT,
     METHODS,
+    TIMEOUT_SECONDS,
     UNTIL,
     Big,
     Deadly,
     Failing,
     Patient,
     assert_same_run,
-    begun,
     federation,
     make_setup,
     make_work,
     same,
+    wait_for_pids,
 )
 
-WAIT = LIMIT
 
-
-def test_without_ray_there_is_one_clear_sentence(monkeypatch):
+def test_a_missing_ray_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"^run\.executor: Ray is not installed .*pip install 'freshet-fl\[ray\]'$"):
         RayPool()
 
 
-def test_an_address_where_nobody_listens_is_said_at_once(monkeypatch):
+def test_an_address_where_nothing_listens_is_reported_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", MagicMock(**{"is_initialized.return_value": False}))
     with pytest.raises(ConfigError, match=r"^run\.address: no Ray cluster answers at 127\.0\.0\.1:1 \(.*refused"):
         RayPool(address="127.0.0.1:1")
 
 
-def test_a_cluster_without_a_free_place_is_given_up_only_when_nobody_works(monkeypatch):
+def test_a_cluster_without_a_free_cpu_is_given_up_only_when_no_worker_is_ready(monkeypatch):
     ray, others = MagicMock(), iter([True] * 5 + [False] * 5)
-    ray.wait.return_value = ([], [])  # and a second is over
+    ray.wait.return_value = ([], [])  # a second passes
     monkeypatch.setattr(on_ray, "time", SimpleNamespace(monotonic=lambda: ray.wait.call_count))
-    with pytest.raises(StartFailed, match="no place"):
-        RayWorker(ray, MagicMock(), lambda: next(others), patience=2.5).wait_ready()
+    with pytest.raises(StartFailed, match="no free CPU for 2 s"):
+        RayWorker(ray, MagicMock(), lambda: next(others), timeout=2.5).wait_ready()
     assert ray.wait.call_count == 5 + 3
 
 
@@ -90,16 +88,19 @@ def executor(pool):
 def check(executor, setup, count=4):
     works = [make_work(setup, trip) for trip in range(count)]
     futures = [executor.train(work, 0.0) for work in works]
-    assert all(same(f.result(WAIT), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
+    assert all(same(f.result(TIMEOUT_SECONDS), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
 
 
-def test_training_and_scores_are_those_of_this_process(executor):
+def test_training_and_scores_equal_those_of_this_process(executor):
     setup = make_setup()
     check(executor, setup)
     weights = make_work(setup).assignment.weights
-    assert executor.evaluate(weights).result(WAIT) == setup.trainer().evaluate(weights)
-    for exam in (Exam(weights, 1, [0, 1]), Exam(weights, 1, [1], steps=3, lr=0.1)):
-        theirs, ours = executor.examine(exam, 0.0).result(WAIT), setup.trainer().examine(exam)
+    assert executor.evaluate(weights).result(TIMEOUT_SECONDS) == setup.trainer().evaluate(weights)
+    for evaluation in (DeviceEvaluation(weights, 1, [0, 1]), DeviceEvaluation(weights, 1, [1], steps=3, lr=0.1)):
+        theirs, ours = (
+            executor.evaluate_devices(evaluation, 0.0).result(TIMEOUT_SECONDS),
+            setup.trainer().evaluate_devices(evaluation),
+        )
         assert [scores.tobytes() for scores in theirs] == [scores.tobytes() for scores in ours]
 
 
@@ -116,35 +117,35 @@ def test_ray_gives_the_same_bits_as_one_process(pool, serial_run, tmp_path, meth
     assert_same_run(federation(method).run(UNTIL, out=tmp_path / "run", pool=pool), serial_run(method))
 
 
-def test_an_error_in_training_brings_its_traceback_along(executor):
+def test_an_error_in_training_arrives_with_its_traceback(executor):
     with pytest.raises(RunError, match=r"(?s)training failed in a worker:.*ZeroDivisionError: one by nothing"):
         work = make_work(make_setup(), rule=Failing(ZeroDivisionError("one by nothing")))
-        executor.train(work, 0.0).result(WAIT)
+        executor.train(work, 0.0).result(TIMEOUT_SECONDS)
 
 
 def test_an_actor_killed_in_training(executor, tmp_path):
     work = make_work(make_setup(), rule=Patient(tmp_path))
     future = executor.train(work, 0.0)
-    os.kill(begun(tmp_path)[0], signal.SIGKILL)
+    os.kill(wait_for_pids(tmp_path)[0], signal.SIGKILL)
     (tmp_path / "go").touch()
-    assert same(future.result(WAIT), make_setup().trainer().train(work))
+    assert same(future.result(TIMEOUT_SECONDS), make_setup().trainer().train(work))
 
 
-def test_a_task_that_always_kills_its_actor_is_given_up(executor, tmp_path):
-    with pytest.raises(RunError, match=r"task \(train\) ended its worker 3 times"):
-        executor.train(make_work(make_setup(), rule=Deadly(tmp_path / "count", 99)), 0.0).result(WAIT)
+def test_a_call_that_always_kills_its_actor_fails(executor, tmp_path):
+    with pytest.raises(RunError, match=r"call \(train\) killed its worker 3 times"):
+        executor.train(make_work(make_setup(), rule=Deadly(tmp_path / "count", 99)), 0.0).result(TIMEOUT_SECONDS)
     assert (tmp_path / "count").stat().st_size == 3
 
 
-def test_a_node_that_dies_in_the_middle(executor, cluster, tmp_path):
+def test_a_node_that_dies_during_training(executor, cluster, tmp_path):
     setup = make_setup()
     check(executor, setup)
     works = [make_work(setup, trip, Patient(tmp_path)) for trip in range(2)]
     futures = [executor.train(work, 0.0) for work in works]
-    begun(tmp_path, 2)
+    wait_for_pids(tmp_path, 2)
     cluster.remove_node(cluster.second, allow_graceful=False)
     (tmp_path / "go").touch()
-    assert all(same(f.result(WAIT), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
+    assert all(same(f.result(TIMEOUT_SECONDS), setup.trainer().train(w)) for f, w in zip(futures, works, strict=True))
     check(executor, setup, 8)
 
 
@@ -173,12 +174,14 @@ assert not ray.is_initialized()
 """
 
 
-def test_a_script_without_a_guard_starts_and_ends_its_own_cluster(tmp_path):
+def test_a_script_without_a_main_guard_starts_and_ends_its_own_cluster(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'freshet-fl[ray]'")
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=LIMIT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, timeout=TIMEOUT_SECONDS
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
     assert done.stderr == b""

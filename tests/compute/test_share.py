@@ -1,4 +1,4 @@
-"""A setup as message and blocks: the same values and memory layout, and nothing large in the message."""
+"""A setup as message and blocks: same values, same memory layout, and only small arrays in the message."""
 
 import os
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from freshet.compute.executor import Setup
-from freshet.compute.share import BlockFile, assemble, dismantle, mapped
+from freshet.compute.share import BlockFile, map_blocks, pack_setup, unpack_setup
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
 
@@ -14,9 +14,9 @@ from .helpers import linear, make_setup
 
 
 def through_a_file(setup: Setup) -> Setup:
-    parts = dismantle(setup)
-    file = BlockFile(parts.blocks)
-    return assemble(parts.message, mapped(file.descriptor, file.spans))
+    packed = pack_setup(setup)
+    file = BlockFile(packed.blocks)
+    return unpack_setup(packed.message, map_blocks(file.descriptor, file.spans))
 
 
 def big_setup() -> Setup:
@@ -28,7 +28,7 @@ def big_setup() -> Setup:
     return Setup(linear, FederatedData(train, test, shards), TrainingOptions(), 3)
 
 
-def test_a_setup_comes_back_as_it_was():
+def test_a_setup_survives_packing_and_unpacking():
     setup = big_setup()
     again = through_a_file(setup)
     assert (again.seed, again.training, again.factory) == (3, setup.training, linear)
@@ -43,27 +43,27 @@ def test_a_setup_comes_back_as_it_was():
 def test_large_arrays_stay_out_of_the_message():
     setup = big_setup()
     large = [setup.data.train.x, setup.data.test.x]
-    parts = dismantle(setup)
-    assert sorted(block.nbytes for block in parts.blocks) == sorted(tensor.nbytes for tensor in large)
-    assert len(parts.message) < 20_000
+    packed = pack_setup(setup)
+    assert sorted(block.nbytes for block in packed.blocks) == sorted(tensor.nbytes for tensor in large)
+    assert len(packed.message) < 20_000
 
 
-def test_what_a_factory_captured_is_shared_as_well():
+def test_arrays_captured_by_a_factory_are_shared_too():
     ballast = np.zeros(1_000_000)
-    parts = dismantle(make_setup(lambda: linear() if len(ballast) else None))
-    assert len(parts.message) < 20_000
-    assert [block.nbytes for block in parts.blocks] == [8_000_000]
+    packed = pack_setup(make_setup(lambda: linear() if len(ballast) else None))
+    assert len(packed.message) < 20_000
+    assert [block.nbytes for block in packed.blocks] == [8_000_000]
 
 
 def test_a_worker_cannot_change_what_others_see():
-    parts = dismantle(big_setup())
-    file = BlockFile(parts.blocks)
-    one, other = (assemble(parts.message, mapped(file.descriptor, file.spans)) for _ in range(2))
+    packed = pack_setup(big_setup())
+    file = BlockFile(packed.blocks)
+    one, other = (unpack_setup(packed.message, map_blocks(file.descriptor, file.spans)) for _ in range(2))
     one.data.train.x.zero_()
     assert torch.equal(other.data.train.x, big_setup().data.train.x)
 
 
-def test_the_file_has_no_name_and_its_descriptor_goes_with_it(tmp_path, monkeypatch):
+def test_the_file_has_no_name_and_its_descriptor_is_closed_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     file = BlockFile([np.zeros(100_000, np.uint8)])
     assert list(tmp_path.iterdir()) == []

@@ -160,7 +160,7 @@ def test_after_a_crash_the_next_run_gets_new_workers(monkeypatch):
         def close(self, *, now):
             self.closed = True
 
-    workers = compare.Workers(start=lambda run: Pool())
+    workers = compare.Workers(start=lambda *_: Pool())
     job = jobs("fedavg", (0,), ["run.executor=processes", "run.workers=2"])[0]
     first = workers.pool(job)
     assert workers.pool(job) is first
@@ -174,9 +174,9 @@ def test_one_pool_serves_the_whole_grid_and_gives_the_same_bits(tmp_path, monkey
     started = []
     real = compare.start_pool
 
-    def pool(run):
-        started.append(run.workers)
-        return real(run)
+    def pool(kind, workers, address):
+        started.append(workers)
+        return real(kind, workers, address)
 
     monkeypatch.setattr(compare.Workers.__init__, "__defaults__", (pool,))
     grid = jobs("fedasmu,fedavg", (0,), ["run.executor=processes", "run.workers=1"])

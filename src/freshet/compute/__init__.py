@@ -1,1 +1,1 @@
-"""Where training runs. An executor takes work and gives futures; swapping it never changes a result."""
+"""Where training runs. An executor takes work and returns futures. The choice of executor never changes a result."""

@@ -1,59 +1,47 @@
-"""Which executor a run gets: the one place where ``run.executor``, ``run.workers`` and ``run.address`` are read."""
+"""Choose the executor of a run from ``run.executor``, ``run.workers`` and ``run.address``."""
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
-from freshet.compute.executor import Executor, SerialExecutor, Setup, training_seconds
+from freshet.compute.executor import Executor, SerialExecutor, Setup, estimate_training_seconds
 from freshet.compute.host import keep_freed_memory
 from freshet.compute.pool import Pool, PoolExecutor
 from freshet.compute.processes import WorkerPool, available_cores
 
 #: Seconds until worker processes have loaded torch and can train (docs/executors.md).
-START_SECONDS = 3.0
+WORKER_START_SECONDS = 3.0
 
 
-class Wish(Protocol):
-    """What a user says about where to train (the run's options)."""
-
-    @property
-    def executor(self) -> str: ...
-
-    @property
-    def workers(self) -> int: ...
-
-    @property
-    def address(self) -> str: ...
+def trains_in_process(kind: str, workers: int) -> bool:
+    """Return whether these settings never start workers, however long training takes."""
+    return kind == "serial" or (kind == "auto" and (workers or available_cores()) == 1)
 
 
-def in_this_process(wish: Wish) -> bool:
-    """Whether training needs no workers, however long it takes."""
-    alone = (wish.workers or available_cores()) == 1
-    return wish.executor == "serial" or (wish.executor == "auto" and alone)
+def workers_pay_off(seconds: float, workers: int) -> bool:
+    """Return whether n workers save more of s seconds of training than their start takes: ``s (1 - 1 / n) > start``."""
+    return seconds * (1.0 - 1.0 / workers) > WORKER_START_SECONDS
 
 
-def worth_starting(seconds: float, workers: int) -> bool:
-    """Whether n workers save more of so many seconds of training than they take to start: ``s (1 - 1 / n) > start``."""
-    return seconds * (1.0 - 1.0 / workers) > START_SECONDS
-
-
-def start_pool(wish: Wish) -> Pool[Any]:
-    """The workers that are asked for: processes of this machine, or Ray's."""
-    if wish.executor == "ray":
+def start_pool(kind: str, workers: int, address: str = "") -> Pool[Any]:
+    """Start workers: processes on this machine, or Ray actors."""
+    if kind == "ray":
         from freshet.compute.ray import RayPool
 
-        return RayPool(wish.workers, wish.address)
-    return WorkerPool(wish.workers or available_cores())
+        return RayPool(workers, address)
+    return WorkerPool(workers or available_cores())
 
 
-def open_executor(wish: Wish, setup: Setup, pool: Pool[Any] | None = None, uploads: float = math.inf) -> Executor:
-    """The executor for a run of so many ``uploads``; with a ``pool``, the workers that it shares with other runs."""
-    keep_freed_memory()  # the server makes a model per aggregation, wherever the training is
+def open_executor(
+    setup: Setup, kind: str, workers: int = 0, address: str = "", *, pool: Pool[Any] | None, uploads: float = math.inf
+) -> Executor:
+    """Open the executor for a run with ``uploads`` uploads. A given ``pool`` is used and stays open."""
+    keep_freed_memory()  # the server allocates a model per aggregation, wherever training runs
     if pool is not None:
         return PoolExecutor(setup, pool, owns_pool=False)
-    if in_this_process(wish) or (wish.executor == "auto" and not _worth_workers(wish, setup, uploads)):
+    if trains_in_process(kind, workers) or (kind == "auto" and not _needs_workers(setup, workers, uploads)):
         return SerialExecutor(setup)
-    return PoolExecutor(setup, start_pool(wish), owns_pool=True)
+    return PoolExecutor(setup, start_pool(kind, workers, address), owns_pool=True)
 
 
-def _worth_workers(wish: Wish, setup: Setup, uploads: float) -> bool:
-    return worth_starting(training_seconds(setup, uploads), wish.workers or available_cores())
+def _needs_workers(setup: Setup, workers: int, uploads: float) -> bool:
+    return workers_pay_off(estimate_training_seconds(setup, uploads), workers or available_cores())

@@ -1,11 +1,4 @@
-"""What a driver expects of an executor, and what an executor needs to know of a federation.
-
-Training in this process, when a result is first asked for (so work that nobody needs is never done).
-
-An executor whose user gets ready late: when the first training is done, so that workers begin without delay.
-
-How long a run's training takes on one core, before it is run: an estimate that is the same on every machine.
-"""
+"""The executor interface, training in this process, and an estimate of how long a run's training takes."""
 
 import math
 import time
@@ -17,20 +10,20 @@ import torch
 
 from freshet.core.vectors import Vector
 from freshet.training.batches import FederatedData
-from freshet.training.device_eval import DeviceScores, Exam
-from freshet.training.network import Factory, build_quietly
+from freshet.training.device_eval import DeviceEvaluation, DeviceScores
+from freshet.training.network import Factory, build_module
 from freshet.training.options import TrainingOptions
-from freshet.training.outgoing import AS_IT_IS, Outgoing
+from freshet.training.outgoing import UNCHANGED, Outgoing
 from freshet.training.task import Score, Task
-from freshet.training.trainer import Trainer, Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import Trainer, TripInput
+from freshet.training.trip import TripOutcome
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Future(Protocol[T_co]):
-    """A result that may still be on its way."""
+    """A result that may not be ready yet."""
 
     def result(self) -> T_co: ...
 
@@ -39,15 +32,15 @@ class Future(Protocol[T_co]):
     def cancel(self) -> object: ...
 
 
-class OnDemand(Generic[T]):
-    """A future whose work is handed out only when somebody needs it."""
+class DeferredFuture(Generic[T]):
+    """A future that submits its work only when the result is needed."""
 
     def __init__(self, submit: Callable[[], Future[T]]) -> None:
         self._submit: Callable[[], Future[T]] = submit
         self._future: Future[T] | None = None
 
     def start(self) -> Future[T]:
-        """Hand the work out, if it was not yet."""
+        """Submit the work, unless it has been submitted."""
         if self._future is None:
             self._future = self._submit()
         return self._future
@@ -64,36 +57,36 @@ class OnDemand(Generic[T]):
 
 
 class Executor(Protocol):
-    """Trains trips and scores models somewhere. ``due`` is the virtual time at which the result is needed."""
+    """Trains trips and scores models. ``due`` is the virtual time at which the result is needed."""
 
-    def train(self, work: Work, due: float) -> Future[Outcome]: ...
+    def train(self, work: TripInput, due: float) -> Future[TripOutcome]: ...
 
     def evaluate(self, weights: Vector) -> Future[Score]: ...
 
-    def examine(self, exam: Exam, due: float) -> Future[DeviceScores]: ...
+    def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> Future[DeviceScores]: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A federation's fixed part: built once by every worker."""
+    """The part of a federation that does not change. Every worker builds it once."""
 
     factory: Factory
     data: FederatedData
     training: TrainingOptions
     seed: int
-    #: The user's own; else the one that ``training`` names.
+    #: The user's task. None selects the one that ``training`` names.
     task: Task | None = None
-    #: What becomes of a trained model before it is sent.
-    outgoing: Outgoing = AS_IT_IS
+    #: How a trained model is changed before it is sent.
+    outgoing: Outgoing = UNCHANGED
 
     def trainer(self) -> Trainer:
         return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing)
 
 
-class Lazy(Generic[T]):
-    """A future that is computed at the first call of ``result``."""
+class LazyFuture(Generic[T]):
+    """A future that computes its value at the first call of ``result``."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute: Callable[[], T] | None = compute
@@ -114,23 +107,26 @@ class Lazy(Generic[T]):
 
 
 class SerialExecutor:
-    """One trip at a time, with one torch thread (as every executor uses, so that all give the same bits)."""
+    """Trains one trip at a time, when its result is needed.
+
+    It uses one torch thread, as every executor does, so all executors give the same bits.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._trainer = setup.trainer()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
 
-    def train(self, work: Work, due: float) -> Lazy[Outcome]:
-        return Lazy(lambda: self._trainer.train(work))
+    def train(self, work: TripInput, due: float) -> LazyFuture[TripOutcome]:
+        return LazyFuture(lambda: self._trainer.train(work))
 
-    def evaluate(self, weights: Vector) -> Lazy[Score]:
-        score = Lazy(lambda: self._trainer.evaluate(weights))
-        score.result()  # a test is always needed, and the log should not wait for it
+    def evaluate(self, weights: Vector) -> LazyFuture[Score]:
+        score = LazyFuture(lambda: self._trainer.evaluate(weights))
+        score.result()  # every test is needed, and the log should not wait for it
         return score
 
-    def examine(self, exam: Exam, due: float) -> Lazy[DeviceScores]:
-        scores = Lazy(lambda: self._trainer.examine(exam))
+    def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> LazyFuture[DeviceScores]:
+        scores = LazyFuture(lambda: self._trainer.evaluate_devices(evaluation))
         scores.result()
         return scores
 
@@ -138,12 +134,12 @@ class SerialExecutor:
         torch.set_num_threads(self._threads)
 
 
-#: Seconds after which one who waits for the first result gets ready meanwhile.
-SECONDS_TO_WAIT = 1.0
+#: Seconds to wait for the first result before the warm-up starts anyway.
+WARMUP_DELAY_SECONDS = 1.0
 
 
-class Awaited(Generic[T]):
-    """A future; something is done with it before its result is handed out."""
+class WarmupFuture(Generic[T]):
+    """A future that calls ``before`` with the inner future before it returns the result."""
 
     def __init__(self, inner: Future[T], before: Callable[[Future[T]], None]) -> None:
         self._inner, self._before = inner, before
@@ -154,62 +150,62 @@ class Awaited(Generic[T]):
         return self._inner.result()
 
 
-class LateExecutor:
-    """Another executor, and what its user has to do once before it can use a trained model."""
+class WarmupExecutor:
+    """Calls ``warm_up`` once, when the first training result is ready, so that workers start without delay."""
 
-    def __init__(self, inner: Executor, get_ready: Callable[[], None]) -> None:
-        self._inner, self._get_ready = inner, get_ready
-        self._is_ready = False
+    def __init__(self, inner: Executor, warm_up: Callable[[], None]) -> None:
+        self._inner, self._warm_up = inner, warm_up
+        self._is_warm = False
 
-    def train(self, work: Work, due: float) -> Future[Outcome]:
+    def train(self, work: TripInput, due: float) -> Future[TripOutcome]:
         future = self._inner.train(work, due)
-        return future if self._is_ready else Awaited(future, self._once)
+        return future if self._is_warm else WarmupFuture(future, self._warm_up_once)
 
     def evaluate(self, weights: Vector) -> Future[Score]:
         return self._inner.evaluate(weights)
 
-    def examine(self, exam: Exam, due: float) -> Future[DeviceScores]:
-        return self._inner.examine(exam, due)
+    def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> Future[DeviceScores]:
+        return self._inner.evaluate_devices(evaluation, due)
 
     def close(self) -> None:
         self._inner.close()
 
-    def _once(self, awaited: Future[Outcome]) -> None:
-        """Get ready, if that was not done before, when a result is there or long in coming."""
-        end = time.monotonic() + SECONDS_TO_WAIT
-        while not self._is_ready and not awaited.done() and time.monotonic() < end:
+    def _warm_up_once(self, awaited: Future[TripOutcome]) -> None:
+        """Warm up, unless done before, once the result is ready or the delay is over."""
+        end = time.monotonic() + WARMUP_DELAY_SECONDS
+        while not self._is_warm and not awaited.done() and time.monotonic() < end:
             time.sleep(0.002)
-        if not self._is_ready:
-            self._get_ready()
-            self._is_ready = True
+        if not self._is_warm:
+            self._warm_up()
+            self._is_warm = True
 
 
-#: Roughly, on one core: seconds of an SGD step whatever the model, and operations of a model per second.
+#: Rough figures for one core: fixed seconds per SGD step, and model operations per second.
 STEP_SECONDS, OPERATIONS_PER_SECOND = 5e-4, 3e10
 
 
-def training_seconds(setup: Setup, trips: float) -> float:
-    """Seconds of ``trips`` local trainings with an average shard.
+def estimate_training_seconds(setup: Setup, trips: float) -> float:
+    """Estimate the seconds of ``trips`` local trainings with an average shard on one core, the same on every machine.
 
-    ``trips (steps STEP_SECONDS + 3 f epochs n / OPERATIONS_PER_SECOND)``: n samples, f operations of a forward pass of
-    one of them, of which the backward pass takes twice as many.
+    ``trips (steps STEP_SECONDS + 3 f epochs n / OPERATIONS_PER_SECOND)`` for n samples, where f counts the operations
+    of one sample's forward pass. The backward pass takes twice as many.
     """
     epochs, batch = setup.training.epochs, setup.training.batch_size
     samples = sum(len(shard) for shard in setup.data.shards) / len(setup.data.shards)
     steps = epochs * math.ceil(samples / batch)
-    return trips * (steps * STEP_SECONDS + 3 * operations(setup) * epochs * samples / OPERATIONS_PER_SECOND)
+    return trips * (steps * STEP_SECONDS + 3 * forward_operations(setup) * epochs * samples / OPERATIONS_PER_SECOND)
 
 
-def operations(setup: Setup) -> int:
-    """Additions and multiplications of one sample's forward pass, at least two per parameter."""
+def forward_operations(setup: Setup) -> int:
+    """Count the additions and multiplications of one sample's forward pass, at least two per parameter."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    module = build_quietly(setup.factory).float().eval()
+    module = build_module(setup.factory).float().eval()
     least = 2 * sum(parameter.numel() for parameter in module.parameters())
     x, _ = next(setup.data.test.chunks(1))
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(x)
-    except Exception:  # an operation that cannot be counted: an estimate must not stop a run
+    except Exception:  # some operations cannot be counted; an estimate must not stop a run
         return least
     return max(least, int(counter.get_total_flops()))

@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
 
 MODULES = ("freshet.compute.host", "freshet.compute.share")
 #: Modules with compiled kernels, which are loaded from the cache on disk.
-KERNEL_MODULES = ("freshet.core.kernels", "freshet.training.fast.kernels")
+KERNEL_MODULES = ("freshet.core.kernels", "freshet.training.fast.layer_kernels")
 
 
 class KernelNotCached(BaseException):
@@ -49,14 +49,14 @@ def preload_modules() -> None:
     """Load modules and cached kernels. A kernel that is not cached is compiled by the first worker that needs it."""
     for name in MODULES:
         import_module(name)
-    with _forbid_compiling():
+    with forbid_compiling():
         for name in KERNEL_MODULES:
             with suppress(KernelNotCached):
                 import_module(name)
 
 
 @contextmanager
-def _forbid_compiling() -> Iterator[None]:
+def forbid_compiling() -> Iterator[None]:
     """Raise ``KernelNotCached`` instead of compiling a kernel."""
     from numba.core import event
 

@@ -1,7 +1,7 @@
-"""A pool of workers of any kind: the queue, the repeated attempts and the end; what a worker is, a subclass says.
+"""A pool of workers: queue, retries and shutdown. Subclasses define what a worker is.
 
-Each worker has one thread here that feeds it. A worker that dies is replaced and its task goes back into the queue, so
-a kill never changes a result. A task that kills its worker three times ends the run.
+One thread feeds each worker. A worker that dies is replaced and its call goes back into the queue, so a kill never
+changes a result. A call that kills its worker three times ends the run.
 """
 
 import heapq
@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from freshet.compute.executor import Setup
-from freshet.compute.host import open_answer, request
+from freshet.compute.host import decode_answer, encode_request
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.training.device_eval import DeviceScores, Exam
+from freshet.training.device_eval import DeviceEvaluation, DeviceScores
 from freshet.training.task import Score
-from freshet.training.trainer import Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import TripInput
+from freshet.training.trip import TripOutcome
 
-#: How often a task may kill its worker, and how often in a row a worker may die while it starts.
-ATTEMPTS = 3
+#: How often a call may kill its worker, and how often in a row a worker may die while it starts.
+MAX_ATTEMPTS = 3
 #: Trainers that a worker keeps, so that federations can take turns.
-KEPT_TRAINERS = 4
-#: Seconds that ``close`` waits for the tasks under way before it kills the workers.
-GRACE = 30.0
+MAX_TRAINERS_PER_WORKER = 4
+#: Seconds that ``close`` waits for running calls before it kills the workers.
+CLOSE_TIMEOUT_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S")
@@ -36,16 +36,16 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class WorkerDied(Exception):
-    """The worker is gone (the text says how); its task may be repeated by another."""
+    """The worker has died (the text says how). Another worker may repeat its call."""
 
 
 class StartFailed(Exception):
-    """No worker can be started (the text says why); trying again would not help."""
+    """No worker can be started (the text says why), and a retry would not help."""
 
 
 @dataclass(order=True)
-class Task:
-    """Work in the queue, ordered by when its result is needed."""
+class QueuedCall:
+    """A call of a trainer's method, ordered by when its result is needed."""
 
     due: float
     order: int
@@ -57,67 +57,67 @@ class Task:
 
 
 class Worker(Protocol[S_contra]):
-    """One worker, somewhere. ``S_contra`` is what it needs to know of a setup."""
+    """One worker. ``S_contra`` is the form in which it receives a setup."""
 
     def wait_ready(self) -> None:
-        """Return when it can take calls; raises ``WorkerDied`` or ``StartFailed``."""
+        """Return when it can take calls. Raises ``WorkerDied`` or ``StartFailed``."""
 
     def alive(self) -> bool:
-        """False when it is known to be gone."""
+        """Return False if it is known to have died."""
 
     def install(self, number: int, setup: S_contra, drop: list[int]) -> bytes:
-        """Build a setup's trainer and forget others; raises ``WorkerDied``."""
+        """Build a setup's trainer and drop others. Raises ``WorkerDied``."""
 
     def call(self, number: int, content: bytes) -> bytes:
-        """Call a trainer; raises ``WorkerDied``."""
+        """Call a trainer. Raises ``WorkerDied``."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does; from any thread, and more than once."""
+        """End it at once. Safe from any thread and to repeat."""
 
     def discard(self) -> None:
-        """End it and give back what belongs to it; only from the thread that feeds it."""
+        """End it and release its resources. Only for the thread that feeds it."""
 
 
 class Pool(Generic[S]):
-    """Workers that serve any number of federations, one after the other or side by side."""
+    """Workers that serve any number of federations, in sequence or in parallel."""
 
     def __init__(self, workers: int) -> None:
         self._changed = threading.Condition()
-        self._heap: list[Task] = []
+        self._heap: list[QueuedCall] = []
         self._order, self._numbers = itertools.count(), itertools.count()
         self._setups: dict[int, S] = {}
         self._closed = False
         self._broken: str | None = None
-        self._ready: set[int] = set()
+        self.ready: set[int] = set()
         self._serving = workers
         self.workers: list[Worker[S] | None] = [None] * workers
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._serve, args=(index,), daemon=True, name=f"freshet-worker-{index}")
             for index in range(workers)
         ]
 
     def _open(self) -> None:
-        """Start the workers (the last step of a subclass's constructor)."""
-        for thread in self._threads:
+        """Start the workers. A subclass calls it last in its constructor."""
+        for thread in self.threads:
             thread.start()
 
-    # ---- what a kind of pool adds
+    # ---- for subclasses
 
     def _launch(self) -> Worker[S]:
-        """Begin to start a worker, without waiting for it; raises ``WorkerDied`` or ``StartFailed``."""
+        """Begin to start a worker without waiting for it. Raises ``WorkerDied`` or ``StartFailed``."""
         raise NotImplementedError
 
     def _publish(self, setup: Setup) -> S:
-        """Put a setup where workers can reach it, for as long as somebody holds what is returned."""
+        """Put a setup where workers can reach it, as long as the returned object lives."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """All workers are gone: give back what the pool holds."""
+        """Release the pool's resources, after all workers have ended."""
 
     # ---- for executors
 
     def register(self, setup: Setup) -> int:
-        """Make a federation's fixed part known to the workers; its data are stored once and shared by all."""
+        """Publish a federation's setup to the workers, which share one copy of its data."""
         published = self._publish(setup)
         with self._changed:
             number = next(self._numbers)
@@ -125,70 +125,70 @@ class Pool(Generic[S]):
             return number
 
     def release(self, number: int) -> None:
-        """A federation is over: drop its queued tasks and its data."""
+        """Drop the queued calls and the data of a federation that has ended."""
         with self._changed:
             self._setups.pop(number, None)
-            mine = [task for task in self._heap if task.setup == number]
-            self._heap = [task for task in self._heap if task.setup != number]
+            dropped = [call for call in self._heap if call.setup == number]
+            self._heap = [call for call in self._heap if call.setup != number]
             heapq.heapify(self._heap)
-        _give_up(mine, "the federation was closed before this task was done")
+        _cancel_all(dropped, "the federation was closed before this call was done")
 
     def submit(self, setup: int, name: str, arguments: tuple[Any, ...], due: float) -> "Future[Any]":
-        """Queue a call of a trainer's method; the earliest ``due`` goes first."""
+        """Queue a call of a trainer's method. The earliest ``due`` goes first."""
         with self._changed:
             if self._broken is not None:
                 raise RunError(self._broken)
             if self._closed or setup not in self._setups:
                 raise RunError("the pool of workers is closed")
-            task = Task(due, next(self._order), setup, name, arguments)
-            heapq.heappush(self._heap, task)
+            call = QueuedCall(due, next(self._order), setup, name, arguments)
+            heapq.heappush(self._heap, call)
             self._changed.notify()
-        return task.future
+        return call.future
 
     def close(self, *, now: bool = False) -> None:
-        """End all workers, after their current task or at once, and give up what is queued."""
+        """End all workers, after their current call or at once, and cancel what is queued."""
         with self._changed:
             self._closed = True
-            left, self._heap = self._heap, []
+            queued, self._heap = self._heap, []
             self._changed.notify_all()
-        _give_up(left, "the pool of workers was closed before this task was done")
+        _cancel_all(queued, "the pool of workers was closed before this call was done")
         if not now:
-            self._join(GRACE)
+            self._join(CLOSE_TIMEOUT_SECONDS)
         with self._changed:
             for worker in self.workers:
                 if worker is not None:
                     worker.kill()
-        self._join(GRACE)
+        self._join(CLOSE_TIMEOUT_SECONDS)
         self._setups.clear()
         self._end()
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in self.threads:
             if thread.ident is not None:
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     # ---- one thread per worker
 
     def _serve(self, index: int) -> None:
-        """Feed one worker for as long as the pool lives."""
+        """Feed one worker as long as the pool lives."""
         try:
-            while self._hire(index) and self._feed(index):
+            while self._start_worker(index) and self._feed_worker(index):
                 pass
         except (WorkerDied, StartFailed) as problem:
-            self._retire(f"a worker could not be started: {problem}")
-        except Exception as error:  # a fault of ours must end the run, not let it wait for ever
-            self._retire(f"a worker's thread failed: {error!r}", fatal=True)
+            self._retire_slot(f"a worker could not be started: {problem}")
+        except Exception as error:  # a bug must end the run, not let it wait for ever
+            self._retire_slot(f"a worker's thread failed: {error!r}", fatal=True)
         finally:
             with self._changed:
-                self._ready.discard(index)
+                self.ready.discard(index)
                 worker, self.workers[index] = self.workers[index], None
             if worker is not None:
                 worker.discard()
 
-    def _hire(self, index: int) -> bool:
-        """Start a worker in this place; False when the pool is closed."""
-        for attempt in range(1, ATTEMPTS + 1):
+    def _start_worker(self, index: int) -> bool:
+        """Start a worker in this slot. Returns False when the pool is closed."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             worker: Worker[S] | None = None
             try:
                 with self._changed:
@@ -201,137 +201,137 @@ class Pool(Generic[S]):
                     worker.discard()
                 if self._closed:
                     return False
-                if isinstance(problem, StartFailed) or attempt == ATTEMPTS:
+                if isinstance(problem, StartFailed) or attempt == MAX_ATTEMPTS:
                     raise
             else:
                 with self._changed:
-                    self._ready.add(index)
+                    self.ready.add(index)
                 return True
         return False
 
-    def _feed(self, index: int) -> bool:
-        """Give tasks to a worker until it dies (True) or the pool is closed (False)."""
+    def _feed_worker(self, index: int) -> bool:
+        """Give calls to a worker until it dies (True) or the pool is closed (False)."""
         worker = self.workers[index]
         assert worker is not None
         known: OrderedDict[int, None] = OrderedDict()
-        while (task := self._take()) is not None:
-            if not worker.alive():  # it died while it had nothing to do: not this task's fault
-                self._put_back(task)
+        while (call := self._take()) is not None:
+            if not worker.alive():  # it died while idle; this call is not to blame
+                self._put_back(call)
                 break
-            if task.deaths == 0 and not task.future.set_running_or_notify_cancel():
+            if call.deaths == 0 and not call.future.set_running_or_notify_cancel():
                 continue
             try:
-                self._perform(worker, task, known)
+                self._run_call(worker, call, known)
             except WorkerDied as death:
-                self._blame(task, death)
+                self._handle_death(call, death)
                 break
         with self._changed:
-            self._ready.discard(index)
+            self.ready.discard(index)
         worker.discard()
         return not self._closed
 
-    def _perform(self, worker: Worker[S], task: Task, known: "OrderedDict[int, None]") -> None:
-        """Let a worker compute a task and hand its result or its error to the one who waits."""
+    def _run_call(self, worker: Worker[S], call: QueuedCall, known: "OrderedDict[int, None]") -> None:
+        """Let a worker compute a call, and set the result or error of its future."""
         try:
-            if task.setup not in known:
-                self._install(worker, task.setup, known)
-            known.move_to_end(task.setup)
-            result = open_answer(worker.call(task.setup, request(task.name, task.arguments)))
+            if call.setup not in known:
+                self._install(worker, call.setup, known)
+            known.move_to_end(call.setup)
+            result = decode_answer(worker.call(call.setup, encode_request(call.name, call.arguments)))
         except WorkerDied:
             raise
         except Exception as error:
-            task.future.set_exception(error)
+            call.future.set_exception(error)
         else:
-            task.future.set_result(result)
+            call.future.set_result(result)
 
     def _install(self, worker: Worker[S], number: int, known: "OrderedDict[int, None]") -> None:
-        """Bring a setup to a worker; the one it has not used for longest makes room."""
+        """Install a setup in a worker, in place of the least recently used one if it is full."""
         with self._changed:
             setup = self._setups.get(number)
             drop = [old for old in known if old not in self._setups]
         if setup is None:
-            raise RunError("the federation was closed before this task was done")
-        room = len(known) - len(drop) - KEPT_TRAINERS + 1
+            raise RunError("the federation was closed before this call was done")
+        room = len(known) - len(drop) - MAX_TRAINERS_PER_WORKER + 1
         drop += [old for old in known if old not in drop][: max(0, room)]
         for old in drop:
             del known[old]
-        open_answer(worker.install(number, setup, drop))
+        decode_answer(worker.install(number, setup, drop))
         known[number] = None
 
-    def _take(self) -> Task | None:
-        """The most urgent task, as soon as there is one; None when the pool is closed."""
+    def _take(self) -> QueuedCall | None:
+        """Wait for the most urgent call. Returns None when the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed)
             return None if self._closed else heapq.heappop(self._heap)
 
-    def _put_back(self, task: Task) -> None:
+    def _put_back(self, call: QueuedCall) -> None:
         with self._changed:
-            if not self._closed and task.setup in self._setups:
-                heapq.heappush(self._heap, task)
+            if not self._closed and call.setup in self._setups:
+                heapq.heappush(self._heap, call)
                 self._changed.notify()
                 return
-        _give_up([task], "the pool of workers was closed before this task was done")
+        _cancel_all([call], "the pool of workers was closed before this call was done")
 
-    def _blame(self, task: Task, death: WorkerDied) -> None:
-        """A worker died of a task, or with it: repeat it, but not for ever."""
-        task.deaths += 1
-        if task.deaths < ATTEMPTS or self._closed:
-            self._put_back(task)
+    def _handle_death(self, call: QueuedCall, death: WorkerDied) -> None:
+        """Queue a call again after its worker died, or fail it after too many deaths."""
+        call.deaths += 1
+        if call.deaths < MAX_ATTEMPTS or self._closed:
+            self._put_back(call)
             return
-        problem = f"a task ({task.name}) ended its worker {ATTEMPTS} times (last: {death}); is there enough memory?"
-        task.future.set_exception(RunError(problem))
+        problem = f"a call ({call.name}) killed its worker {MAX_ATTEMPTS} times (last: {death}); give it more memory"
+        call.future.set_exception(RunError(problem))
 
-    def _retire(self, problem: str, *, fatal: bool = False) -> None:
-        """A place stays empty from now on; when it was the last one, everybody who waits is told."""
+    def _retire_slot(self, problem: str, *, fatal: bool = False) -> None:
+        """Give up one worker for good. After the last one, or a fatal problem, all queued calls fail."""
         with self._changed:
             self._serving -= 1
             if self._closed:
                 return
             if self._serving and not fatal:
-                _log.warning("%s; going on with %d", problem, self._serving)
+                _log.warning("%s; continuing with %d workers", problem, self._serving)
                 return
             self._broken = problem
-            left, self._heap = self._heap, []
-        for task in left:
-            _fail(task, problem)
+            queued, self._heap = self._heap, []
+        for call in queued:
+            _fail_call(call, problem)
 
 
-def _give_up(tasks: list[Task], reason: str) -> None:
-    """Nobody will compute these: cancel them, or tell those who wait for a task that had begun before."""
-    for task in tasks:
-        if not task.future.cancel():
-            _fail(task, reason)
+def _cancel_all(calls: list[QueuedCall], reason: str) -> None:
+    """Cancel calls. One that had begun before fails with the reason."""
+    for call in calls:
+        if not call.future.cancel():
+            _fail_call(call, reason)
 
 
-def _fail(task: Task, reason: str) -> None:
-    if task.deaths or task.future.set_running_or_notify_cancel():
-        task.future.set_exception(RunError(reason))
+def _fail_call(call: QueuedCall, reason: str) -> None:
+    if call.deaths or call.future.set_running_or_notify_cancel():
+        call.future.set_exception(RunError(reason))
 
 
 class PoolExecutor:
-    """A federation on a pool; ends the pool with itself when it owns it."""
+    """Runs a federation on a pool, and closes the pool with itself if it owns it."""
 
     def __init__(self, setup: Setup, pool: Pool[Any], *, owns_pool: bool) -> None:
-        self._pool, self._owns = pool, owns_pool
+        self._pool, self._owns_pool = pool, owns_pool
         try:
             self._setup = pool.register(setup)
         except BaseException:
             self._close_pool()
             raise
 
-    def train(self, work: Work, due: float) -> "Future[Outcome]":
+    def train(self, work: TripInput, due: float) -> "Future[TripOutcome]":
         return self._pool.submit(self._setup, "train", (work,), due)
 
     def evaluate(self, weights: Vector) -> "Future[Score]":
         return self._pool.submit(self._setup, "evaluate", (weights,), 0.0)
 
-    def examine(self, exam: Exam, due: float) -> "Future[DeviceScores]":
-        return self._pool.submit(self._setup, "examine", (exam,), due)
+    def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> "Future[DeviceScores]":
+        return self._pool.submit(self._setup, "evaluate_devices", (evaluation,), due)
 
     def close(self) -> None:
         self._pool.release(self._setup)
         self._close_pool()
 
     def _close_pool(self) -> None:
-        if self._owns:
+        if self._owns_pool:
             self._pool.close(now=True)

@@ -1,7 +1,7 @@
 """Training on Ray: one actor per worker, on this machine or on a cluster.
 
-The queue, the repeated attempts and the order are those of ``pool.py``; here is only what is Ray's. Data are put into
-Ray's object store once, and the actors of a node read them there without a copy.
+``pool.py`` has the queue, the retries and the order of calls. Ray's object store holds the data once, and the actors of
+a node read them there without a copy.
 """
 
 import importlib
@@ -26,59 +26,60 @@ from freshet.compute.executor import Setup
 from freshet.compute.host import Host
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.processes import available_cores
-from freshet.compute.share import assemble, dismantle
+from freshet.compute.share import pack_setup, unpack_setup
 from freshet.errors import ConfigError, RunError
 
-#: Seconds without any worker after which a cluster is given up.
-PATIENCE = 120.0
-_POLL = 0.5
+#: Seconds without any ready worker after which the pool gives up.
+STARTUP_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.5
 _LOCALHOST = "127.0.0.1"
-_PREFIX, _SHORT = "freshet-ray-", 24
+#: Ray's folders have this prefix, in a temporary folder whose path has at most this length.
+_PREFIX, _MAX_TEMP_LENGTH = "freshet-ray-", 24
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
 @dataclass(frozen=True)
-class PutSetup:
-    """A setup whose large arrays lie in Ray's object store."""
+class StoredSetup:
+    """A setup with its large arrays in Ray's object store."""
 
     message: bytes
     blocks: Any
 
 
 class RayHost(Host):
-    """A worker's part, as an actor."""
+    """A worker as a Ray actor."""
 
     def __init__(self, path: list[str]) -> None:
-        sys.path += [entry for entry in path if entry not in sys.path]  # for modules beside a user's script
+        sys.path += [entry for entry in path if entry not in sys.path]  # finds modules beside a user's script
         super().__init__()
 
     def ready(self) -> bool:
-        """Answer as soon as the actor lives."""
+        """Answer as soon as the actor runs."""
         return True
 
     def install_from(self, number: int, drop: list[int], message: bytes, blocks: "list[NDArray[np.uint8]]") -> bytes:
-        """Build a setup's trainer on the arrays of the object store."""
-        return self.install(number, drop, lambda: assemble(message, [block.data for block in blocks]))
+        """Build a setup's trainer from arrays in the object store."""
+        return self.install(number, drop, lambda: unpack_setup(message, [block.data for block in blocks]))
 
 
 class RayWorker:
     """One actor."""
 
-    def __init__(self, ray: Any, actor: Any, others: Callable[[], bool], patience: float) -> None:
-        self._ray, self._others, self._patience = ray, others, patience
+    def __init__(self, ray: Any, actor: Any, others_ready: Callable[[], bool], timeout: float) -> None:
+        self._ray, self._others_ready, self._timeout = ray, others_ready, timeout
         self.actor = actor
         self._killed = False
 
     def wait_ready(self) -> None:
-        """Wait for a free place in the cluster; for ever as long as other workers do the work, else with patience."""
+        """Wait for a free CPU in the cluster: without limit while other workers are ready, else until the timeout."""
         ready, alone_since = self.actor.ready.remote(), time.monotonic()
-        while not self._ray.wait([ready], timeout=_POLL)[0]:
+        while not self._ray.wait([ready], timeout=_POLL_SECONDS)[0]:
             if self._killed:
-                raise WorkerDied("it was not needed any more")
-            if self._others():
+                raise WorkerDied("it was no longer needed")
+            if self._others_ready():
                 alone_since = time.monotonic()
-            elif time.monotonic() - alone_since > self._patience:
-                raise StartFailed(f"Ray gave no place for one in {self._patience:.0f} s; is a CPU free in the cluster?")
+            elif time.monotonic() - alone_since > self._timeout:
+                raise StartFailed(f"Ray had no free CPU for {self._timeout:.0f} s; free one or add a node")
         try:
             self._ray.get(ready)
         except self._ray.exceptions.RayError as error:
@@ -87,7 +88,7 @@ class RayWorker:
     def alive(self) -> bool:
         return not self._killed
 
-    def install(self, number: int, setup: PutSetup, drop: list[int]) -> bytes:
+    def install(self, number: int, setup: StoredSetup, drop: list[int]) -> bytes:
         return bytes(self._get(self.actor.install_from.remote(number, drop, setup.message, setup.blocks)))
 
     def call(self, number: int, content: bytes) -> bytes:
@@ -96,8 +97,8 @@ class RayWorker:
     def _get(self, reference: Any) -> Any:
         try:
             return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:  # our own code never raises: something does not fit
-            raise RunError(f"an actor cannot run Freshet; is the same version on every node?\n{error}") from None
+        except self._ray.exceptions.RayTaskError as error:  # ``Host`` never raises: the node's Freshet differs
+            raise RunError(f"an actor cannot run Freshet; install the same version on every node\n{error}") from None
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(str(error).strip().partition("\n")[0] or type(error).__name__) from None
 
@@ -110,16 +111,16 @@ class RayWorker:
         self.kill()
 
 
-class RayPool(Pool[PutSetup]):
-    """Ray actors: on the cluster at ``address``, else on one that is started here and ends with the pool.
+class RayPool(Pool[StoredSetup]):
+    """Ray actors on the cluster at ``address``, or on a local one that starts and ends with the pool.
 
-    A Ray that this process has already initialised is used as it is. ``workers`` = 0 means one per CPU of the cluster.
+    If this process has initialised Ray, that cluster is used. ``workers`` = 0 means one per CPU of the cluster.
     """
 
-    def __init__(self, workers: int = 0, address: str = "", *, patience: float = PATIENCE) -> None:
+    def __init__(self, workers: int = 0, address: str = "", *, timeout: float = STARTUP_TIMEOUT_SECONDS) -> None:
         self._ray, self._cluster = _connect(workers, address)
-        self._patience = patience
-        # with num_cpus=1 Ray itself sets OMP_NUM_THREADS=1 in the actor
+        self._timeout = timeout
+        # with num_cpus=1 Ray sets OMP_NUM_THREADS=1 in the actor
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(RayHost)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))))
         self._open()
@@ -129,48 +130,53 @@ class RayPool(Pool[PutSetup]):
             actor = self._actor.remote(sys.path)
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(str(error)) from None
-        return RayWorker(self._ray, actor, lambda: bool(self._ready), self._patience)
+        return RayWorker(self._ray, actor, lambda: bool(self.ready), self._timeout)
 
-    def _publish(self, setup: Setup) -> PutSetup:
-        parts = dismantle(setup)
-        return PutSetup(parts.message, self._ray.put(parts.blocks))
+    def _publish(self, setup: Setup) -> StoredSetup:
+        packed = pack_setup(setup)
+        return StoredSetup(packed.message, self._ray.put(packed.blocks))
 
     def _end(self) -> None:
         if self._cluster is not None:
-            self._cluster.leave(self._ray)
+            self._cluster.disconnect(self._ray)
             self._cluster = None
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The connection that we made; with its working folder when the cluster is ours."""
+    """A connection made here, with the working folder if the cluster was started here too."""
 
     folder: Path | None
 
-    def leave(self, ray: Any) -> None:
-        """Disconnect, and end what was started here."""
+    def disconnect(self, ray: Any) -> None:
+        """Disconnect, and remove the folder of a cluster that was started here."""
         ray.shutdown()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def private_folder() -> Path:
-    """A folder that only this user can enter, around Ray's own (sockets, logs, objects), which Ray opens to all.
+def make_private_folder() -> Path:
+    """Make a folder that only this user can enter, for Ray's sockets, logs and objects, which Ray opens to all users.
 
-    Folders of processes that were killed go. The place is short: the path of a socket has at most 107 bytes.
+    Folders left by killed processes are removed. The path is short, since a socket's path has at most 107 bytes.
     """
-    place = Path(tempfile.gettempdir())
-    place = place if len(str(place)) <= _SHORT else Path("/tmp")  # noqa: S108  # mkdtemp makes a name of our own
-    for old in place.glob(f"{_PREFIX}*"):
+    parent = Path(tempfile.gettempdir())
+    parent = parent if len(str(parent)) <= _MAX_TEMP_LENGTH else Path("/tmp")  # noqa: S108  # mkdtemp makes the name unique
+    for old in parent.glob(f"{_PREFIX}*"):
         pid = old.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):
-            facts = old.lstat()
-            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and pid.isdecimal() and not _lives(pid):
+            status = old.lstat()
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == os.geteuid()
+                and pid.isdecimal()
+                and not _is_running(pid)
+            ):
                 shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
 
 
-def _lives(pid: str) -> bool:
+def _is_running(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
@@ -190,7 +196,7 @@ def _import() -> Any:
 
 
 def _connect(workers: int, address: str) -> tuple[Any, Cluster | None]:
-    """Ray itself, joined to a cluster; and the cluster when it was started here."""
+    """Return Ray, connected to a cluster, and the connection if it was made here."""
     ray = _import()
     if ray.is_initialized():
         return ray, None
@@ -199,7 +205,7 @@ def _connect(workers: int, address: str) -> tuple[Any, Cluster | None]:
         with _loopback():
             return ray, _start(ray, workers or available_cores())
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, **_QUIET)
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
@@ -207,34 +213,34 @@ def _connect(workers: int, address: str) -> tuple[Any, Cluster | None]:
     return ray, Cluster(None)
 
 
-def _knock(address: str) -> None:
-    """Raise at once when nobody listens at ``host:port``; Ray itself would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise at once when nothing listens at ``host:port``. Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit() and "://" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _start(ray: Any, cores: int) -> Cluster:
-    """A cluster of this machine alone, that nobody else can reach."""
-    folder = private_folder()
+    """Start a cluster on this machine only, on the loopback interface."""
+    folder = make_private_folder()
     options = {"include_dashboard": False, "_node_ip_address": _LOCALHOST, "_temp_dir": str(folder / "ray")} | _QUIET
     try:
         ray.init("local", num_cpus=cores, **options)
-    except Exception as error:  # Ray raises bare ones, too
+    except Exception as error:  # Ray raises plain exceptions too
         shutil.rmtree(folder, ignore_errors=True)
-        raise RunError(f"Ray could not be started on this machine ({str(error).strip()})") from None
+        raise RunError(f"Ray could not start on this machine ({str(error).strip()})") from None
     cluster = Cluster(folder)
     if ray.nodes()[0]["NodeManagerAddress"] != _LOCALHOST:
-        cluster.leave(ray)
+        cluster.disconnect(ray)
         raise RunError("Ray would listen on all network interfaces; start a cluster yourself and give its address")
     return cluster
 
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Let Ray stay on the loopback interface; otherwise, on Linux, it replaces 127.0.0.1 by the machine's address."""
+    """Keep Ray on the loopback interface. Otherwise, on Linux, it replaces 127.0.0.1 by the machine's address."""
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    constants: Any = importlib.import_module("ray._private.ray_constants")  # has read the variable when it was imported
+    constants: Any = importlib.import_module("ray._private.ray_constants")  # read the variable on import
     before, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
     os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
     try:

@@ -1,7 +1,7 @@
-"""A federation's fixed part as one small message and a few large blocks, so that workers can share the blocks.
+"""A setup as one small message and a few large blocks, so that workers can share the blocks.
 
-Pickle's out-of-band buffers do the work: whatever a ``Setup`` is made of, its arrays and tensors become views of memory
-that all workers of a machine map, and each sample exists once.
+It uses pickle's out-of-band buffers. The arrays and tensors of a ``Setup`` become views of memory that all workers of a
+machine map, so each sample exists once.
 """
 
 import io
@@ -22,21 +22,21 @@ from torch import Tensor
 
 from freshet.compute.executor import Setup
 
-#: Arrays below this many bytes travel inside the message.
-SMALL = 1 << 14
+#: Smaller arrays travel inside the message.
+INLINE_LIMIT_BYTES = 1 << 14
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A pickled setup and the large blocks that were left out of it."""
+class PackedSetup:
+    """A pickled setup and the large blocks left out of it."""
 
     message: bytes
     blocks: list[NDArray[np.uint8]]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles lambdas and classes of ``__main__`` by value, and plain tensors as arrays, memory format included."""
+    """Pickles lambdas and classes of ``__main__`` by value, and plain tensors as arrays with their memory format."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu" and _is_plain(obj):
@@ -53,34 +53,34 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _tensor(array: NDArray[Any], axes: tuple[int, ...]) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of read-only memory; nobody writes to a setup
+        warnings.simplefilter("ignore")  # torch warns of read-only memory, but nothing writes to a setup
         return torch.from_numpy(array).permute(axes)
 
 
-def dismantle(setup: Setup) -> Parts:
-    """Split a setup into its message and its blocks (no block is copied)."""
+def pack_setup(setup: Setup) -> PackedSetup:
+    """Split a setup into a message and blocks, without copying a block."""
     blocks: list[NDArray[np.uint8]] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < SMALL:
+        if raw.nbytes < INLINE_LIMIT_BYTES:
             return True
         blocks.append(np.frombuffer(raw, np.uint8))
         return False
 
     file = io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=keep_out).dump(setup)
-    return Parts(file.getvalue(), blocks)
+    return PackedSetup(file.getvalue(), blocks)
 
 
-def assemble(message: bytes, blocks: list[Any]) -> Setup:
-    """The inverse of ``dismantle``: the setup's arrays are views of the blocks given."""
-    setup: Setup = pickle.loads(message, buffers=blocks)  # noqa: S301  (from our own parent process)
+def unpack_setup(message: bytes, blocks: list[Any]) -> Setup:
+    """Rebuild a packed setup. Its arrays are views of ``blocks``."""
+    setup: Setup = pickle.loads(message, buffers=blocks)  # noqa: S301  (from the parent process)
     return setup
 
 
 class BlockFile:
-    """Blocks in a file without a name: other processes get its descriptor, and nothing is left behind, whoever dies."""
+    """Blocks in a file without a name. Processes pass its descriptor, and the system frees it with the last one."""
 
     def __init__(self, blocks: list[NDArray[np.uint8]]) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -92,11 +92,11 @@ class BlockFile:
                 self.spans.append((start, block.nbytes))
             file.flush()
             self.descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self.descriptor)  # not while a thread is sending it to a worker
+        weakref.finalize(self, os.close, self.descriptor)  # not while a thread sends it to a worker
 
 
-def mapped(descriptor: int, spans: list[tuple[int, int]]) -> list[memoryview]:
-    """The blocks of a ``BlockFile``, mapped copy-on-write: torch wants writable memory, and nobody writes."""
+def map_blocks(descriptor: int, spans: list[tuple[int, int]]) -> list[memoryview]:
+    """Map the blocks of a ``BlockFile`` copy-on-write: torch wants writable memory, though nothing writes to it."""
     if not spans:
         return []
     view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from freshet.compute.choice import trains_in_process, start_pool
+from freshet.compute.choice import start_pool, trains_in_process
 from freshet.compute.pool import Pool
 from freshet.config import Config
 from freshet.experiments.grid import Job

@@ -6,21 +6,18 @@ step size ``1 / sqrt(T)`` for growing T. **witness**: two devices that upload eq
 tenths of the samples; a bound that vanishes with T cannot hold there.
 
 An epoch is one mini-batch step, as in the paper's local SGD: the sampler hands out a device's samples as one batch in
-random order, and the loss takes the first ``batch`` of them, which is an unbiased draw, independent of all others.
+random order, and the loss takes the first ``batch`` of them, an unbiased draw, independent of all others.
 
-What the check of Theorem 1 found: one line per setting with its constants, measured means and bounds.
+``document`` has one line per setting with its constants, measured means and bounds.
 """
 
 import csv
 import io
 import json
 import math
-import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,21 +27,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from freshet._version import __version__
-from freshet.compute.fork_server import ONE_THREAD_ENV
-from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Local, LocalRule, Options, Verdict
-from freshet.core.server import ActiveTrip, Server
+from freshet import (
+    ActiveTrip,
+    Aggregate,
+    Federation,
+    Local,
+    LocalRule,
+    Observer,
+    Options,
+    Server,
+    Upload,
+    Verdict,
+    __version__,
+)
 from freshet.errors import RunError
-from freshet.federation import Federation
+from freshet.experiments.parallel import run_each
 from freshet.files import write_atomically
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.fedasmu import FedASMU
 from freshet.methods.fedssmu import FedSSMU, SSMUOptions
 from freshet.paper import convex
 from freshet.paper.convex import Constants, Floats, Indices, Logistic, digits
-from freshet.runs.lifecycle import interrupt_listener
-from freshet.runs.writer import Observer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,19 +62,19 @@ TAUS, EPOCHS, VERSIONS = (5, 20, 99), (1, 5, 10), 1000
 SHORTEST = 20
 #: T of the horizon runs as parts of VERSIONS, and the initial iota of each line.
 HORIZONS, IOTAS = (0.1, 0.4, 1.6), {"fedasmu": (0.0, 0.2), "fedssmu": (0.0,)}
-#: Local steps are measured in one trip of a device in so many (the witness's: in all); versions always.
+#: Local steps are measured in every fourth trip of a device (in the witness in all), versions always.
 EVERY = 4
 
 
-# ---- the methods, watched
+# ---- the methods, with measurements
 
 
 class ProblemOptions(Options):
-    """The problem, and how closely the local steps on it are watched."""
+    """The problem, and how often its local steps are measured."""
 
     mu: float = Field(MU, gt=0, description="L2 coefficient of the objective (training.weight_decay)")
     batch: int = Field(BATCH, ge=1, description="samples per local step")
-    every: int = Field(EVERY, ge=1, description="measure the local steps of one trip of a device in so many")
+    every: int = Field(EVERY, ge=1, description="measure the local steps of every n-th trip of a device")
 
 
 class WatchedASMUOptions(ProblemOptions, ASMUOptions):
@@ -84,7 +87,7 @@ class WatchedSSMUOptions(ProblemOptions, SSMUOptions):
 
 @dataclass(frozen=True)
 class WatchedRule(FreshModelRule):
-    """The device's part as it is, on mini-batches that are independent draws; some trips report what they passed."""
+    """The device rule unchanged, on mini-batches that are independent draws; some trips report measurements."""
 
     def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
         from torch.nn.functional import cross_entropy
@@ -98,10 +101,12 @@ class WatchedRule(FreshModelRule):
         return cross_entropy(local.model(x[: o.batch]), y[: o.batch])
 
 
-def record_step(report: dict[str, int | float], problem: Logistic, own: Logistic, w: NDArray[np.float32], batch: int) -> None:
+def record_step(
+    report: dict[str, int | float], problem: Logistic, own: Logistic, w: NDArray[np.float32], batch: int
+) -> None:
     """Add one local step: ``|grad F|^2`` of the global objective, and the moments of the device's stochastic gradient.
 
-    Sums over the trip (mean values) and maxima (the assumptions' G^2 and V^2).
+    The report holds sums over the trip (for means) and maxima (for the G^2 and V^2 of the assumptions).
     """
     here, noisy = problem.gradient(w), own.moments(w, batch)
     apart = noisy.mean - here
@@ -117,7 +122,7 @@ REPORTED = ("path", "second_sum", "variance_sum", "second_max", "variance_max", 
 
 
 class WatchedFedASMU(FedASMU):
-    """FedASMU whose log also holds, for each aggregation, the gradient at the version that it starts from."""
+    """FedASMU that also logs the gradient at the current version with each aggregation."""
 
     Options: ClassVar[type[Options]] = WatchedASMUOptions
 
@@ -135,13 +140,13 @@ class WatchedFedASMU(FedASMU):
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
         beta, before = float(upload.merged.get("beta", 0.0)), (trip.slot or 1) - 1
         seen |= {"beta": beta, "fresh": trip.fresh if beta else trip.base, "own_steps": upload.steps}
-        seen |= {"kept": 1.0 - beta * before / trip.epochs}  # what the merge left of the steps before it
+        seen |= {"kept": 1.0 - beta * before / trip.epochs}  # share of the earlier steps left by the merge
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
         return verdict._replace(numbers={**verdict.numbers, **seen})
 
 
 class WatchedFedSSMU(WatchedFedASMU, FedSSMU):
-    """The same of FedSSMU."""
+    """FedSSMU with the same measurements."""
 
     Options: ClassVar[type[Options]] = WatchedSSMUOptions
 
@@ -150,7 +155,7 @@ WATCHED = {"fedasmu": WatchedFedASMU, "fedssmu": WatchedFedSSMU}
 
 
 def zero_model() -> "nn.Module":
-    """Logistic regression that starts at w = 0, where F = ln 10 for every seed."""
+    """Logistic regression that starts at w = 0, so that F = ln 10 for every seed."""
     from torch import nn
 
     linear = nn.Linear(64, 10)
@@ -159,7 +164,7 @@ def zero_model() -> "nn.Module":
     return nn.Sequential(nn.Flatten(), linear)
 
 
-# ---- what is run
+# ---- the settings
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,11 @@ class TheoryRun:
 
     @property
     def line(self) -> "TheoryRun":
-        """The line of the results that this run belongs to: all its seeds."""
+        """The line of the results for all seeds of this run."""
         return replace(self, seed=0)
 
     def canonical(self) -> "TheoryRun":
-        """The run to make: a round has PER_ROUND uploads, so that a limit above it never discards."""
+        """The run to make: a round has PER_ROUND uploads, so every limit above that gives the same run."""
         sync = self.method == "fedssmu"
         return replace(self, tau=min(self.tau, PER_ROUND)) if sync else self
 
@@ -197,7 +202,7 @@ class TheoryRun:
 
 
 def settings(seeds: Sequence[int], versions: int = VERSIONS) -> list[TheoryRun]:
-    """Every run of the three parts."""
+    """All runs of the three parts."""
     found = [TheoryRun("grid", m, tau, n, versions, s) for s in seeds for m in WATCHED for tau in TAUS for n in EPOCHS]
     for seed in seeds:
         for method, iotas in IOTAS.items():
@@ -243,18 +248,18 @@ def unequal_pair() -> list[Indices]:
 
 
 class EnoughVersions(Exception):
-    """T aggregations are there."""
+    """The run has made T aggregations."""
 
 
 class AggregationTrace(Observer):
-    """Keeps the aggregations and ends the run after the T-th."""
+    """Collect the aggregations and end the run after the T-th."""
 
     def __init__(self, versions: int) -> None:
         self.versions, self.rows, self.discards = versions, list[Record](), 0
 
     def on_event(self, event: Record) -> None:
         if len(self.rows) >= self.versions:
-            return  # events that waited in line behind the last one
+            return  # events that were queued behind the last one
         if event["kind"] == "discard":
             self.discards += 1
         elif event["kind"] == "aggregate":
@@ -265,17 +270,17 @@ class AggregationTrace(Observer):
 
 
 def perform(setting: TheoryRun, scratch: Path) -> Record | None:
-    """Run one setting in a folder that nobody keeps and reduce its log to numbers; None when it was interrupted."""
+    """Run one setting in a scratch folder and reduce its log to numbers; None when interrupted."""
     start, built, trace = time.process_time(), federation(setting), AggregationTrace(setting.versions)
     try:
         built.run(out=scratch / setting.name, observers=[trace])
     except EnoughVersions:
         return reduce(setting, trace, built.shards) | {"cpu_seconds": time.process_time() - start}
-    return None  # virtual time has no end here: somebody pressed Ctrl-C
+    return None  # the run has no other end: the user pressed Ctrl-C
 
 
 def reduce(setting: TheoryRun, trace: AggregationTrace, shards: Sequence[Indices]) -> Record:
-    """A run's log as the numbers that the results need."""
+    """Reduce a run's log to the numbers of the results."""
     rows = trace.rows
     stepped = [row for row in rows if "measured" in row]
     measured = sum(row["measured"] for row in stepped)
@@ -308,8 +313,11 @@ def reduce(setting: TheoryRun, trace: AggregationTrace, shards: Sequence[Indices
 
 
 def participation_floor(rows: Sequence[Record], shards: Sequence[Indices]) -> float:
-    """``|grad F|^2`` where small steps lead: at the minimiser of ``sum_i q_i F_i``, q_i the device's share of what made
-    the model in the second half of the run. It is 0 only if devices count as their numbers of samples say."""
+    """``|grad F|^2`` at the minimiser of ``sum_i q_i F_i``, the limit of small steps.
+
+    q_i is the device's share of the model in the second half of the run. The floor is 0 only if each device counts in
+    proportion to its samples.
+    """
     problem, weights = digits(MU), np.zeros(len(digits(MU).y))
     for row, share in list(zip(rows, influence(rows), strict=True))[len(rows) // 2 :]:
         shard = shards[row["device"]]
@@ -319,10 +327,10 @@ def participation_floor(rows: Sequence[Record], shards: Sequence[Indices]) -> fl
 
 
 def influence(rows: Sequence[Record]) -> Floats:
-    """How much of each upload's own training is in the last model, which is linear in them: ``w_1 + sum_t c_t d_t``.
+    """The weight c_t of each upload's own training in the last model, which is linear: ``w_1 + sum_t c_t d_t``.
 
-    An upload is ``(1 - beta) w_o + beta w_g + d``, and mixing it in takes from w_t what it gives to it. Backwards:
-    ``a_v`` is the last model's share of version v, complete when all later aggregations have been seen.
+    An upload is ``(1 - beta) w_o + beta w_g + d``, and mixing it in replaces an equal share of w_t. The loop runs
+    backwards: ``a_v``, the last model's share of version v, is complete after all later aggregations.
     """
     last = len(rows) + 1
     a, c = np.zeros(last + 1), np.zeros(len(rows))
@@ -341,32 +349,25 @@ def influence(rows: Sequence[Record]) -> Floats:
 
 
 def missing(jobs: Sequence[TheoryRun], folder: Path) -> list[TheoryRun]:
-    """The runs that ``folder`` does not hold yet, long ones first."""
+    """The runs that are missing in ``folder``, long ones first."""
     found = [job for job in dict.fromkeys(job.canonical() for job in jobs) if load(job, folder) is None]
     return sorted(found, key=lambda job: -job.versions * job.epochs * (3 if job.tau == min(TAUS) else 1))
 
 
 def run_all(todo: Sequence[TheoryRun], folder: Path, workers: int, on_done: Callable[[TheoryRun, float], None]) -> bool:
-    """Make these runs, several at a time, and keep what each found; False when interrupted."""
+    """Make these runs, several at a time, and keep the outcome of each; False when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
-    place, left = tempfile.TemporaryDirectory(prefix="freshet-theory-"), len(todo)
-    try:
-        with place as scratch, interrupt_listener() as asked, _mapper(min(workers, len(todo))) as each:
-            for job, outcome in each(partial(_named, scratch=Path(scratch)), todo):
-                if outcome is None:
-                    return False
-                write_atomically(folder / f"{job.name}.json", json.dumps(outcome, allow_nan=False).encode())
-                on_done(job, float(np.mean(outcome["gradient_sq"])))
-                left -= 1
-                if left and asked():
-                    return False
-    except KeyboardInterrupt:
-        return False
-    return True
+
+    def keep(setting: TheoryRun, outcome: Record) -> None:
+        write_atomically(folder / f"{setting.name}.json", json.dumps(outcome, allow_nan=False).encode())
+        on_done(setting, float(np.mean(outcome["gradient_sq"])))
+
+    with tempfile.TemporaryDirectory(prefix="freshet-theory-") as scratch:
+        return run_each(partial(perform, scratch=Path(scratch)), todo, workers, keep)
 
 
 def load(setting: TheoryRun, folder: Path) -> Record | None:
-    """A run made before with the same settings and version, or None."""
+    """The outcome of an earlier run with the same settings and version, or None."""
     try:
         found = json.loads((folder / f"{setting.name}.json").read_text(encoding="utf-8"))
         same = found["setting"] == asdict(setting) and found["freshet"] == __version__
@@ -375,37 +376,13 @@ def load(setting: TheoryRun, folder: Path) -> Record | None:
     return found if same else None
 
 
-Named = tuple[TheoryRun, Record | None]
-Mapper = Callable[[Callable[[TheoryRun], Named], Sequence[TheoryRun]], Iterator[Named]]
-
-
-def _named(setting: TheoryRun, scratch: Path) -> Named:
-    return setting, perform(setting, scratch)
-
-
-@contextmanager
-def _mapper(workers: int) -> Iterator[Mapper]:
-    """``map`` over runs: in this process, or in several, which are gone when the block ends."""
-    if workers <= 1:
-        yield map
-        return
-    import multiprocessing
-
-    os.environ.update(ONE_THREAD_ENV)  # for the children: the libraries of this process are loaded already
-    with multiprocessing.get_context("spawn").Pool(workers, _quiet) as pool:
-        yield pool.imap_unordered
-
-
-def _quiet() -> None:
-    """Ctrl-C is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
+# ---- the results
 
 CURVE = ("mean", "printed", "corrected", "repaired")
 
 
 def document(jobs: Sequence[TheoryRun], folder: Path, seconds: float) -> Record:
-    """All results as plain values: what ``theory.json`` holds."""
+    """All results as plain values: the content of ``theory.json``."""
     problem = problem_facts()
     lines = [line(group, folder, problem["gap"]) for group in groups(jobs)]
     runs = [load(job, folder) for job in {job.canonical() for job in jobs}]
@@ -420,7 +397,7 @@ def document(jobs: Sequence[TheoryRun], folder: Path, seconds: float) -> Record:
 
 
 def problem_facts() -> Record:
-    """The objective: its size, its optimum, and how exactly that is known."""
+    """The objective: its size, its optimum, and the accuracy of the optimum."""
     problem = digits(MU)
     w = problem.optimum()
     start, best = problem.loss(np.zeros(problem.size)), problem.loss(w)
@@ -442,7 +419,7 @@ def problem_facts() -> Record:
 
 
 def groups(jobs: Sequence[TheoryRun]) -> list[list[TheoryRun]]:
-    """The runs of each line: the same setting under its seeds."""
+    """The runs of each line: one setting, all seeds."""
     found: dict[TheoryRun, list[TheoryRun]] = {}
     for job in jobs:
         found.setdefault(job.line, []).append(job)
@@ -500,7 +477,7 @@ def line(group: Sequence[TheoryRun], folder: Path, gap: float) -> Record:
 
 
 def curve(means: Floats, constants: Constants) -> list[Record]:
-    """The running mean and the bounds at some fifty T, evenly spaced in their logarithms."""
+    """The running mean and the bounds at about fifty values of T, evenly spaced on a log scale."""
     last = len(means)
     points = sorted({round(x) for x in np.geomspace(1, last, 50)})
     return [

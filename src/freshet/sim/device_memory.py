@@ -1,4 +1,4 @@
-"""What each device remembers between its trips. It belongs to the device: the server never reads it."""
+"""What each device remembers between its trips. The memory belongs to the device; the server never reads it."""
 
 import json
 import shutil
@@ -16,28 +16,29 @@ from freshet.core.method import Memory
 from freshet.files import writing
 from freshet.runs.arrays import LazyArray, contents, serialise, views
 from freshet.runs.checkpoint import copy_arrays, pack, unpack
-from freshet.training.trip import Outcome
+from freshet.training.trip import TripOutcome
 
-#: Half a gibibyte of device memories stays in main memory unless a run says otherwise.
+#: Bytes of device memories that stay in main memory by default.
 DEFAULT_LIMIT_BYTES = 512 * 2**20
-#: Trips that nobody waits for and whose outcome is still to come.
+#: Trips with a pending outcome that nothing waits for.
 MAX_PENDING = 32
 
 
 class DeviceStore:
-    """Memory by device; a trip's effect on it may still be under way when the device is next asked.
+    """Memory by device. The outcome of a trip may still be pending.
 
-    At most ``limit_bytes`` of arrays stay in main memory. Beyond that the devices that were not asked for longest go to
-    ``folder``, one safetensors file each (arrays as tensors, all else as JSON in its header), and come back bit for bit
-    when they are needed. The folder is made at the first need, emptied of what a killed run has left there, and removed
-    at the end. Numbers alone are never spilled. What is handed out (a trip in flight) counts no more.
+    At most ``limit_bytes`` of arrays stay in main memory. Beyond that the least recently used memories are spilled to
+    ``folder``: one safetensors file per device, with arrays as tensors and the rest as JSON in the header. They are
+    loaded again, bit for bit, when they are needed. The folder is created at the first spill, cleared of the files of a
+    killed run, and removed at the end. A memory without arrays is never spilled. Memories handed out to trips in flight
+    do not count.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._folder, self._made = folder, False
-        self._memory: OrderedDict[int, Memory] = OrderedDict()  # the longest unused first
-        self._pending: dict[int, Future[Outcome]] = {}
+        self._folder, self._folder_made = folder, False
+        self._memory: OrderedDict[int, Memory] = OrderedDict()  # least recently used first
+        self._pending: dict[int, Future[TripOutcome]] = {}
         self._spilled: set[int] = set()
         self._bytes = 0
         self._trips: dict[int, tuple[int, float]] = {}
@@ -45,7 +46,7 @@ class DeviceStore:
     # ---- memories
 
     def get(self, device: int) -> Memory:
-        """What the device remembers now (waits for its last trip if need be). Not to be changed in place."""
+        """Return the device's memory, after waiting for its last trip if needed. Do not change it in place."""
         if device in self._pending:
             self.put(device, self._pending.pop(device).result().memory)
         memory = self._memory.get(device)
@@ -59,7 +60,7 @@ class DeviceStore:
         return memory
 
     def put(self, device: int, memory: Memory) -> None:
-        """The device's memory after a trip."""
+        """Store the device's memory after a trip."""
         if not memory:
             return
         self._bytes += array_bytes(memory) - array_bytes(self._memory.get(device, {}))
@@ -70,51 +71,55 @@ class DeviceStore:
             self._path(device).unlink(missing_ok=True)
         self._spill()
 
-    def defer(self, device: int, outcome: Future[Outcome]) -> None:
-        """The device's memory will be what this trip leaves; nobody needs it yet.
+    def defer(self, device: int, outcome: Future[TripOutcome]) -> None:
+        """Take the device's memory from this trip's outcome later.
 
-        What is there is taken in, and so are the oldest of more than a few: a trip's outcome holds a whole model.
+        An outcome holds a whole model, so finished ones are stored now. Beyond ``MAX_PENDING`` the oldest are awaited.
         """
         self._pending[device] = outcome
-        for known in [device for device, outcome in self._pending.items() if outcome.done()]:
-            self.get(known)
+        for done in [device for device, outcome in self._pending.items() if outcome.done()]:
+            self.get(done)
         while len(self._pending) > MAX_PENDING:
             self.get(next(iter(self._pending)))
 
     @property
     def bytes_in_memory(self) -> int:
-        """Bytes of arrays that are held in main memory."""
+        """Bytes of arrays in main memory."""
         return self._bytes
 
     @property
     def spilled_count(self) -> int:
-        """Devices whose memory is in a file."""
+        """The number of devices with their memory in a file."""
         return len(self._spilled)
 
     def close(self) -> None:
-        """Remove what was spilled, now: later the folder may be that of the same run, gone on with by another store.
-        What is still under way is not needed any more, and refers to who would train it."""
+        """Remove the spilled files now: later the folder may belong to another store that resumes the run.
+
+        Pending outcomes are dropped too, since they refer to the simulation.
+        """
         self._pending.clear()
-        if self._made:
+        if self._folder_made:
             self._remove()
 
-    # ---- how long trips take
+    # ---- trip durations
 
     def record_trip(self, device: int, seconds: float) -> None:
-        """A trip of the device has ended with an upload, so long after it was triggered."""
+        """Record the seconds from trigger to upload of a trip."""
         count, total = self._trips.get(device, (0, 0.0))
         self._trips[device] = (count + 1, total + seconds)
 
     def mean_seconds(self, device: int) -> float | None:
-        """Mean duration of the device's completed trips; None before the first."""
+        """Mean duration of the device's completed trips, or None before the first."""
         count, total = self._trips.get(device, (0, 0.0))
         return total / count if count else None
 
     # ---- checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Everything, with nothing left under way, as nested dicts of plain values and arrays (those on disk stay
-        there until they are written)."""
+        """Return everything as nested dicts of plain values and arrays, with no outcome pending.
+
+        Spilled arrays stay on disk until the checkpoint is written.
+        """
         for device in sorted(self._pending):
             self.get(device)
         memories = self._memory | {device: self._lazy_memory(device) for device in self._spilled}
@@ -124,7 +129,7 @@ class DeviceStore:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``, into an empty store; arrays are copied, one device after the other."""
+        """Load a saved state into an empty store. Arrays are copied one device at a time."""
         for device, memory in state["memory"].items():
             self.put(int(device), copy_arrays(memory))
         self._trips = {int(device): (int(count), float(total)) for device, (count, total) in state["trips"].items()}
@@ -132,7 +137,7 @@ class DeviceStore:
     # ---- files
 
     def _spill(self) -> None:
-        """Move the longest unused memories to files until the rest fits."""
+        """Move the least recently used memories to files until the rest fits."""
         if self._bytes <= self.limit_bytes:
             return
         for device in list(self._memory):
@@ -148,7 +153,7 @@ class DeviceStore:
     def _save(self, device: int, memory: Memory) -> None:
         plain, arrays = pack(dict(memory))
         path = self._path(device)
-        with writing(path, "mend that, then resume the run"), path.open("wb") as file:
+        with writing(path, "fix this, then resume the run"), path.open("wb") as file:
             file.writelines(serialise(arrays, {"memory": json.dumps(plain)}))
 
     def _load(self, device: int) -> Memory:
@@ -156,7 +161,7 @@ class DeviceStore:
             return self._rebuild(file, {name: np.array(view) for name, view in views(file).items()})
 
     def _lazy_memory(self, device: int) -> Memory:
-        """A spilled memory whose arrays stay on disk."""
+        """A spilled memory with its arrays left on disk."""
         path = self._path(device)
 
         def load(name: str) -> Callable[[], NDArray[Any]]:
@@ -167,23 +172,23 @@ class DeviceStore:
             return one
 
         with path.open("rb") as file:
-            kept, _ = contents(file)
-            return self._rebuild(file, {name: LazyArray(a.shape, a.dtype, load(name)) for name, a in kept.items()})
+            stored, _ = contents(file)
+            return self._rebuild(file, {name: LazyArray(a.shape, a.dtype, load(name)) for name, a in stored.items()})
 
     @staticmethod
     def _rebuild(file: BinaryIO, arrays: Mapping[str, Any]) -> Memory:
-        """All of a spilled memory, as it was; its arrays are these."""
+        """Rebuild a spilled memory from ``arrays``."""
         _, notes = contents(file)
         memory: Memory = unpack(json.loads(notes["memory"]), arrays)
         return memory
 
     def _path(self, device: int) -> Path:
-        if not self._made:
-            shutil.rmtree(self._folder, ignore_errors=True)  # a link is left alone, and refused below
+        if not self._folder_made:
+            shutil.rmtree(self._folder, ignore_errors=True)  # a symbolic link stays, and mkdir rejects it
             with writing(self._folder, "remove it, then resume the run"):
                 self._folder.mkdir(parents=True)
             self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            self._made = True
+            self._folder_made = True
         return self._folder / f"device-{device}.safetensors"
 
 

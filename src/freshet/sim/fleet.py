@@ -1,4 +1,4 @@
-"""The fleet: how fast each device trains, what its links carry, when it is there, how often an upload is lost."""
+"""The fleet: training speed, links, availability and upload loss of each device."""
 
 import math
 from bisect import bisect_right
@@ -22,31 +22,33 @@ MBPS = 1e6 / 8
 
 
 class FleetOptions(Options):
-    """A fleet drawn at random; both ends of the speed range are present."""
+    """A random fleet that contains both ends of the speed range."""
 
     devices: int = Field(40, ge=1, description="number of devices (the paper's m)")
-    fastest: float = Field(10.0, gt=0, description="seconds that the fastest device needs for one local training")
-    ratio: float = Field(5.0, ge=1, description="slowest device's training time over the fastest's, for the same work")
+    fastest: float = Field(10.0, gt=0, description="seconds of one local training on the fastest device")
+    ratio: float = Field(5.0, ge=1, description="slowest training time over the fastest, for the same work")
     time: Literal["work", "trip"] = Field(
         "work",
-        description="what takes time: work (steps x batch; 5 epochs of an average shard take the device's seconds), or "
-        "trip (a whole local training takes the device's seconds, whatever it does: the paper's)",
+        description="what takes the device's seconds: work (5 epochs of an average shard; time is proportional to "
+        "steps x batch) or trip (any whole local training, as in the paper)",
     )
     up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
     down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
-    link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all the same)")
+    link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all equal)")
     up_latency: float = Field(0.05, ge=0, description="seconds before the first byte goes up")
     down_latency: float = Field(0.05, ge=0, description="seconds before the first byte comes down")
     on_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays reachable (0: always)")
     off_seconds: float = Field(0.0, ge=0, description="mean seconds that a device stays away")
     loss: float = Field(0.0, ge=0, lt=1, description="probability that an upload is lost")
     trace: str = Field(
-        "", description="file (.csv, .json) with the devices' speeds, rates and absences; it comes before the above"
+        "",
+        description="file (.csv, .json) with the devices' speeds, rates and absences; it overrides the settings above",
     )
     measured: str = Field(
-        "", description="run directory of a deployment: its devices, as fast as they were; it comes before the above"
+        "",
+        description="run directory of a deployment: its devices, as fast as measured; it overrides the settings above",
     )
-    custom: bool = Field(False, description="the figures above do not hold: a Fleet was given from Python")
+    custom: bool = Field(False, description="a Fleet was given from Python; the settings above do not apply")
 
     @model_validator(mode="before")
     @classmethod
@@ -58,7 +60,7 @@ class FleetOptions(Options):
 
 @dataclass
 class Fleet:
-    """Per-device figures: seconds per local training, bytes per second up and down (a number: the same for all)."""
+    """Per-device figures: seconds per local training, bytes per second up and down (one number: the same for all)."""
 
     train_seconds: Floats
     up_rate: Floats
@@ -69,24 +71,24 @@ class Fleet:
     off_seconds: float = 0.0
     loss: float = 0.0
     seed: int = 0
-    #: Where speeds, rates and absences are known over time; the figures above are then those of the first rows.
+    #: Speeds, rates and absences over time. The figures above are then those of the first rows.
     trace: Trace | None = None
-    #: What ``train_seconds`` were derived from, if they were.
+    #: Set if ``train_seconds`` were derived from it.
     seconds_per_sample: Floats | None = None
-    #: Seconds between a model's arrival at a device and its first step.
+    #: Seconds between the arrival of a model at a device and the first step.
     start_seconds: Floats = 0.0  # type: ignore[assignment]
     _switches: dict[int, tuple[bool, list[float], np.random.Generator]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.train_seconds = _figures("train_seconds", self.train_seconds)
+        self.train_seconds = _per_device("train_seconds", self.train_seconds)
         devices = len(self.train_seconds)
-        self.up_rate = _figures("up_rate", self.up_rate, devices)
-        self.down_rate = _figures("down_rate", self.down_rate, devices)
+        self.up_rate = _per_device("up_rate", self.up_rate, devices)
+        self.down_rate = _per_device("down_rate", self.down_rate, devices)
         if self.seconds_per_sample is not None:
-            self.seconds_per_sample = _figures("seconds_per_sample", self.seconds_per_sample, devices)
-        self.start_seconds = _figures("start_seconds", self.start_seconds, devices)
+            self.seconds_per_sample = _per_device("seconds_per_sample", self.seconds_per_sample, devices)
+        self.start_seconds = _per_device("start_seconds", self.start_seconds, devices)
         for name in ("up_latency", "down_latency", "on_seconds", "off_seconds", "loss"):
-            setattr(self, name, _amount(name, getattr(self, name)))
+            setattr(self, name, _non_negative(name, getattr(self, name)))
         if self.loss > 1:
             raise ConfigError("fleet.loss", f"must be a probability in 0..1, but {self.loss:g} was given")
         if (self.on_seconds == 0) != (self.off_seconds == 0):
@@ -98,12 +100,12 @@ class Fleet:
 
     @staticmethod
     def draw(options: FleetOptions, seed: int, work: Floats | None = None) -> "Fleet":
-        """Devices at random: training seconds uniform between fastest and ratio x fastest, the two ends included.
+        """Draw training seconds uniformly between fastest and ratio x fastest, both ends included.
 
-        With a trace: as it says; ``work`` is the number of samples that each device goes through in one local training.
+        A trace or a deployment overrides them. ``work`` is the number of samples of one local training of each device.
         """
         if options.measured:
-            return Fleet.measured(options)
+            return Fleet.from_deployment(options)
         rng = stream(seed, "fleet")
         seconds = options.fastest * (1.0 + (options.ratio - 1.0) * rng.random(options.devices))
         if options.devices > 1:
@@ -121,20 +123,22 @@ class Fleet:
             loss=options.loss,
             seed=seed,
         )
-        return fleet.following(read_trace(options.trace).part(options.devices, seed), work) if options.trace else fleet
+        return (
+            fleet.with_trace(read_trace(options.trace).sample(options.devices, seed), work) if options.trace else fleet
+        )
 
     @staticmethod
-    def measured(options: FleetOptions) -> "Fleet":
-        """The devices of a deployment, with the medians of what their trips took."""
+    def from_deployment(options: FleetOptions) -> "Fleet":
+        """Return the devices of a deployment, with the medians of their trips."""
         world = read_world(Path(options.measured).expanduser())
         key, path = "fleet.measured", options.measured
         if world is None:
-            raise ConfigError(key, f"{path} has no world.json; give the directory of a run that has ended")
+            raise ConfigError(key, f"{path} has no world.json; give the directory of a finished run")
         if len(world) != options.devices:
             raise ConfigError("fleet.devices", f"is {options.devices}, but {path} has {len(world)} devices")
-        still = next((device for device, seconds in enumerate(world.train_seconds) if seconds <= 0), None)
-        if still is not None:
-            raise ConfigError(key, f"in {path} device {still} has not completed a trip; let it run for longer")
+        idle = next((device for device, seconds in enumerate(world.train_seconds) if seconds <= 0), None)
+        if idle is not None:
+            raise ConfigError(key, f"in {path} device {idle} has not completed a trip; let the deployment run longer")
         return Fleet(
             train_seconds=np.array(world.train_seconds),
             up_rate=np.array(world.up_rate),
@@ -147,13 +151,13 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.train_seconds)
 
-    def following(self, trace: Trace, work: Floats | None) -> "Fleet":
-        """The same fleet with the speeds, rates and absences of a trace; a rate that it leaves out stays.
+    def with_trace(self, trace: Trace, work: Floats | None) -> "Fleet":
+        """Return the fleet with the speeds, rates and absences of a trace. A rate missing in the trace stays.
 
         ``train_seconds_k = seconds_per_sample_k * work_k`` with the first row's figure.
         """
         if work is None:
-            raise ConfigError("fleet.trace", "gives seconds per sample, and here no samples are known; leave it out")
+            raise ConfigError("fleet.trace", "gives seconds per sample, but no samples are known here; leave it out")
         first = [history.rows[0] for history in trace.histories]
         per_sample = np.array([row.seconds_per_sample for row in first])
         up = [
@@ -175,62 +179,61 @@ class Fleet:
             _switches={},
         )
 
-    def working(self, work: Floats, usual: float) -> "Fleet":
-        """The same devices when time follows work: ``train_seconds_k work_k / usual``; the usual work takes what
-        ``train_seconds`` say."""
+    def scale_to_work(self, work: Floats, usual: float) -> "Fleet":
+        """Scale training seconds to the work of each device: ``train_seconds_k work_k / usual``."""
         return replace(self, train_seconds=self.train_seconds * work / usual)
 
-    def up(self, device: int, size: int, time: float = 0.0) -> float:
-        """Seconds until ``size`` bytes that the device sends at ``time`` have reached the server."""
-        mbps = None if self.trace is None else self.trace.histories[device].figures(time).up_mbps
+    def upload_seconds(self, device: int, size: int, time: float = 0.0) -> float:
+        """Seconds until ``size`` bytes sent by the device at ``time`` reach the server."""
+        mbps = None if self.trace is None else self.trace.histories[device].figures_at(time).up_mbps
         return self.up_latency + size / (self.up_rate.item(device) if mbps is None else mbps * MBPS)
 
-    def down(self, device: int, size: int, time: float = 0.0) -> float:
-        """Seconds until ``size`` bytes that the server sends at ``time`` have reached the device."""
-        mbps = None if self.trace is None else self.trace.histories[device].figures(time).down_mbps
+    def download_seconds(self, device: int, size: int, time: float = 0.0) -> float:
+        """Seconds until ``size`` bytes sent by the server at ``time`` reach the device."""
+        mbps = None if self.trace is None else self.trace.histories[device].figures_at(time).down_mbps
         return self.down_latency + size / (self.down_rate.item(device) if mbps is None else mbps * MBPS)
 
-    def pace(self, device: int, time: float) -> float:
-        """How much longer training takes than ``train_seconds`` say, when it goes on at ``time``: 1 without a trace."""
+    def slowdown(self, device: int, time: float) -> float:
+        """Training time at ``time`` over ``train_seconds``; 1 without a trace."""
         if self.trace is None:
             return 1.0
         history = self.trace.histories[device]
-        return history.figures(time).seconds_per_sample / history.rows[0].seconds_per_sample
+        return history.figures_at(time).seconds_per_sample / history.rows[0].seconds_per_sample
 
-    def epoch(self, device: int, epochs: int, time: float = 0.0) -> float:
-        """Seconds per epoch from ``time`` on, when a whole local training has ``epochs`` of them."""
+    def epoch_seconds(self, device: int, epochs: int, time: float = 0.0) -> float:
+        """Seconds per epoch from ``time`` on, if a whole local training has ``epochs`` epochs."""
         seconds = self.train_seconds.item(device)
-        return (seconds if self.trace is None else seconds * self.pace(device, time)) / epochs
+        return (seconds if self.trace is None else seconds * self.slowdown(device, time)) / epochs
 
     def is_lost(self, device: int, trip: int) -> bool:
-        """Whether this trip's upload gets lost on the way."""
+        """Return whether this trip's upload is lost."""
         return self.loss > 0 and bool(stream(self.seed, "loss", device, trip).random() < self.loss)
 
     @property
-    def always_there(self) -> bool:
-        """Whether every device is reachable at all times."""
+    def always_available(self) -> bool:
+        """Whether every device is always reachable."""
         return self.trace is None and self.on_seconds == 0
 
     def available(self, device: int, time: float) -> bool:
-        """Whether the device is reachable at this time."""
+        """Return whether the device is reachable at this time."""
         if self.trace is not None:
             return self.trace.histories[device].available(time)
         if self.on_seconds == 0:
             return True
-        starts_on, switches = self._until(device, time)
+        starts_on, switches = self._switches_until(device, time)
         return starts_on == (bisect_right(switches, time) % 2 == 0)
 
-    def leaves(self, device: int, time: float) -> float:
-        """When a device that is reachable now goes away."""
+    def leave_time(self, device: int, time: float) -> float:
+        """Return when a device that is reachable at ``time`` leaves."""
         if self.trace is not None:
-            return self.trace.histories[device].leaves(time)
+            return self.trace.histories[device].leave_time(time)
         if self.on_seconds == 0:
             return math.inf
-        _, switches = self._until(device, time)
+        _, switches = self._switches_until(device, time)
         return switches[bisect_right(switches, time)]
 
-    def _until(self, device: int, time: float) -> tuple[bool, list[float]]:
-        """The on/off switches of a device, drawn from its own stream as far as they are needed."""
+    def _switches_until(self, device: int, time: float) -> tuple[bool, list[float]]:
+        """Return the on/off switches of a device, drawn from its stream up to ``time``."""
         if device not in self._switches:
             rng = stream(self.seed, "availability", device)
             starts_on = bool(rng.random() < self.on_seconds / (self.on_seconds + self.off_seconds))
@@ -243,8 +246,8 @@ class Fleet:
         return starts_on, switches
 
 
-def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
-    """One positive number per device, a rate maybe infinite; one number stands for all where their number is known."""
+def _per_device(name: str, given: Any, devices: int | None = None) -> Floats:
+    """Check one positive number per device. Rates may be infinite. With ``devices``, one number stands for all."""
     try:
         values = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
@@ -259,15 +262,15 @@ def _figures(name: str, given: Any, devices: int | None = None) -> Floats:
         raise ConfigError(
             f"fleet.{name}", f"has {len(values)} numbers, but train_seconds has {devices}; one per device"
         )
-    least = values >= 0 if name == "start_seconds" else values > 0
-    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & least))
+    in_range = values >= 0 if name == "start_seconds" else values > 0
+    bad = np.flatnonzero(~((np.isfinite(values) | name.endswith("_rate")) & in_range))
     if len(bad):
-        wanted = "positive" if name.endswith("_rate") else "positive and finite"
-        raise ConfigError(f"fleet.{name}", f"must be {wanted}, but device {bad[0]} has {values[bad[0]]:g}")
+        required = "positive" if name.endswith("_rate") else "positive and finite"
+        raise ConfigError(f"fleet.{name}", f"must be {required}, but device {bad[0]} has {values[bad[0]]:g}")
     return values
 
 
-def _amount(name: str, given: Any) -> float:
+def _non_negative(name: str, given: Any) -> float:
     try:
         value = float(given)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How many uploads a run may expect, before it is run: from its fleet, its trigger and its end."""
+"""The expected number of uploads of a run, from its fleet, its trigger and its end."""
 
 import math
 from dataclasses import replace
@@ -11,8 +11,8 @@ from freshet.errors import ConfigError
 from freshet.sim.fleet import Fleet
 
 Floats = NDArray[np.float64]
-#: Tests, uploads, triggers or absences of the longest run: days of real time, and a log of many gigabytes.
-MOST = 100_000_000
+#: Limit of tests, uploads, triggers or absences of a run. Such a run takes days and writes many gigabytes.
+MAX_EVENTS = 100_000_000
 
 
 def trip_seconds(fleet: Fleet, size: int) -> Floats:
@@ -22,8 +22,8 @@ def trip_seconds(fleet: Fleet, size: int) -> Floats:
     return seconds
 
 
-def lightened(fleet: Fleet, size: int, sizes: tuple[int, int]) -> Fleet:
-    """The fleet as if its links carried ``size`` bytes in the time that they need for those down and up."""
+def scale_links(fleet: Fleet, size: int, sizes: tuple[int, int]) -> Fleet:
+    """Return the fleet with links that carry ``size`` bytes in the time of the compressed ``sizes`` down and up."""
     down, up = sizes
     if down == up == size:
         return fleet
@@ -31,9 +31,9 @@ def lightened(fleet: Fleet, size: int, sizes: tuple[int, int]) -> Fleet:
 
 
 def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, rounds: int, worth: int) -> int:
-    """Uploads in a run of ``rounds`` of ``worth`` each (0: no limit) that ends at ``until`` (infinity: no limit).
+    """Estimate the uploads of a run of ``rounds`` (0: no limit) of ``worth`` uploads each, which ends at ``until``.
 
-    Absences are left out, and so is whatever a method does to the length of its trips.
+    It ignores absences, and changes of the trip length by a method.
     """
     limits = [float(rounds * worth)] if rounds else []
     if math.isfinite(until):
@@ -44,7 +44,7 @@ def expected_uploads(fleet: Fleet, trigger: Trigger, size: int, until: float, ro
 
 
 def upload_rate(trips: Floats, trigger: Trigger) -> float:
-    """Uploads per second once the run is under way, none being lost."""
+    """Uploads per second in the steady state, without losses."""
     if trigger.kind == "rounds":
         return trigger.per_round / round_seconds(trips, trigger.per_round)
     rate = uploads_per_second(trips, trigger.in_flight)
@@ -52,7 +52,7 @@ def upload_rate(trips: Floats, trigger: Trigger) -> float:
 
 
 def check_length(fleet: Fleet, trigger: Trigger, size: int, until: float, uploads: int, eval_every: float) -> None:
-    """Raise if a run would have more of anything than ``MOST``: such a run never ends, and its settings are a mistake.
+    """Raise if any count of a run exceeds ``MAX_EVENTS``: its settings are a mistake.
 
     A run that ends by rounds lasts ``uploads / (uploads per second)`` seconds.
     """
@@ -67,8 +67,10 @@ def check_length(fleet: Fleet, trigger: Trigger, size: int, until: float, upload
         absences = len(fleet) * seconds / (fleet.on_seconds + fleet.off_seconds)
         counts["fleet.on_seconds"] = (fleet.on_seconds, "absences", absences)
     for key, (value, what, count) in counts.items():
-        if not count <= MOST:
-            problem = f"{value:g} would make {count:.2g} {what} in {seconds:.3g} s, more than {MOST:,}; choose more"
+        if not count <= MAX_EVENTS:
+            problem = (
+                f"{value:g} would make {count:.2g} {what} in {seconds:.3g} s, more than {MAX_EVENTS:,}; increase it"
+            )
             raise ConfigError(key, problem)
 
 
@@ -85,10 +87,10 @@ def round_seconds(trips: Floats, members: int) -> float:
 
 
 def uploads_per_second(trips: Floats, busy: int) -> float:
-    """Rate at which ``busy`` devices upload when each that is done is replaced by any idle one.
+    """Rate at which ``busy`` devices upload if an idle device replaces each that finishes.
 
-    Device k trains for ``d_k`` and is then idle for W on average, the same W for all: it uploads ``1 / (d_k + W)``
-    times a second, and W is such that ``sum_k d_k / (d_k + W) = busy``.
+    Device k trains for ``d_k`` and is then idle for W on average, with the same W for all. It uploads
+    ``1 / (d_k + W)`` times a second, and W solves ``sum_k d_k / (d_k + W) = busy``.
     """
     low, high = 0.0, float(trips.max()) * len(trips)
     if busy >= len(trips):

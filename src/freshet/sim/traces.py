@@ -1,19 +1,16 @@
-"""A fleet from a file: how fast each device trains, what its links carry and when it is there, as it was measured.
+"""Fleets from files: measured speeds, links and availability of each device.
 
-A trace has one row per device and change: what it says holds from its time until the device's next row. The columns
-are in docs/fleets.md. The file comes from outside, so everything in it is checked and every size is bounded.
+A trace has one row per device and change. A row holds from its time until the device's next row. docs/fleets.md lists
+the columns. The file is untrusted: every cell is checked and every size is bounded.
 
-Public traces of phones as a ``Trace``: what each can compute and send, and when it is free to train.
+``from_phones`` converts public traces of phones. Capacity is FedScale's ``client_device_capacity`` (Lai et al., ICML
+2022): a dict by client of ``computation``, the milliseconds of one sample's forward pass, and ``communication`` in
+kbit/s. As in FedScale, training takes three times the forward pass, and a link is equally fast both ways.
 
-Capacity: FedScale's ``client_device_capacity`` (Lai et al., ICML 2022), a dict by client of ``computation``, the
-milliseconds that one sample takes forwards, and ``communication`` in kbit/s. As there, training takes three times the
-forward pass, and a link is equally fast both ways.
-
-Availability: FedScale's ``client_behave_trace``, a dict by client of the lists ``active`` and ``inactive`` in seconds
-and of ``finish_time``, after which it begins anew; or the phone logs of FLASH (Yang et al., WWW 2021), a dict by user
-with ``messages``, lines of a time and a state: a phone is free while it charges, has wifi and is not in use.
-
-Files are JSON, or pickles that are read as plain data and never run.
+Availability is FedScale's ``client_behave_trace``: a dict by client of the lists ``active`` and ``inactive`` in seconds
+and of ``finish_time``, after which it repeats. It may also be the phone logs of FLASH (Yang et al., WWW 2021): a dict
+by user with ``messages``, lines of a time and a state. A phone is available while it charges, has wifi and is not in
+use. Files are JSON, or pickles that are read as plain data and never executed.
 """
 
 import csv
@@ -37,16 +34,16 @@ from freshet.errors import ConfigError, DataError
 Floats = NDArray[np.float64]
 
 COLUMNS = ("device", "from", "seconds_per_sample", "up_mbps", "down_mbps", "available", "cycle")
-LARGEST_FILE, MOST_ROWS, LONGEST_NAME = 1 << 30, 5_000_000, 200
-#: The longest time and the largest figure that a cell may hold: 30,000 years of seconds.
-LARGEST = 1e12
+MAX_FILE_BYTES, MAX_ROWS, MAX_NAME_LENGTH = 1 << 30, 5_000_000, 200
+#: The largest time and figure in a cell: 30,000 years of seconds.
+MAX_VALUE = 1e12
 KEY = "fleet.trace"
 _YES, _NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
-_TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
+_FLAGS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
 
 
 class Row(NamedTuple):
-    """From this time on these figures hold."""
+    """The figures of a device from ``start`` on."""
 
     start: float
     seconds_per_sample: float
@@ -57,13 +54,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """The rows of one device, by time; with a cycle they begin anew after so many seconds."""
+    """The rows of one device by time, which repeat after ``cycle`` seconds."""
 
     rows: tuple[Row, ...]
     cycle: float = math.inf
 
     _starts: list[float] = field(init=False, repr=False)
-    #: When the device goes away, within one cycle.
+    #: When the device leaves, within one cycle.
     _absences: list[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,21 +70,21 @@ class History:
         object.__setattr__(self, "_starts", [row.start for row in self.rows])
         object.__setattr__(self, "_absences", absences)
 
-    def at(self, time: float) -> Row | None:
-        """What holds at this time; None before the first row, when the device is away."""
+    def row_at(self, time: float) -> Row | None:
+        """Return the row at this time, or None before the first row, when the device is away."""
         place = bisect_right(self._starts, time % self.cycle) - 1
         return self.rows[place] if place >= 0 else None
 
-    def figures(self, time: float) -> Row:
-        """As ``at``, but before the first row the first row's figures hold."""
-        return self.at(time) or self.rows[0]
+    def figures_at(self, time: float) -> Row:
+        """As ``row_at``, but with the first row's figures before the first row."""
+        return self.row_at(time) or self.rows[0]
 
     def available(self, time: float) -> bool:
-        row = self.at(time)
+        row = self.row_at(time)
         return row is not None and row.available
 
-    def leaves(self, time: float) -> float:
-        """When a device that is here now goes away; infinity if it never does."""
+    def leave_time(self, time: float) -> float:
+        """Return when a device that is here at ``time`` leaves; infinity for never."""
         within = time % self.cycle
         place = bisect_right(self._absences, within)
         if place < len(self._absences):
@@ -96,7 +93,7 @@ class History:
             leaves = time - within + self.cycle + self._absences[0]
         else:
             return math.inf
-        if self.available(leaves):  # the sum was rounded to just before the change
+        if self.available(leaves):  # rounding put the sum just before the change
             leaves = math.nextafter(leaves, math.inf)
         return max(leaves, math.nextafter(time, math.inf))
 
@@ -111,8 +108,8 @@ class Trace:
     def __len__(self) -> int:
         return len(self.histories)
 
-    def part(self, devices: int, seed: int) -> "Trace":
-        """All devices, or so many drawn at random, which keep their order."""
+    def sample(self, devices: int, seed: int) -> "Trace":
+        """Return a random sample of the devices, in their order."""
         if devices > len(self):
             raise ConfigError("fleet.devices", f"is {devices}, but the trace has {len(self)} devices")
         if devices == len(self):
@@ -122,15 +119,15 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a .csv or .json file; one sentence with the row and the column if something is wrong with it."""
+    """Read a trace from a .csv or .json file. An error names the row and the column."""
     file = Path(path).expanduser()
     if file.suffix.lower() not in (".csv", ".json"):
         raise ConfigError(KEY, f"{file} must be a .csv or a .json file")
     try:
         facts = file.stat()
-        if facts.st_size > LARGEST_FILE:
-            raise ConfigError(KEY, f"{file} has more than {LARGEST_FILE:,} bytes; use fewer devices or rows")
-        return _collect(file, facts.st_mtime_ns)
+        if facts.st_size > MAX_FILE_BYTES:
+            raise ConfigError(KEY, f"{file} has more than {MAX_FILE_BYTES:,} bytes; use fewer devices or rows")
+        return _read(file, facts.st_mtime_ns)
     except ConfigError:
         raise
     except FileNotFoundError:
@@ -140,7 +137,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace as .csv; ``read_trace`` gives it back."""
+    """Write a trace as .csv for ``read_trace``."""
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -154,7 +151,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each row with the words that name its place; an empty cell is one that is not there."""
+    """Yield each row with its place in words. Empty cells are left out."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         header = [name.strip() for name in next(lines, [])]
@@ -194,23 +191,23 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 @lru_cache(maxsize=1)
-def _collect(path: Path, changed: int) -> Trace:
-    """The trace of a file that was last changed at that time; read once, asked for by configuration and federation."""
+def _read(path: Path, changed: int) -> Trace:
+    """Read the trace of a file once per modification time: configuration and federation both need it."""
     rows = (_csv_rows if path.suffix.lower() == ".csv" else _json_rows)(path)
-    found: dict[str, list[Row]] = {}
+    rows_of: dict[str, list[Row]] = {}
     cycles: dict[str, float] = {}
     for count, (where, cells) in enumerate(rows, 1):
-        if count > MOST_ROWS:
-            raise ConfigError(KEY, f"{path} has more than {MOST_ROWS:,} rows")
-        name = _name(where, cells.get("device"))
-        earlier = found.setdefault(name, [])
+        if count > MAX_ROWS:
+            raise ConfigError(KEY, f"{path} has more than {MAX_ROWS:,} rows")
+        name = _parse_name(where, cells.get("device"))
+        earlier = rows_of.setdefault(name, [])
         if not earlier or "cycle" in cells:
-            cycle = _number(where, "cycle", cells.get("cycle", math.inf), positive=True, endless=True)
+            cycle = _parse_number(where, "cycle", cells.get("cycle", math.inf), positive=True, infinite=True)
             if cycles.setdefault(name, cycle) != cycle:
                 raise ConfigError(
                     KEY, f"{where}, column cycle: device {name} has {cycles[name]:g} before, now {cycle:g}"
                 )
-        row = _row(where, cells, earlier[-1] if earlier else None)
+        row = _parse_row(where, cells, earlier[-1] if earlier else None)
         if earlier and row.start <= earlier[-1].start:
             raise ConfigError(
                 KEY,
@@ -221,65 +218,71 @@ def _collect(path: Path, changed: int) -> Trace:
                 KEY, f"{where}, column from: {row.start:g} is not before the cycle's end {cycles[name]:g}"
             )
         earlier.append(row)
-    if not found:
-        raise ConfigError(KEY, f"{path} has no devices; there must be a row for each")
-    histories = tuple(History(tuple(rows), cycles[name]) for name, rows in found.items())
-    return Trace(tuple(found), histories)
+    if not rows_of:
+        raise ConfigError(KEY, f"{path} has no devices; add a row for each")
+    histories = tuple(History(tuple(rows), cycles[name]) for name, rows in rows_of.items())
+    return Trace(tuple(rows_of), histories)
 
 
-def _name(where: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not 0 < len(str(value)) <= LONGEST_NAME:
+def _parse_name(where: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or not 0 < len(str(value)) <= MAX_NAME_LENGTH:
         raise ConfigError(KEY, f"{where}, column device: must be a name or number, but {str(value)[:50]!r} is there")
     return str(value)
 
 
-def _row(where: str, cells: Mapping[str, Any], before: Row | None) -> Row:
-    """A row; what it leaves out is as in the device's row before."""
-    start = _number(where, "from", cells.get("from", 0.0))
+def _parse_row(where: str, cells: Mapping[str, Any], before: Row | None) -> Row:
+    """Parse a row. A missing cell keeps the value of the device's row before."""
+    start = _parse_number(where, "from", cells.get("from", 0.0))
     if "seconds_per_sample" not in cells and before is None:
         raise ConfigError(KEY, f"{where}, column seconds_per_sample: the first row of a device must have it")
     figures: dict[str, Any] = {}
     for name in ("seconds_per_sample", "up_mbps", "down_mbps"):
         figures[name] = getattr(before, name, None)
         if name in cells:
-            figures[name] = _number(where, name, cells[name], positive=True)
+            figures[name] = _parse_number(where, name, cells[name], positive=True)
     available = True if before is None else before.available
-    return Row(start, available=_truth(where, cells["available"]) if "available" in cells else available, **figures)
+    return Row(
+        start, available=_parse_flag(where, cells["available"]) if "available" in cells else available, **figures
+    )
 
 
-def _number(where: str, column: str, value: Any, *, positive: bool = False, endless: bool = False) -> float:
+def _parse_number(where: str, column: str, value: Any, *, positive: bool = False, infinite: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if endless and number == math.inf:
+    if infinite and number == math.inf:
         return number
-    if not 0 <= number <= LARGEST or (positive and number < 1 / LARGEST):
-        wanted = f"a number above 0 and at most {LARGEST:g}" if positive else f"a number in 0..{LARGEST:g}"
-        raise ConfigError(KEY, f"{where}, column {column}: must be {wanted}, but {str(value)[:50]!r} is there")
+    if not 0 <= number <= MAX_VALUE or (positive and number < 1 / MAX_VALUE):
+        required = f"a number above 0 and at most {MAX_VALUE:g}" if positive else f"a number in 0..{MAX_VALUE:g}"
+        raise ConfigError(KEY, f"{where}, column {column}: must be {required}, but {str(value)[:50]!r} is there")
     return number
 
 
-def _truth(where: str, value: Any) -> bool:
+def _parse_flag(where: str, value: Any) -> bool:
     text = str(value).lower()
-    if text not in _TRUTHS:
+    if text not in _FLAGS:
         raise ConfigError(KEY, f"{where}, column available: must be 1 or 0, but {text[:50]!r} is there")
-    return _TRUTHS[text]
+    return _FLAGS[text]
 
 
-#: Forward and backward pass over the forward pass alone, as FedScale counts.
+#: Forward and backward pass over the forward pass alone, as in FedScale.
 TRAINING_OVER_INFERENCE = 3.0
 Intervals = list[tuple[float, float]]
 _DAY = timedelta(days=1)
 
 
 def from_phones(capacity: str | Path, availability: str | Path | None = None, devices: int = 0) -> Trace:
-    """A trace of the first ``devices`` clients (0: all); client k has the k-th availability, counted around."""
-    speeds = _entries(Path(capacity))
+    """Build a trace of the first ``devices`` clients (0: all). Client k gets availability k modulo their number."""
+    speeds = _read_clients(Path(capacity))
     chosen = list(speeds.items())[: devices or None]
     if devices > len(chosen):
         raise DataError(f"{capacity} has {len(chosen)} clients, but {devices} were asked for")
-    times = [_times(availability, *entry) for entry in _entries(Path(availability)).items()] if availability else []
+    times = (
+        [_phone_availability(availability, *entry) for entry in _read_clients(Path(availability)).items()]
+        if availability
+        else []
+    )
     histories = []
     for number, (client, entry) in enumerate(chosen):
         where = f"{capacity}, client {client}"
@@ -291,33 +294,35 @@ def from_phones(capacity: str | Path, availability: str | Path | None = None, de
     return Trace(tuple(str(client) for client, _ in chosen), tuple(histories))
 
 
-def _entries(path: Path) -> Mapping[Any, Mapping[str, Any]]:
+def _read_clients(path: Path) -> Mapping[Any, Mapping[str, Any]]:
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise DataError(f"{path} has more than {LARGEST_FILE:,} bytes; it is refused")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; use a smaller one")
         content = path.read_bytes()
-        found = json.loads(content) if content.lstrip()[:1] in (b"{", b"[") else load_plain(content)
+        clients = json.loads(content) if content.lstrip()[:1] in (b"{", b"[") else load_plain(content)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({str(error).splitlines()[0]})") from None
-    if not isinstance(found, dict) or not found or not all(isinstance(entry, dict) for entry in found.values()):
+    if not isinstance(clients, dict) or not clients or not all(isinstance(each, dict) for each in clients.values()):
         raise DataError(f"{path} must hold a dict of clients, each a dict of its figures")
-    return found
+    return clients
 
 
 def _phone_number(where: str, entry: Mapping[str, Any], key: str) -> float:
     value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-9 <= value <= LARGEST:
-        raise DataError(f"{where}: {key} must be a number above 0 and at most {LARGEST:g}, but is {str(value)[:50]!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-9 <= value <= MAX_VALUE:
+        raise DataError(
+            f"{where}: {key} must be a number above 0 and at most {MAX_VALUE:g}, but is {str(value)[:50]!r}"
+        )
     return float(value)
 
 
-def _times(path: Any, client: Any, entry: Mapping[str, Any]) -> tuple[Intervals, float]:
-    """When a phone is free, and after how many seconds that begins anew."""
+def _phone_availability(path: Any, client: Any, entry: Mapping[str, Any]) -> tuple[Intervals, float]:
+    """Return when a phone is available, and after how many seconds this repeats."""
     where = f"{path}, client {client}"
     if "messages" in entry:
-        return _logged(where, entry["messages"])
+        return _parse_phone_log(where, entry["messages"])
     cycle = _phone_number(where, entry, "finish_time")
     active, inactive = entry.get("active"), entry.get("inactive")
     for key, values in (("active", active), ("inactive", inactive)):
@@ -329,24 +334,24 @@ def _times(path: Any, client: Any, entry: Mapping[str, Any]) -> tuple[Intervals,
 
 
 def _is_time(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= LARGEST
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= MAX_VALUE
 
 
-def _logged(where: str, messages: Any) -> tuple[Intervals, float]:
-    """From a phone's log; time 0 is the midnight before its first line, and whole days are repeated."""
+def _parse_phone_log(where: str, messages: Any) -> tuple[Intervals, float]:
+    """Parse a phone's log. Time 0 is the midnight before its first line, and whole days repeat."""
     if not isinstance(messages, str):
         raise DataError(f"{where}: messages must be lines of text")
     start: datetime | None = None
     moment, since = 0.0, None
     state = {"charging": False, "wifi": False, "idle": False}
     free: Intervals = []
-    for time, word in _lines(where, messages):
+    for time, word in _log_lines(where, messages):
         if start is None:
             start = time.replace(hour=0, minute=0, second=0)
         if (time - start).total_seconds() < moment:
             raise DataError(f"{where}: {time} comes after a later time in the messages")
         moment = (time - start).total_seconds()
-        _change(state, word)
+        _update_state(state, word)
         if all(state.values()) and since is None:
             since = moment
         elif not all(state.values()) and since is not None:
@@ -359,7 +364,7 @@ def _logged(where: str, messages: Any) -> tuple[Intervals, float]:
     return free, math.ceil((moment + 1.0) / _DAY.total_seconds()) * _DAY.total_seconds()
 
 
-def _lines(where: str, messages: str) -> Iterator[tuple[datetime, str]]:
+def _log_lines(where: str, messages: str) -> Iterator[tuple[datetime, str]]:
     for line in filter(None, (line.strip() for line in messages.splitlines())):
         time, _, word = line.partition("\t")
         try:
@@ -368,8 +373,8 @@ def _lines(where: str, messages: str) -> Iterator[tuple[datetime, str]]:
             raise DataError(f"{where}: {line[:60]!r} is not a time, a tab and a state") from None
 
 
-def _change(state: dict[str, bool], word: str) -> None:
-    """What a line of the log changes; battery levels and the like change nothing here."""
+def _update_state(state: dict[str, bool], word: str) -> None:
+    """Apply a line of the log. Battery levels and other words change nothing."""
     if word in ("battery_charged_on", "battery_charged_off"):
         state["charging"] = word.endswith("on")
     elif word in ("screen_on", "screen_unlock", "screen_off", "screen_lock"):
@@ -381,7 +386,7 @@ def _change(state: dict[str, bool], word: str) -> None:
 
 
 def _switches(intervals: Intervals, cycle: float) -> tuple[tuple[float, bool], ...]:
-    """Times at which a phone comes and goes within a cycle; intervals may overlap or reach beyond it."""
+    """Return when a phone comes and goes within a cycle. Intervals may overlap or reach beyond it."""
     merged: list[list[float]] = []
     for start, end in sorted((float(start), min(float(end), cycle)) for start, end in intervals):
         if end <= start:
