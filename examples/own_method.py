@@ -1,4 +1,4 @@
-"""A new method in one file: FedAsync's rule, but an upload that moves far more than usual is shortened first.
+"""A new method in one file: FedAsync's rule, but unusually long steps are shortened first.
 
 freshet run -m examples/own_method.py:Bounded --until 3m
 """
@@ -19,25 +19,25 @@ class BoundedOptions(Options):
     """Hyper-parameters; `freshet methods FILE:Bounded` lists them."""
 
     alpha: float = Field(0.6, gt=0, le=1, description="weight of a fresh upload")
-    bound: float = Field(2.0, gt=0, description="longest step, in usual lengths")
+    bound: float = Field(2.0, gt=0, description="longest step, as a multiple of the usual length")
 
 
 @dataclass
-class Usual:
-    """What the server remembers: saved and resumed as it is."""
+class UsualLength:
+    """The server's state. Checkpoints save and restore it."""
 
     length: float = 0.0
 
 
 class Bounded(Method):
-    """``w <- w + a c (u - w)`` with ``a = alpha / sqrt(s)``, c < 1 where ``|u - w|`` exceeds bound x its usual."""
+    """``w <- w + a c (u - w)`` with ``a = alpha / sqrt(s)``, c < 1 if ``|u - w|`` exceeds bound times the usual."""
 
     about = About("bounded", "async", "Bounded", "this file", space={"alpha": Range(0.1, 1.0)})
     Options = BoundedOptions
 
-    def __init__(self, options, world):
-        super().__init__(options, world)
-        self.state = Usual()
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.state = UsualLength()
 
     def receive(self, server, upload, trip):
         s, w, u = server.staleness(trip), server.weights, upload.weights
@@ -57,8 +57,8 @@ class Bounded(Method):
             usual = memory.get("usual", 0.0)
             limit = options.bound * usual if usual else length
             expect("limit", event.numbers["limit"], limit)
-            short = min(1.0, limit / length if length else 1.0)
-            expect("weight", part.weight, options.alpha / part.staleness**0.5 * short)
+            scale = min(1.0, limit / length if length else 1.0)
+            expect("weight", part.weight, options.alpha / part.staleness**0.5 * scale)
             memory["usual"] = 0.9 * usual + 0.1 * length if usual else length
 
 
@@ -71,5 +71,7 @@ if __name__ == "__main__":
 
     method = f"{__file__}:Bounded"
     result = freshet.Federation(method=method, seed=1).run("40s" if os.environ.get("FRESHET_SHORT") else "5m")
-    found = audit(RunDirectory(result.directory), method)
-    print(f"accuracy {result.accuracy[-1]:.2f}; audited {found.aggregations} weights: {found.problem or 'all add up'}")
+    audited = audit(RunDirectory(result.directory), method)
+    print(
+        f"accuracy {result.accuracy[-1]:.2f}; audited {audited.aggregations} weights: {audited.problem or 'all add up'}"
+    )

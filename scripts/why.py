@@ -1,12 +1,12 @@
-"""What FedASMU's parts do in a run: ``python scripts/why.py CONFIG.toml [--until 1500]``.
+"""Show what the parts of FedASMU do in a run: ``python scripts/why.py CONFIG.toml [--until 1500]``.
 
-It runs the configuration with a watcher beside the server and prints, for each fifth of the run: the weights alpha and
-beta, where the controls have gone, the rewards, and the drag-back. Mixing moves the model by alpha (w_i - w), and ::
+The script runs the configuration and prints, for each fifth of the run: the weights alpha and beta, the controls, the
+rewards, and the pull back to old models. Mixing moves the model by alpha (w_i - w), and ::
 
     w_i - w = d + (1 - beta) (w_o - w) + beta (w_g - w)
 
-d is what training produced, the rest points back to models that the server had before. The columns are the lengths of
-both, their share that is not progress, and the cosine between them.
+d is what training produced; the rest points back to earlier models of the server. The table shows the lengths of both
+parts, the share that is not progress, and the cosine between them.
 """
 
 import argparse
@@ -32,11 +32,11 @@ Row = dict[str, float]
 
 
 @contextmanager
-def watched(seen: list[Row]) -> Iterator[None]:
-    """Note for every upload how much of it is progress and how much points back."""
+def recording(rows: list[Row]) -> Iterator[None]:
+    """Record for every upload how much of it is progress and how much points back."""
     receive = FedASMU.receive
 
-    def look(self: FedASMU, server: Server, upload: Upload, trip: ActiveTrip) -> Any:
+    def record(self: FedASMU, server: Server, upload: Upload, trip: ActiveTrip) -> Any:
         n, beta = self.context.layout.learnable, float(upload.merged.get("beta", 0.0))
         base = server.store.get(trip.base)
         fresh = base if trip.fresh is None or not beta else server.store.get(trip.fresh)
@@ -44,27 +44,27 @@ def watched(seen: list[Row]) -> Iterator[None]:
         d, back = upload.weights[:n] - start, start - server.weights[:n]
         lengths = float(np.linalg.norm(d)), float(np.linalg.norm(back))
         both = lengths[0] * lengths[1]
-        seen.append({"d": lengths[0], "back": lengths[1], "cosine": float(d @ back) / both if both else 0.0})
+        rows.append({"d": lengths[0], "back": lengths[1], "cosine": float(d @ back) / both if both else 0.0})
         return receive(self, server, upload, trip)
 
-    FedASMU.receive = look  # type: ignore[method-assign]
+    FedASMU.receive = record  # type: ignore[method-assign]
     try:
         yield
     finally:
         FedASMU.receive = receive  # type: ignore[method-assign]
 
 
-def parts(rows: Sequence[Any]) -> list[Sequence[Any]]:
+def fifths(rows: Sequence[Any]) -> list[Sequence[Any]]:
     return [rows[len(rows) * k // PARTS : len(rows) * (k + 1) // PARTS] for k in range(PARTS)]
 
 
 def line(name: str, rows: Sequence[Any], value: Callable[[Any], float], fold: Callable[..., float] = median) -> None:
-    found = (fold([value(row) for row in part]) if part else float("nan") for part in parts(rows))
+    found = (fold([value(row) for row in part]) if part else float("nan") for part in fifths(rows))
     print(f"{name:34}" + "".join(f"{each:12.5g}" for each in found))
 
 
-def tell(run: RunDirectory, seen: Sequence[Row]) -> None:
-    """The tables, one line per quantity, one column per fifth of the run."""
+def print_table(run: RunDirectory, rows: Sequence[Row]) -> None:
+    """Print one line per quantity and one column per fifth of the run."""
     events = list(run.events())
     aggregates = [event for event in events if event["kind"] == "aggregate"]
     merges = [event for event in events if event["kind"] == "merge"]
@@ -82,11 +82,11 @@ def tell(run: RunDirectory, seen: Sequence[Row]) -> None:
     line("upsilon", merges, lambda event: event["upsilon_after"])
     line("reward, mean", merges, lambda event: event["reward"], fmean)
     line("reward, share above 0", merges, lambda event: event["reward"] > 0, fmean)
-    line("slot asked in, mean", requests, lambda event: event["slot"], fmean)
-    line("|d|, progress", seen, lambda row: row["d"])
-    line("|back|, what points back", seen, lambda row: row["back"])
-    line("back / (d + back)", seen, lambda row: row["back"] / (row["back"] + row["d"]))
-    line("cosine of d and back", seen, lambda row: row["cosine"])
+    line("requested slot, mean", requests, lambda event: event["slot"], fmean)
+    line("|d|, progress", rows, lambda row: row["d"])
+    line("|back|, what points back", rows, lambda row: row["back"])
+    line("back / (d + back)", rows, lambda row: row["back"] / (row["back"] + row["d"]))
+    line("cosine of d and back", rows, lambda row: row["cosine"])
 
 
 def main() -> None:
@@ -98,10 +98,10 @@ def main() -> None:
     tables = load_tables(arguments.config)
     tables["run"] |= {"until": arguments.until, "seed": arguments.seed, "executor": "serial"}
     tables["data"] |= {"validation": 0.0}
-    seen: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, watched(seen):
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, recording(rows):
         result = Federation.from_config(resolve(tables)).run(out=Path(folder) / "run")
-        tell(RunDirectory(result.directory), seen)
+        print_table(RunDirectory(result.directory), rows)
 
 
 if __name__ == "__main__":

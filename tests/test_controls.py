@@ -1,4 +1,4 @@
-"""What scripts/controls.py and scripts/slots.py measure is what they say."""
+"""scripts/controls.py and scripts/slots.py measure what they claim."""
 
 import runpy
 from pathlib import Path
@@ -12,35 +12,35 @@ from freshet.methods.fedasmu import FedASMU
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
-def test_the_true_slope_is_the_gradient_of_the_devices_own_loss_along_its_last_step(federate, tmp_path) -> None:
+def test_true_slope_is_the_gradient_of_the_devices_loss_along_its_last_step(federate, tmp_path) -> None:
     federation, before = federate({"name": "fedasmu", "slot": "random"}), FedASMU.receive
-    watch = runpy.run_path(str(SCRIPTS / "controls.py"))["Slopes"](federation)
-    with watch.watching():
+    recorder = runpy.run_path(str(SCRIPTS / "controls.py"))["SlopeRecorder"](federation)
+    with recorder.recording():
         result = federation.run(200, out=tmp_path / "run")
-    assert FedASMU.receive is before, "the server is left as it was"
-    assert len(watch.found) == result.summary["adaptations"] > 0
-    device = max(watch._made)
-    made, step = watch._made[device]
-    model = watch._model
+    assert FedASMU.receive is before, "the method is restored"
+    assert len(recorder.found) == result.summary["adaptations"] > 0
+    device = max(recorder.last_updates)
+    made, step = recorder.last_updates[device]
+    model = recorder.model
     model.load(made)
-    x, y = watch._samples.take(torch.from_numpy(federation.shards[device]))
+    x, y = recorder.samples.take(torch.from_numpy(federation.shards[device]))
     loss = torch.nn.functional.cross_entropy(model.module.eval()(x), y)
     gradients = torch.autograd.grad(loss, list(model.module.parameters()))
     model.load(step)  # the same vector, cut into the same parameters
     expected = sum(float((g * p.detach()).sum()) for g, p in zip(gradients, model.module.parameters(), strict=True))
-    assert watch.true(device) == pytest.approx(expected, rel=0.05, abs=1e-3)
+    assert recorder.true_slope(device) == pytest.approx(expected, rel=0.05, abs=1e-3)
 
 
-def test_merges_per_request_are_those_of_the_log(monkeypatch, capsys) -> None:
+def test_merges_per_request_match_the_log(monkeypatch, capsys) -> None:
     names = runpy.run_path(str(SCRIPTS / "slots.py"))
-    scope = names["asked"].__wrapped__.__globals__
-    for name in scope["UNTIL"]:
-        monkeypatch.setitem(scope["UNTIL"], name, 200.0)
-    monkeypatch.setitem(scope, "FURTHER", (3,))
-    requests = names["asked"]("fedasmu", "random", 3)
+    scope = names["logged_requests"].__wrapped__.__globals__
+    for name in scope["RUN_SECONDS"]:
+        monkeypatch.setitem(scope["RUN_SECONDS"], name, 200.0)
+    monkeypatch.setitem(scope, "WORTH_SEEDS", (3,))
+    requests = names["logged_requests"]("fedasmu", "random", 3)
     found = [request for request in requests if request.reward is not None]
-    assert 0 < len(found) < len(requests) and names["merged"](requests) == len(found) / len(requests)
-    names["worth"]()
+    assert 0 < len(found) < len(requests) and names["merge_rate"](requests) == len(found) / len(requests)
+    names["print_worth"]()
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
     mine = [row for row in rows if row[0].strip() == "fedasmu"]
     assert sum(int(row[2].split()[-1]) for row in mine) == len(requests)

@@ -1,4 +1,4 @@
-"""What scripts/why.py says of an upload adds up: progress and the way back are what mixing moves the model by."""
+"""scripts/why.py splits each update of a mixed model into progress and a pull back."""
 
 import runpy
 from pathlib import Path
@@ -11,15 +11,15 @@ from freshet.runs.reader import RunDirectory
 SCRIPT = Path(__file__).parent.parent / "scripts" / "why.py"
 
 
-def test_progress_and_the_way_back_make_up_each_update(federate, tmp_path, capsys) -> None:
-    names, seen, before = runpy.run_path(str(SCRIPT)), [], FedASMU.receive
-    with names["watched"](seen):
+def test_progress_and_pull_back_add_up_to_each_update(federate, tmp_path, capsys) -> None:
+    names, rows, before = runpy.run_path(str(SCRIPT)), [], FedASMU.receive
+    with names["recording"](rows):
         result = federate({"name": "fedasmu", "slot": "random"}).run(120, out=tmp_path / "run")
-    assert FedASMU.receive is before, "the server is left as it was"
+    assert FedASMU.receive is before, "the method is restored"
     aggregates = [event for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"]
-    assert len(seen) == len(aggregates) > 5 and any(row["back"] > 0 for row in seen)
-    for row, event in zip(seen, aggregates, strict=True):
+    assert len(rows) == len(aggregates) > 5 and any(row["back"] > 0 for row in rows)
+    for row, event in zip(rows, aggregates, strict=True):
         whole = row["d"] ** 2 + row["back"] ** 2 + 2 * row["d"] * row["back"] * row["cosine"]
         assert event["update_norm"] == pytest.approx(event["alpha"] * whole**0.5, rel=1e-3)
-    names["tell"](RunDirectory(result.directory), seen)
+    names["print_table"](RunDirectory(result.directory), rows)
     assert "cosine of d and back" in capsys.readouterr().out
