@@ -1,4 +1,4 @@
-"""A run's configuration: its sections, every value checked, defaults filled in, written back so that it runs again."""
+"""A run's configuration: sections of checked settings with defaults, written back as a file that runs again."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ from freshet.sim.traces import read_trace
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import AttackOptions
 
-#: The name that stands for data or a model brought from Python.
+#: Stands for data, a model, a fleet or a function given from Python.
 CUSTOM = "custom"
-#: Tasks whose first metric is an accuracy.
+#: Tasks whose primary metric is an accuracy.
 JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
 DEFAULT_MODELS = {
     "digits": "digits",
@@ -41,7 +41,7 @@ DEFAULT_MODELS = {
 
 
 class DataOptions(Options):
-    """Which data, and how they are dealt to the devices."""
+    """The data set and its partition over the devices."""
 
     name: str = Field("digits", description="data set: see `freshet data list`")
     dir: str = Field(
@@ -50,18 +50,16 @@ class DataOptions(Options):
         json_schema_extra=NON_SEMANTIC,
     )
     partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural", "custom"] = Field(
-        "dirichlet", description="how samples are dealt to devices (custom: shards given from Python)"
+        "dirichlet", description="how samples are divided among devices (custom: shards given from Python)"
     )
     concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
-    min_samples: int = Field(5, ge=1, description="every device holds at least so many samples")
-    shards_per_device: int = Field(2, ge=1, description="for partition by_label")
-    validation: float = Field(
-        0.0, ge=0, lt=1, description="share of the training set to test on instead of the test set"
-    )
-    train_samples: int = Field(0, ge=0, description="use only so many training samples (0: all)")
-    test_samples: int = Field(0, ge=0, description="use only so many test samples (0: all)")
+    min_samples: int = Field(5, ge=1, description="smallest number of samples of a device")
+    shards_per_device: int = Field(2, ge=1, description="shards of one label per device, for partition by_label")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of the training set that replaces the test set")
+    train_samples: int = Field(0, ge=0, description="number of training samples to use (0: all)")
+    test_samples: int = Field(0, ge=0, description="number of test samples to use (0: all)")
     lazy: bool = Field(
-        False, description="a Dataset given from Python is read batch by batch and never held in memory as a whole"
+        False, description="read a Dataset given from Python batch by batch, never into memory as a whole"
     )
     input_column: str = Field(
         "", description="for a Hugging Face Dataset: column of the inputs (default: the only one)"
@@ -74,12 +72,12 @@ class DataOptions(Options):
 
 
 class ModelOptions(Options):
-    """Which network. Options that only some networks have are refused by the others."""
+    """The network. Options of one network are an error for another."""
 
-    name: str = Field("", description="network: see `freshet models` (default: one that suits the data)")
+    name: str = Field("", description="network: see `freshet models` (default: depends on the data set)")
     norm: Literal["", "batch", "group", "none"] = Field("", description="normalisation (default: the network's own)")
     head: bool = Field(False, description="MOON's projection head")
-    start: str = Field("", description="safetensors file with weights to begin with (default: the network's own)")
+    start: str = Field("", description="safetensors file with the initial weights (default: random initialisation)")
     pool: bool | None = Field(None, description="cnn: a 2x2 max pool after each activation (default: false)")
     hidden: list[int] | None = Field(None, description="mlp: units of the hidden layers (default: [64])")
     hidden_layers: int | None = Field(None, description="vgg11: dense layers of 512 units (default: 2)")
@@ -89,29 +87,29 @@ class ModelOptions(Options):
     widths: list[int] | None = Field(None, description="textcnn: tokens under a filter (default: [3, 4, 5])")
 
     def own(self) -> dict[str, Any]:
-        """What was given of the options that a network has of its own."""
+        """The options of this network that were given."""
         return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
 
 
 class RunOptions(Options):
-    """How long, how often tested, how devices are triggered, what keeps it sound."""
+    """Length, tests, triggers, checkpoints and safeguards of a run."""
 
     gate: float | str = Field(
         GATE_FACTOR,
-        description="an upload is rejected whose step is longer than so many times the median of the last ones, and "
-        "longer than the model it began from (off: none is)",
+        description="norm bound: reject an upload if its step is longer than this factor times the recent median, and "
+        'longer than the model it started from ("off" disables the bound)',
     )
     round_deadline: float = Field(
         0.0,
         ge=0,
-        description="a trip without an upload after so many seconds is given up, so that its round can end; its device "
-        "is not triggered again before it is heard of (0: never)",
+        description="seconds after which a trip without an upload is given up, so that its round can end; its device "
+        "is not triggered again until it reports (0: never)",
     )
     rotate_log: float = Field(
         0.0,
         ge=0,
-        description="once so many megabytes of the log can never be cut off again by `freshet resume`, they are "
-        "compressed to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
+        description="megabytes of log after which the part that `freshet resume` can no longer cut off is compressed "
+        "to `events-000001.jsonl.zst` and so on (0: never; needs the extra `zst`)",
         json_schema_extra=NON_SEMANTIC,
     )
 
@@ -119,69 +117,75 @@ class RunOptions(Options):
     until: float = Field(
         300.0,
         ge=0,
-        description="end of the run in seconds of virtual time, or `10m`, `2h` (0: none; default with run.rounds)",
+        description="end of the run in seconds of virtual time, or `10m`, `2h` (0: none, the default with run.rounds)",
     )
     rounds: int = Field(
-        0, ge=0, description="end of the run in rounds, an asynchronous one being per_round consumed uploads (0: none)"
+        0,
+        ge=0,
+        description="end of the run in rounds; an asynchronous round is per_round used uploads (0: none)",
     )
-    eval_every: float = Field(10.0, gt=0, description="test the global model every so many seconds of virtual time")
+    eval_every: float = Field(10.0, gt=0, description="seconds of virtual time between tests of the global model")
     target: float | None = Field(
         0.8,
-        description="accuracy whose first crossing is reported; of another task's metric, its value (default: none)",
+        description="accuracy whose first crossing is reported; for other tasks, a value of their metric (no default)",
         json_schema_extra=NON_SEMANTIC,
     )
-    stop_at_target: bool = Field(False, description="end the run with the first test that reaches run.target")
+    stop_at_target: bool = Field(False, description="end the run at the first test that reaches run.target")
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
-    per_round: int = Field(10, ge=1, description="devices triggered at a time, all or none (the paper's m')")
+    per_round: int = Field(10, ge=1, description="devices triggered together (the paper's m')")
     period: float = Field(10.0, gt=0, description="seconds between triggers (the paper's T)")
     executor: Literal["auto", "serial", "processes", "ray"] = Field(
         "auto",
-        description="where training runs, with the same bits everywhere; auto: worker processes if they save more time "
-        "than they take to start, by an estimate from model, samples, epochs and uploads, else this process",
+        description="where training runs; the bits are the same everywhere. auto: worker processes if they save more "
+        "time than they take to start (estimated from model, samples, epochs and uploads), else this process",
         json_schema_extra=NON_SEMANTIC,
     )
     checkpoint_every: float = Field(
-        0.0, ge=0, description="save every so many virtual seconds (0: not)", json_schema_extra=NON_SEMANTIC
+        0.0, ge=0, description="virtual seconds between checkpoints (0: none)", json_schema_extra=NON_SEMANTIC
     )
     checkpoint_minutes: float = Field(
-        5.0, ge=0, description="save every so many minutes of real time (0: not)", json_schema_extra=NON_SEMANTIC
+        5.0, ge=0, description="minutes of real time between checkpoints (0: none)", json_schema_extra=NON_SEMANTIC
     )
     keep_checkpoint: bool = Field(
         True,
-        description="a run that has ended keeps its last checkpoint, so that `freshet resume --until` can extend it",
+        description="keep the last checkpoint of a finished run, so that `freshet resume --until` can extend it",
         json_schema_extra=NON_SEMANTIC,
     )
     device_memory_mb: int = Field(
-        512, ge=1, description="device memories beyond this many MiB go to disk", json_schema_extra=NON_SEMANTIC
+        512,
+        ge=1,
+        description="MiB of device memories to hold in RAM; the rest goes to disk",
+        json_schema_extra=NON_SEMANTIC,
     )
     address: str = Field(
         "",
         description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)",
         json_schema_extra=NON_SEMANTIC,
     )
-    workers: int = Field(
-        0, ge=0, description="worker processes (0: as many as there are cores)", json_schema_extra=NON_SEMANTIC
-    )
+    workers: int = Field(0, ge=0, description="worker processes (0: one per core)", json_schema_extra=NON_SEMANTIC)
     selection: Literal["uniform", "by_samples", "custom"] = Field(
-        "uniform", description="which idle devices are triggered: any, or the more samples the likelier (or a function)"
+        "uniform",
+        description="how idle devices are chosen: uniformly, with probability in proportion to their samples, or by a "
+        "function given from Python (custom)",
     )
     in_flight: int = Field(
         30,
         ge=1,
-        description="asynchronous methods: concurrency keeps so many devices busy; periodic triggers while fewer are",
+        description="asynchronous methods: devices that train at once (concurrency), or the number below which more "
+        "are triggered (periodic)",
     )
     diverged: Literal["stop", "continue"] = Field(
-        "stop", description="what to do when a test loss is not finite, or above 1,000 times the first"
+        "stop", description="what to do when a test loss is not finite or exceeds 1,000 times the first"
     )
 
     evaluate_devices: str | int = Field(
         "never",
-        description="test the global model on every device: never, at the end, or a number N: every N-th test",
+        description="test the global model on every device: never, end, or a number N (at every N-th test)",
     )
     personalise: int = Field(
-        0, ge=0, description="test it there also after so many steps of local training (0: not; changes nothing else)"
+        0, ge=0, description="steps of local training before a second test on each device (0: no second test)"
     )
 
     @field_validator("gate")
@@ -216,9 +220,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "privacy": PrivacyOptions,
 }
 
-#: Settings that runs of earlier versions lack, with what those runs did. Their hashes stay valid.
-ADDED_LATER: dict[str, Any] = {"training.fast": True}
-
 
 @dataclass(frozen=True)
 class Config:
@@ -241,12 +242,12 @@ class Config:
         return class_and_preset(self.method_name)[0]
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Every value used, defaults included, as TOML tables; what follows from elsewhere is left out."""
+        """Every setting, defaults included, as TOML tables. Unset options are left out."""
         tables = {"method": {"name": self.method_name} | self.method.model_dump(exclude_none=True)}
         return tables | {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Of the tables everything that decides the run's bits: equal essence, equal run."""
+        """The settings that decide the run's bits. Equal identity, equal run."""
         aside = set(self.non_semantic())
         return {
             section: {key: value for key, value in table.items() if f"{section}.{key}" not in aside}
@@ -254,29 +255,30 @@ class Config:
         }
 
     def to_hash(self) -> dict[str, dict[str, Any]]:
-        """The essence for hashing. Settings in ``ADDED_LATER`` count only if they differ from what older runs did."""
+        """The identity for hashing. A setting that older runs lack counts only if it differs from its default."""
+        models = {"method": type(self.method)} | SECTIONS
         return {
-            section: {key: value for key, value in table.items() if ADDED_LATER.get(f"{section}.{key}") != value}
+            section: {key: value for key, value in table.items() if not _is_added_default(models[section], key, value)}
             for section, table in self.identity().items()
         }
 
     def sha256(self) -> str:
-        """A hash of the essence but for the end of the run, which may be put off."""
+        """A hash of the identity without the end of the run, which may change."""
         tables = self.to_hash()
         run = {key: value for key, value in tables["run"].items() if key not in ("until", "rounds")}
         return hashlib.sha256(json.dumps(tables | {"run": run}, sort_keys=True, default=str).encode()).hexdigest()
 
     def non_semantic(self) -> list[str]:
-        """``section.key`` of every setting that decides nothing, as said at its field.
+        """``section.key`` of every setting that does not change the run's bits, as declared at its field.
 
-        The target does decide where it ends the run; a length of the schedule is what the run has written of itself.
+        The target counts if it ends the run. ``training.schedule_rounds`` does not count: the run derived it.
         """
         aside = non_semantic_keys({"method": type(self.method)} | SECTIONS)
         written = [] if self.training.schedule_rounds is None else ["training.schedule_rounds"]
         return written + [key for key in aside if not (key == "run.target" and self.run.stop_at_target)]
 
     def with_run(self, **run: Any) -> "Config":
-        """The same configuration with other settings in [run]; None leaves one as it is."""
+        """The same configuration with other settings in [run]. None leaves a setting unchanged."""
         given = self.run.model_dump(exclude_none=True) | {key: value for key, value in run.items() if value is not None}
         config = replace(self, run=check_section("run", self.tables() | {"run": given}))
         _check_together(config)
@@ -288,13 +290,23 @@ class Config:
 
 
 def non_semantic_keys(sections: Mapping[str, type[BaseModel]]) -> list[str]:
-    """``section.key`` of the fields that say of themselves that they decide none of a run's bits."""
+    """``section.key`` of the fields that are declared not to change a run's bits."""
     return [
         f"{section}.{key}"
         for section, model in sections.items()
-        for key, field in model.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("decides") is False
+        for key in model.model_fields
+        if _declared(model, key).get("decides") is False
     ]
+
+
+def _declared(model: type[BaseModel], key: str) -> Mapping[str, Any]:
+    """What a field declares beside its type, default and description."""
+    extra = model.model_fields[key].json_schema_extra if key in model.model_fields else None
+    return extra if isinstance(extra, dict) else {}
+
+
+def _is_added_default(model: type[BaseModel], key: str, value: Any) -> bool:
+    return _declared(model, key).get("added") is True and value == model.model_fields[key].default
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
@@ -324,7 +336,7 @@ def check_section(section: str, tables: Mapping[str, Any]) -> Any:
 
 
 def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as given, with defaults that follow from other settings where nothing was given."""
+    """The given settings of a section, with defaults that follow from other settings."""
     given = dict(tables.get(section, {}))
     if section == "run":
         if isinstance(given.get("until"), str):
@@ -345,7 +357,7 @@ def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_trace(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a trace is given and no number of devices, there are as many as it has."""
+    """With a trace and no number of devices, the trace decides the number."""
     fleet = tables.get("fleet", {})
     if not fleet.get("trace") or "devices" in fleet or not isinstance(fleet["trace"], str):
         return tables
@@ -363,7 +375,7 @@ def _with_trigger(run: RunOptions, kind: str) -> RunOptions:
 
 
 def _check_together(config: Config) -> None:
-    """What no section can check alone."""
+    """Check what no section can check alone."""
     devices, run, epochs = config.fleet.devices, config.run, config.training.epochs
     for key, value in (("per_round", run.per_round), ("in_flight", run.in_flight)):
         if value > devices:
@@ -376,10 +388,10 @@ def _check_together(config: Config) -> None:
     if config.training.task in JUDGED_BY_ACCURACY and run.target is not None and not 0 <= run.target <= 1:
         raise ConfigError("run.target", f"is an accuracy and must be in 0..1, but {run.target:g} was given")
     if not (run.until or run.rounds):
-        raise ConfigError("run.until", "must be greater than 0 (0 is for runs that end by run.rounds), but 0 was given")
+        raise ConfigError("run.until", "must be greater than 0 unless run.rounds ends the run, but 0 was given")
     if config.model.name == CUSTOM and config.model.own():
         key = next(iter(config.model.own()))
-        raise ConfigError(f"model.{key}", "is for a built-in network; a model from Python has its options there")
+        raise ConfigError(f"model.{key}", "is for a built-in network; set the options of your own model in Python")
     if run.address and run.executor != "ray":
         raise ConfigError("run.address", f'is for run.executor = "ray", but that is "{run.executor}"; leave it out')
     if run.personalise and run.evaluate_devices == "never":
@@ -407,7 +419,7 @@ def load_tables(path: Path) -> dict[str, Any]:
 
 
 def check_tables(tables: Mapping[str, Any]) -> None:
-    """Every section is known and is a table."""
+    """Check that every section is known and is a table."""
     for section, value in tables.items():
         if section != "method" and section not in SECTIONS:
             raise ConfigError(section, f"is not a known section; known: method, {', '.join(SECTIONS)}")
@@ -416,7 +428,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
 
 
 def with_method(tables: dict[str, Any], name: str) -> None:
-    """Choose another method for given tables: options and trigger of the old one do not stay behind."""
+    """Choose another method in these tables. Options and trigger of the old one are dropped."""
     previous = tables.get("method", {})
     if previous.get("name") == name:
         return
@@ -427,7 +439,7 @@ def with_method(tables: dict[str, Any], name: str) -> None:
 
 
 def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
-    """Apply ``section.key=value`` assignments; a value is read as TOML, else as a plain string."""
+    """Apply ``section.key=value`` assignments. A value is read as TOML, else as a plain string."""
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         section, dot, name = key.strip().partition(".")

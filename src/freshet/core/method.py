@@ -1,8 +1,6 @@
-"""What a federated method is: a server rule (``Method``) and a device rule (``LocalRule``).
+"""What a federated method is: a server rule (``Method``), a device rule (``LocalRule``) and hyper-parameters.
 
 A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
-
-Turning a validation error into one sentence that names the key and what is allowed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +30,15 @@ if TYPE_CHECKING:
 Memory = dict[str, Any]
 #: ``{(option, value): {other option: its default}}``.
 ConditionalDefaults = Mapping[tuple[str, str], Mapping[str, Any]]
-#: Said at a field that decides none of a run's bits: where it finds data, where it trains, how often it is saved, what
-#: its accuracy is held against. Any other field does decide, and two runs that differ in it are different runs.
+#: Marks a field that does not affect a run's bits, such as where data are stored or how often a checkpoint is written.
+#: Two runs that differ in any other field are different runs.
 NON_SEMANTIC: JsonDict = {"decides": False}
+#: Declares that older runs lack a field. What they did must be its default, for good: hashes of older runs stay valid.
+ADDED: JsonDict = {"added": True}
 
 
 class Options(BaseModel):
-    """Base of a method's hyper-parameters: typed, checked, frozen; an unknown key is an error."""
+    """Base of a method's hyper-parameters: typed, validated and frozen. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -70,25 +70,25 @@ class MethodContext:
     per_round: int
     layout: Layout
     seed: int
-    #: Local epochs of each device, where they differ.
+    #: Local epochs of each device, if they differ.
     own_epochs: NDArray[np.int64] | None = None
-    #: Uploads to expect in the whole run (0: not known).
+    #: Uploads expected in the whole run (0: unknown).
     expected_uploads: int = 0
-    #: Seconds from trigger to upload of the fastest device (0: not known).
+    #: Seconds from trigger to upload of the fastest device (0: unknown).
     fastest_seconds: float = 0.0
-    #: Uploads that may be under way at once (0: not known).
+    #: The most uploads that are in flight at once (0: unknown).
     in_flight: int = 0
-    #: How far n local steps along a constant unit gradient lead, in units of the learning rate; n for plain SGD.
+    #: Distance covered by n local steps along a constant unit gradient, in units of the learning rate: n for plain SGD.
     reach: Callable[[int], float] = float
 
     @property
     def most_epochs(self) -> int:
-        """Local epochs that a trip can have: the usual ones, or more where some device has more of its own."""
+        """The most local epochs that a trip can have."""
         return self.epochs if self.own_epochs is None else max(self.epochs, int(self.own_epochs.max()))
 
 
 class Facts(NamedTuple):
-    """What a method's options can be held against before a run is built."""
+    """Settings of the run that a method's options are checked against."""
 
     devices: int
     epochs: int
@@ -97,10 +97,10 @@ class Facts(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """The upload (or the collected uploads) changed the global model; ``numbers`` holds all else that decided it.
+    """The global model changes. ``numbers`` holds everything else that decided the new weights.
 
-    Without contributions the model must stay as it is (a round that lost everybody). ``length`` is how far the
-    learnable weights moved, where the method knows it; the server measures it otherwise.
+    Without contributions the model must stay the same (a round that lost every device). ``length`` is the distance that
+    the learnable weights moved. The server measures it if it is None.
     """
 
     weights: Vector
@@ -111,19 +111,19 @@ class Aggregate(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """The upload is dropped and changes nothing."""
+    """The method drops the upload. Nothing changes."""
 
     reason: str
 
 
 class Reject(NamedTuple):
-    """The upload would ruin the model; the method has gone back to where it was before."""
+    """The upload would ruin the model. The method has restored its state from before."""
 
     reason: str
 
 
 class Wait(NamedTuple):
-    """The upload is kept for a later aggregation; ``urgent`` devices should upload at their next epoch end."""
+    """The upload waits for a later aggregation. ``urgent`` devices should upload at the end of their epoch."""
 
     urgent: tuple[int, ...] = ()
 
@@ -132,13 +132,13 @@ Verdict = Aggregate | Discard | Reject | Wait
 
 
 class TaskLoss(Protocol):
-    """The task, as far as a device rule needs it."""
+    """The part of a task that a device rule needs."""
 
     def mean_loss(self, output: "Tensor", y: "Tensor") -> "Tensor": ...
 
 
 class Local(Protocol):
-    """One local training under way, as a device rule sees it (implemented by ``freshet.training.trainer``)."""
+    """A trip as a device rule sees it (implemented by ``freshet.training.trip.LocalTrip``)."""
 
     model: "nn.Module"
     task: TaskLoss
@@ -158,8 +158,10 @@ class Local(Protocol):
 
     @property
     def seconds(self) -> float | None:
-        """Mean duration of the device's completed trips, in seconds from trigger to upload; None before the first.
-        Only for rules that are ``timed``."""
+        """Mean seconds from trigger to upload of the device's completed trips; None before the first.
+
+        Only for rules that are ``timed``.
+        """
 
     def tensor(self, array: Vector) -> "Tensor": ...
 
@@ -176,28 +178,32 @@ class Local(Protocol):
     def held_out(self) -> tuple["Tensor", "Tensor"]: ...
 
     def frozen_features(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
-        """``features`` of another model of the same shape, in evaluation mode and without gradient."""
+        """The ``features`` function of another model of the same shape, in evaluation mode and without gradient."""
 
 
 def overrides(cls: type, base: type, name: str) -> bool:
-    """Whether a class has a function of its own where its base has one that does nothing."""
+    """Whether a class overrides this method of its base."""
     own, plain = getattr(cls, name), getattr(base, name)
     return getattr(own, "__func__", own) is not getattr(plain, "__func__", plain)
 
 
 class LocalRule:
-    """Plain local SGD. A method's device rule overrides what it changes; instances are small, immutable, picklable."""
+    """Plain local SGD. A device rule overrides the parts that it changes.
 
-    #: Whether it has an ``adjust`` or a ``plan``: seen from the class, not declared.
+    Instances are small, immutable and picklable.
+    """
+
+    #: Whether the class overrides ``adjust``. Set automatically.
     adjusts_gradient: ClassVar[bool] = False
+    #: Whether the class overrides ``plan``, so that devices may ask for a fresh model. Set automatically.
     asks: ClassVar[bool] = False
-    #: Vectors, each as long as the learnable weights, that go up with the model (``local.vectors``).
+    #: Names of the vectors uploaded with the model (``local.vectors``). Each is as long as the learnable weights.
     sends: ClassVar[tuple[str, ...]] = ()
-    #: True when a trip changes ``memory``, so that even a trip whose upload is lost has to be computed.
+    #: True if a trip changes ``memory``, so that even a trip with a lost upload must be computed.
     remembers: ClassVar[bool] = False
-    #: True when the rule reads ``local.seconds``.
+    #: True if the rule reads ``local.seconds``.
     timed: ClassVar[bool] = False
-    #: True when weight decay is part of the gradient that ``adjust`` sees, not added to what it leaves.
+    #: True if weight decay is added to the gradient before ``adjust``, not after it.
     decay_first: ClassVar[bool] = False
     #: Names in ``report`` and in the numbers of a merge that do not depend on the device's samples.
     public: ClassVar[tuple[str, ...]] = ()
@@ -208,22 +214,21 @@ class LocalRule:
         cls.asks = overrides(cls, LocalRule, "plan")
 
     def check(self, module: "nn.Module") -> None:
-        """Raise a ``ConfigError`` if this rule cannot train such a module."""
+        """Raise a ``ConfigError`` if this rule cannot train the module."""
 
     @property
     def holds_out(self) -> bool:
-        """Whether the device keeps some samples apart, which it never trains on, for ``local.held_out``."""
+        """Whether the device sets some samples aside for ``local.held_out`` and never trains on them."""
         return False
 
     def leak(self) -> str | None:
-        """What leaves a device beside its model and depends on its samples, so that noise on the model does not cover
-        it; None where there is no such thing."""
+        """Describe sample-dependent data sent outside the differential-privacy noise, or return None."""
         if self.sends:
             return f"it sends {', '.join(self.sends)} beside the model"
         return "when it asks for the fresh model may depend on the samples" if self.asks else None
 
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
-        """When to ask for the fresh model in this trip, or None for never; ``rng`` is the trip's own, in this call."""
+        """When to ask for the fresh model in this trip; None for never. ``rng`` is valid during this call only."""
         return None
 
     def begin(self, local: Local) -> None:
@@ -237,21 +242,21 @@ class LocalRule:
         """Add terms to ``local.gradient`` in place, before weight decay (unless ``decay_first``) and momentum."""
 
     def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
-        """Merge the fresh global model into the local one; returns the numbers that go up and into the log."""
+        """Merge the fresh global model into the local one. Return the numbers to upload and log."""
         return {}
 
     def finish(self, local: Local) -> None:
-        """Called once after the last epoch; may change ``local.memory``, ``local.report`` and ``local.vectors``."""
+        """Called once after the last epoch. May change ``local.memory``, ``local.report`` and ``local.vectors``."""
 
 
 class Method:
-    """The server's rule of a method, with its hyper-parameters and its state."""
+    """The server rule of a method, with its hyper-parameters and its state."""
 
-    #: The header. A class with one of its own is a method; one without is a part of others.
+    #: The header. A class that defines one is a method. A class without one is a base for others.
     about: ClassVar[About]
     Options: ClassVar[type[Options]] = Options
 
-    #: All that changes while the method runs, as one dataclass: it is saved and resumed by its annotations.
+    #: Everything that changes during the run, as one dataclass. Its annotations say how to save and restore it.
     state: Any = None
 
     def __init__(self, options: Any, context: MethodContext) -> None:
@@ -260,77 +265,79 @@ class Method:
 
     @classmethod
     def marks(cls) -> dict[str, str]:
-        """What must be said of the method wherever its results stand: marks, and the sentence behind each."""
+        """Marks to print beside the method's results, each with its explanation."""
         return cls.about.marks()
 
     @classmethod
     def check(cls, options: Any, facts: Facts) -> None:
-        """Raise a ``ConfigError`` for options that are fine by themselves but do not go with the rest of the run."""
+        """Raise a ``ConfigError`` for valid options that conflict with the rest of the run."""
 
     @classmethod
     def rule(cls, options: Any) -> LocalRule:
-        """The device's part."""
+        """The device rule."""
         return LocalRule()
 
     def epochs(self, server: "Server", device: int) -> int:
-        """Local epochs for the trip that is about to start."""
+        """Local epochs of the trip that is about to start."""
         own = self.context.own_epochs
         return self.context.epochs if own is None else int(own[device])
 
     def instruct(self, server: "Server", device: int) -> dict[str, Number]:
-        """Numbers that go down to the device with the model."""
+        """Numbers sent to the device with the model."""
         return {}
 
     def vectors(self, server: "Server", device: int) -> Vectors:
-        """Vectors by name that go down to the device with the model."""
+        """Named vectors sent to the device with the model."""
         return NO_VECTORS
 
-    def discard_early(self, server: "Server", flight: "ActiveTrip") -> Discard | None:
-        """A reason to discard the upload of this flight whatever it contains (it need not even be computed)."""
+    def discard_early(self, server: "Server", trip: "ActiveTrip") -> Discard | None:
+        """A reason to discard this trip's upload whatever it contains, or None. A simulator need not compute it."""
         return None
 
-    def validate_report(self, upload: Upload, flight: "ActiveTrip") -> str | None:
-        """A reason to reject what the device reports, or None; the report comes from outside and is not trusted."""
+    def validate_report(self, upload: Upload, trip: "ActiveTrip") -> str | None:
+        """A reason to reject what the device reports, or None. The report is not trusted."""
         return None
 
-    def receive(self, server: "Server", upload: Upload, flight: "ActiveTrip") -> Verdict:
-        """An upload that passed the gates has arrived."""
+    def receive(self, server: "Server", upload: Upload, trip: "ActiveTrip") -> Verdict:
+        """Decide on an upload that passed all checks."""
         raise NotImplementedError(f"{type(self).__name__} has no receive()")
 
     def finish_round(self, server: "Server") -> Verdict | None:
-        """Synchronous methods: every selected device has uploaded or is lost."""
+        """Close a round of a synchronous method: every selected device has uploaded or is lost."""
         return None
 
     def forget(self, server: "Server", device: int) -> Verdict | None:
-        """A device in flight is lost; a buffering method may now have all it waits for."""
+        """A device in flight is lost. A buffering method may now have all the uploads that it waits for."""
         return None
 
     def evaluation_model(self, server: "Server") -> Vector:
-        """The model that is tested and handed to the user (usually what is sent down)."""
+        """The model that is tested and returned to the user: usually the one that devices get."""
         return server.weights
 
     def notices(self) -> list[str]:
-        """Sentences that a user should read before the run."""
+        """Sentences to show the user before the run."""
         return []
 
     def summary(self) -> dict[str, Any]:
-        """Numbers of the method's own for the summary."""
+        """The method's entries in summary.json."""
         return {}
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """Check one logged event against the formulas with ``core.expecting.expect``; ``memory`` lives as long as the
-        replay of one log."""
+        """Check one logged event against the formulas with ``core.audit.expect``.
+
+        ``memory`` is kept for the replay of one log.
+        """
 
 
 def first_problem(section: str, error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    """The first problem of a section as a ``ConfigError``."""
+    """The first problem of a section as one sentence that names the key and what is allowed."""
     problem = error.errors()[0]
     field = str(problem["loc"][0]) if problem["loc"] else ""
     key = f"{section}.{field}" if field else section
     if problem["type"] == "extra_forbidden":
         close = get_close_matches(field, model.model_fields, n=1)
-        known = ", ".join(model.model_fields) or "none, there is nothing to choose here"
+        known = ", ".join(model.model_fields) or "none"
         hint = f"did you mean {section}.{close[0]}?" if close else f"known keys: {known}"
         return ConfigError(key, f"is not a known key; {hint}")
     message = problem["msg"].removeprefix("Value error, ")

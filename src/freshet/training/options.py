@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from freshet.core.method import Options
+from freshet.core.method import ADDED, Options
 
 #: What float32 holds; and numbers whose product it still holds, for optimisers that multiply them.
 LARGEST, MULTIPLIED = 3.4e38, 1e15
@@ -48,6 +48,7 @@ class TrainingOptions(Options):
         True,
         description="train with fused and compiled layers on the CPU; false takes torch's own, and weights differ in "
         "their last bits (FRESHET_FAST=0 makes false the default)",
+        json_schema_extra=ADDED,
     )
     augment: bool = Field(False, description="random crop and flip of training images")
     optimiser: Literal["sgd", "adam", "adamw"] = Field(
@@ -59,7 +60,7 @@ class TrainingOptions(Options):
 
     @field_validator("lr", "weight_decay")
     @classmethod
-    def _bounded(cls, value: float, info: ValidationInfo) -> float:
+    def _check_bound(cls, value: float, info: ValidationInfo) -> float:
         most = LARGEST if info.data.get("optimiser", "sgd") == "sgd" else MULTIPLIED
         if value > most:
             raise ValueError(f"must be at most {most:g}")
@@ -67,14 +68,14 @@ class TrainingOptions(Options):
 
     @field_validator("optimiser")
     @classmethod
-    def _multiplies(cls, value: str, info: ValidationInfo) -> str:
+    def _check_optimiser(cls, value: str, info: ValidationInfo) -> str:
         if value != "sgd" and info.data.get("lr", 0.0) > MULTIPLIED:
             raise ValueError(f"only sgd takes a training.lr above {MULTIPLIED:g}")
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _momentum_is_for_sgd(cls, given: Any) -> Any:
+    def _check_momentum(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         if given.get("optimiser", "sgd") != "sgd" and (given.get("momentum") or given.get("nesterov")):
@@ -91,7 +92,7 @@ class TrainingOptions(Options):
         return given
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _check_epochs(self) -> Self:
         if 0 < self.steps < self.epochs:
             raise ValueError(
                 f"steps = {self.steps} cannot be dealt to {self.epochs} epochs; lower epochs or raise steps"
