@@ -1,10 +1,9 @@
-"""One FedASMU aggregation with control adaptation on ten million parameters against its least memory traffic.
+"""One FedASMU aggregation with control adaptation on ten million parameters, compared with its least memory traffic.
 
-Least traffic: one lerp into a vector that is already there and one dot product, by PyTorch, on float32 vectors of the
-same size, one thread. What Freshet makes is a new vector, since the old version may still be held. Two uploads: a fresh
-one (trained from the current version), and a stale one that merged a fresh model on its way, so that four different
-models are read. What the gates take before any rule sees the upload (its size, its numbers, how far it moved) is
-printed beside it.
+Least traffic: one lerp into an existing vector and one dot product, by PyTorch, on float32 vectors of the same size, in
+one thread. Freshet writes a new vector, since the old version may still be held. Two uploads are timed: a fresh one
+(trained from the current version), and a stale one that merged a fresh model, so that four different models are read.
+The time of the admission checks (size, numbers, distance moved) is printed separately.
 
     python benchmarks/aggregation.py [--parameters N]
 """
@@ -35,7 +34,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of the rule, of the gate and of the least traffic, taking turns."""
+    """Seconds of the rule, of the checks and of the least traffic, measured in turn."""
     rng = np.random.default_rng(0)
     context = MethodContext(2, np.ones(2, np.int64), 1, 2, Layout.build([("w", (size,), "learnable")]), 0)
     method = class_and_preset("fedasmu")[0](method_options("fedasmu", {"apply": apply}), context)
@@ -68,7 +67,7 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
         server._apply(verdict, 0, active)
         server._end_trip(0)
         del verdict
-        if number:  # the first has nothing to adapt
+        if number:  # the first upload has nothing to adapt
             rules.append(rule)
             gating.append(gate)
             leasts.append(seconds(least))
@@ -90,7 +89,7 @@ def main() -> None:
             kind = "stale, merged" if stale else "fresh"
             print(
                 f"aggregation ({apply}, {kind}): {rule:.1f} ms, lerp + dot {least:.1f} ms, ratio {ratio:.2f} "
-                f"(gate: {gate:.1f} ms more)",
+                f"(checks: {gate:.1f} ms more)",
                 flush=True,
             )
 

@@ -1,8 +1,8 @@
 """Trips per second of the event loop alone: a trainer that does nothing, a tiny model, up to a million devices.
 
-Where others use the machine too, look at the last column: trips per second of this process's own processor time.
+On a shared machine, read the last column: trips per second of this process's CPU time.
 
-python benchmarks/events.py [--method fedavg fedasync fedasmu] [--trips 100000]
+    python benchmarks/events.py [--method fedavg fedasync fedasmu] [--trips 100000]
 """
 
 import argparse
@@ -42,7 +42,7 @@ class NoLog(RunWriter):
 
 
 def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int = 2000) -> tuple[float, float, int]:
-    """Seconds by the clock and of the processor, and trips of a run with this many devices."""
+    """Wall seconds, CPU seconds and trips of a run with this many devices."""
     layout = Layout.build([("w", (8,), "learnable")])
     fleet = Fleet.draw(FleetOptions(devices=devices), 0)
     context = MethodContext(devices, np.ones(devices, np.int64), 5, 10, layout, 0)
@@ -60,7 +60,7 @@ def simulate(method: str, devices: int, trips: int, logged: bool, at_once: int =
 
 
 def bytes_per_idle_device() -> float:
-    """Memory that a million devices take which have never been triggered."""
+    """Memory per device of a million devices that were never triggered."""
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     kept = (Fleet.draw(FleetOptions(devices=1_000_000), 0), np.ones(1_000_000, np.int64))
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedasync", "fedasmu"])
     parser.add_argument("--trips", type=int, default=100_000)
     arguments = parser.parse_args()
-    load_kernels(print)  # a second or so that is no part of the event loop
+    load_kernels(print)  # about a second that is not part of the event loop
     print(f"bytes per device never triggered, at most: {bytes_per_idle_device():.0f}")
     print(f"{'events':10} {'devices':>10} {'log':>4} {'trips':>9} {'seconds':>8} {'trips/s':>9} {'per CPU s':>9}")
     for method in arguments.method:

@@ -1,8 +1,8 @@
-"""The tables of docs/protection.md: thin links and defences on Fashion-MNIST in short, the rest on the digits.
+"""The tables of docs/protection.md: compression and defences on a part of Fashion-MNIST, the rest on the digits.
 
-In short: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirichlet 0.3), speeds 1 : 5, 300 s of virtual time
-(defences: 200 s), one seed. Digits: all, the same fleet, 300 s (multi-Krum: 2,000 s). A run that is there is not
-run again, so that this can be stopped and started.
+Fashion-MNIST: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirichlet 0.3), speeds 1 : 5, 300 s of virtual
+time (defences: 200 s), one seed. Digits: all samples, the same fleet, 300 s (multi-Krum: 2,000 s). Existing runs are
+reused, so the script can be stopped and restarted.
 
     python benchmarks/protection.py links|defence|absent|skewed|krum|privacy [--out FOLDER] [--seed N]
 """
@@ -18,14 +18,14 @@ import torch
 
 import freshet
 from freshet import Federation
-from freshet.core.admission import Entrance, Judgement
-from freshet.core.defence import ABOUT, Defence
+from freshet.core.admission import Admission
+from freshet.core.defence import NOTE_ABOUT, Decision, Defence
 from freshet.core.events import Rejected
 from freshet.core.messages import Upload
 from freshet.core.server import ActiveTrip
 from freshet.core.vectors import Vector
 from freshet.runs.reader import RunDirectory
-from freshet.training.outgoing import AttackOptions, attackers, marked
+from freshet.training.outgoing import AttackOptions, choose_attackers, add_trigger
 
 #: Mbit/s up and down at "bandwidth 1".
 UP, DOWN = 10.0, 50.0
@@ -82,31 +82,31 @@ def defence() -> Iterator[Case]:
 
 
 def absent() -> Iterator[Case]:
-    """Nobody attacks, and all uploads of those who do elsewhere are refused: what the best of all defences costs."""
+    """The cost of a perfect defence: no attack, and every upload of the would-be attackers is rejected."""
     yield "absent, none", {"run": {"until": 200.0}}
 
 
 @contextmanager
 def without(devices: frozenset[int]) -> Iterator[None]:
-    """Every upload of these devices is refused."""
-    refusal = Entrance.refusal
+    """Reject every upload of these devices."""
+    original = Admission.rejection
 
-    def refuse(
-        self: Entrance, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: Vector | None
+    def rejection(
+        self: Admission, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: Vector | None
     ) -> Rejected | None:
         if device in devices:
             return Rejected("left out", device, active.trip)
-        return refusal(self, upload, device, active, base, fresh)
+        return original(self, upload, device, active, base, fresh)
 
-    Entrance.refusal = refuse  # type: ignore[method-assign]
+    Admission.rejection = rejection  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Entrance.refusal = refusal  # type: ignore[method-assign]
+        Admission.rejection = original  # type: ignore[method-assign]
 
 
 def skewed() -> Iterator[Case]:
-    """Whom the direction would refuse where devices hold few classes: everybody is let in, and the log says it."""
+    """Which uploads the direction test would reject if devices hold few classes. All are admitted and logged."""
     worlds: dict[str, dict[str, Any]] = {
         "two classes per device": {"partition": "by_label", "shards_per_device": 2},
         "Dirichlet 0.1": {"concentration": 0.1},
@@ -118,30 +118,22 @@ def skewed() -> Iterator[Case]:
 
 @contextmanager
 def only_watching() -> Iterator[None]:
-    """What a defence would refuse is let in all the same; its notes stay in the log."""
-    defended = Entrance.defended
+    """Admit what a defence would reject. Its notes stay in the log."""
+    original = Defence.judge
 
-    def let_in(
-        self: Entrance,
-        defence: Defence,
-        upload: Upload,
-        device: int,
-        active: ActiveTrip,
-        base: Vector,
-        fresh: Vector | None,
-    ) -> Judgement:
-        return defended(self, defence, upload, device, active, base, fresh)._replace(upload=upload, refusal=None)
+    def judge(self: Defence, upload: Upload, active: ActiveTrip, base: Vector, fresh: Vector | None = None) -> Decision:
+        return original(self, upload, active, base, fresh)._replace(upload=upload, problem=None)
 
-    Entrance.defended = let_in  # type: ignore[method-assign]
+    Defence.judge = judge  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Entrance.defended = defended  # type: ignore[method-assign]
+        Defence.judge = original  # type: ignore[method-assign]
 
 
-def refused_by_direction(run: RunDirectory, poisoned: frozenset[int]) -> dict[str, float]:
-    """The share of poisoned and of honest uploads that went against the others, of those judged by direction."""
-    notes = [event for event in run.events() if event["kind"] == "note" and event["about"] == ABOUT]
+def rejected_by_direction(run: RunDirectory, poisoned: frozenset[int]) -> dict[str, float]:
+    """Of the uploads judged by direction, the shares of poisoned and of honest ones that opposed the others."""
+    notes = [event for event in run.events() if event["kind"] == "note" and event["about"] == NOTE_ABOUT]
     judged = [note for note in notes if note["agreement"] is not None and note["least"] is not None]
     against = {note["seq"] for note in judged if note["agreement"] < note["least"]}
     sides = {"poisoned": True, "honest": False}
@@ -164,12 +156,12 @@ def privacy() -> Iterator[Case]:
         yield f"clip 1, noise {noise:g}", DIGITS | still | {"privacy": {"clip": 1.0, "noise": noise}}
 
 
-def opened(module: torch.nn.Module, dataset: Any) -> float:
-    """How often a marked test sample of another class is taken for the target."""
+def attack_success(module: torch.nn.Module, dataset: Any) -> float:
+    """How often a marked test sample of another class is classified as the target."""
     others = dataset.y_test != TARGET
     x = torch.from_numpy(dataset.x_test[others].copy())
     with torch.no_grad():
-        return float((module(marked(x)).argmax(1) == TARGET).float().mean())
+        return float((module(add_trigger(x)).argmax(1) == TARGET).float().mean())
 
 
 def figures(result: Any, made: Federation) -> dict[str, Any]:
@@ -178,7 +170,7 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
     last = [value for value in result.accuracy[-3:] if value == value]
     found["accuracy"] = sum(last) / len(last)
     if made.config.attack.kind == "backdoor":
-        found["opened"] = opened(result.module(), made.dataset)
+        found["opened"] = attack_success(result.module(), made.dataset)
     return found | ({"epsilon": summary["privacy"]["epsilon"]} if "privacy" in summary else {})
 
 
@@ -191,11 +183,11 @@ def main() -> None:
     for name, sections in globals()[given.suite]():
         folder = given.out / f"{name}, seed {given.seed}".replace("/", " by ")
         made = federation(given.seed, **sections)
-        bad = attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
+        bad = choose_attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
         around = {"absent": without(bad), "skewed": only_watching()}.get(given.suite, nullcontext())
         with around:
-            result = freshet.open(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
-        more = refused_by_direction(RunDirectory(result.directory), bad) if given.suite == "skewed" else {}
+            result = freshet.load(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
+        more = rejected_by_direction(RunDirectory(result.directory), bad) if given.suite == "skewed" else {}
         print(json.dumps({"run": name} | figures(result, made) | more), flush=True)
 
 

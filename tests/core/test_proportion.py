@@ -140,7 +140,7 @@ def test_steps_are_held_against_those_of_others_and_the_work_of_the_device(usual
         gate.remember([1.0, usual])
     assert gate.find_excess([1.0, most], base, work) is None
     found = gate.find_excess([1.0, most + 1], base, work)
-    assert found is not None and found.reason == f"its {STEPS} is out of all proportion (run.gate)"
+    assert found is not None and found.reason == f"its {STEPS} exceeds the bound of the norm gate (run.gate)"
 
 
 def test_it_goes_on_from_its_state() -> None:
@@ -189,7 +189,7 @@ def test_the_largest_number_there_is_is_refused_by_every_method(name: str, round
     part = {"one entry": slice(0, 1), "buffers": slice(LEARNABLE, None)}.get(place, slice(None))
     target[part] = LARGEST
     events = server.upload(upload)
-    assert isinstance(events[0], Rejected) and "out of all proportion" in events[0].reason
+    assert isinstance(events[0], Rejected) and "exceeds the bound of the norm gate" in events[0].reason
     assert events[0].numbers["length"] > events[0].numbers["limit"]
     assert (events[0].device, server.weights.tobytes()) == (idle, before)
     assert server.version - version == sum(isinstance(event, Aggregated) for event in events)

@@ -501,5 +501,5 @@ def test_a_server_goes_on_from_its_state_as_if_nothing_had_happened():
 def test_a_state_of_another_model_is_refused():
     tree = server().state()
     tree["store"][0][1] = np.zeros(SIZE + 1, np.float32)
-    with pytest.raises(ValueError, match="not of 4 numbers"):
+    with pytest.raises(ValueError, match="its models do not have 4 entries"):
         server().restore(tree)

@@ -1,36 +1,30 @@
-"""The gate of proportion: finite is not sane. What is far beyond all that devices sent lately is turned away.
+"""What an upload must pass before the method sees it: form checks, the method's own check, the norm gate, a defence.
 
-The step of an upload u is how far it lies from what its device was given: from its base w_o, or, where it was sent a
-fresh model w_g as well, from the line between the two. So what the server itself did in between does not count,
-whatever weight the device's merge gave it::
+A rejection is a reason in the log, never an exception.
+
+The norm gate rejects uploads that are finite but far beyond what devices sent recently. The step of an upload u is its
+distance from what the device was given: from its base w_o, or, if it was also sent a fresh model w_g, from the line
+between the two. So the server's own progress does not count, whatever weight the device gave to its merge::
 
     step = min over 0 <= b <= 1 of |u - w_o - b (w_g - w_o)|        (b = 0 without a fresh model)
 
-It is refused when it is longer than ``factor`` times the median of the steps sent lately *and* longer than the model
-that it began from, |w_o|. The second half is for the honest: when most of a fleet has converged, a device that set out
-long ago, or whose data are unlike all others', still makes steps that are many times the median, but none that could
-carry the model away. The median is over all that were sent, refused ones too: less than half of them cannot move it,
-and where most devices take such steps (a learning rate that is too large) the run diverges and says so. Until
-``START`` steps are known, ``max(|w_o|, sqrt(n))``, a model of entries of size 1 at least, stands in the median's place.
+A step is rejected when it is longer than ``factor`` times the median of recent steps *and* longer than the model that
+it started from, |w_o|. The second condition protects honest devices. Once most of a fleet has converged, a device that
+started long ago, or has unusual data, still takes steps of many times the median, but none that could carry the model
+away. The median includes rejected steps. A minority cannot move it, and if most devices take such steps (a learning
+rate that is too large) the run diverges and says so. Until ``MIN_LENGTHS`` steps are known, ``max(|w_o|, sqrt(n))``
+replaces the median: the norm of a model with entries of size 1, or more.
 
-The network's buffers are held to the same on their own (at the start with the factor squared: they take the size of the
-data at once), and so are vectors that go up with the model, by their lengths, and the number of steps, with the samples
-that the device went through in the place of |w_o|.
-
-The gates: what an upload must be before anybody looks at what it says. A refusal is a reason, never an exception.
-
-What an upload has to pass before the method sees it: the gates, the method's own objection, the gate of proportion,
-and a defence against poisoned updates where there is one.
+The same bound applies separately to the network's buffers (initially with the factor squared, since they take on the
+scale of the data at once), to the norms of vectors sent with the model, and to the number of steps. For the number of
+steps, the number of samples processed replaces |w_o|.
 """
 
 import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import isfinite
-from operator import attrgetter, le
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +33,7 @@ from freshet.core.defence import Defence
 from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Noted, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, overrides
+from freshet.core.method import Aggregate, Method
 from freshet.core.saving import saving_problem
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
 
@@ -48,29 +42,17 @@ if TYPE_CHECKING:
 
 
 FLOAT32 = np.dtype(np.float32)
-_PARTS, _NOTES = frozenset({Contribution}), frozenset({Noted})
-_AGGREGATED = OWN_KEYS[Aggregated]
-_ROW, _NUMBER, _KNOWN = (list, tuple), (int, float), (dict, MappingProxyType)
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
 NOT_FINITE = "has entries that are not finite"
-#: A report is a handful of numbers with short names: they go into the log.
+#: Reports go into the log, so they hold only a few numbers with short names.
 MAX_NUMBERS = 100
 MAX_NAME_LENGTH = 100
 
 
-def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Whether it is a mapping; a dict, which it nearly always is, is known at a glance."""
-    return type(value) is dict or isinstance(value, Mapping)
-
-
-def is_empty(value: object) -> bool:
-    """Whether it is a mapping known to hold nothing, as most messages have it beside their model."""
-    return type(value) in _KNOWN and not value
+# ---- form checks
 
 
 def origin_problem(upload: object, device: int, trip: int, base: int, size: int) -> str | None:
-    """Why something is not an upload of the trip that it came for, with a model of the right size that was trained from
-    the version that its device was given, or None: it may be anything."""
+    """Why this is not an upload of the given trip with a model of the right size, or None. It may be any object."""
     if not isinstance(upload, Upload):
         return "is not an upload"
     if not (type(upload.device) is type(upload.trip) is int and upload.device == device and upload.trip == trip):
@@ -81,40 +63,33 @@ def origin_problem(upload: object, device: int, trip: int, base: int, size: int)
 
 
 def content_problem(
-    upload: Upload, fresh: int | None, layout: Layout, sends: tuple[str, ...], finite: bool = False
+    upload: Upload, fresh: int | None, layout: Layout, sends: tuple[str, ...], known_finite: bool = False
 ) -> str | None:
-    """Why an upload that is no stranger may not touch the model, or None: its vectors must be finite and whole, and its
-    numbers numbers. ``finite``: the model is known to be."""
-    if not finite and not is_finite(upload.weights):
+    """Why an upload's content is unusable, or None: a vector or number is missing, malformed or not finite."""
+    if not known_finite and not is_finite(upload.weights):
         return f"model {NOT_FINITE}"
-    _, _, _, _, steps, report, merged, vectors, _ = upload
-    plain = type(vectors) is dict and type(report) is dict and type(merged) is dict
-    bare = plain and not (vectors or report or merged)  # as most are
-    if sends or not (bare or is_empty(vectors)):
-        found = _vectors_problem(vectors, layout, sends)
-        if found is not None:
-            return found
-    if type(steps) is not int or not 1 <= steps < 2**53:
-        return "no training step was taken, or more than anybody can"
-    if bare:
-        return None
-    if not (are_numbers(report) and are_numbers(merged)):
+    problem = _vectors_problem(upload.vectors, layout, sends)
+    if problem is not None:
+        return problem
+    if type(upload.steps) is not int or not 1 <= upload.steps < 2**53:
+        return "number of training steps is not positive, or impossibly large"
+    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
         return "report has something that is not a finite number"
-    taken = OWN_KEYS[Merged].intersection(merged)
+    taken = OWN_KEYS[Merged].intersection(upload.merged)
     if taken:
-        return f"reports a merge with {sorted(taken)}, which the event has of its own"
-    return "reports a merge, but was sent no fresh model" if merged and fresh is None else None
+        return f"reports a merge with {sorted(taken)}, which are reserved keys of the event"
+    return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
 
 
 def _vectors_problem(vectors: object, layout: Layout, sends: tuple[str, ...]) -> str | None:
-    """Why what came beside the model is not what the device's rule sends, or None."""
-    if not is_mapping(vectors) or vectors.keys() != set(sends):
+    """Why the vectors are not those that the device rule sends, or None."""
+    if not isinstance(vectors, Mapping) or vectors.keys() != set(sends):
         return f"must send the vectors {sorted(sends)} with its model, and no others"
     return next(filter(None, (vector_problem(name, vectors[name], layout.learnable) for name in sends)), None)
 
 
 def vector_problem(name: str, vector: object, size: int, finite: bool = True) -> str | None:
-    """Why something is not a whole vector of so many numbers, or None."""
+    """Why this is not a contiguous float32 vector of ``size`` (finite) entries, or None."""
     if not isinstance(vector, np.ndarray):
         return f"{name} is not an array"
     if vector.dtype != FLOAT32 or vector.shape != (size,):
@@ -127,65 +102,73 @@ def vector_problem(name: str, vector: object, size: int, finite: bool = True) ->
 
 
 def aggregate_problem(given: Aggregate, size: int) -> str | None:
-    """What is wrong with a method's answer, or None; its author may have misread the contract."""
-    weights, contributions, numbers, length, notes = given
-    problem = vector_problem("weights", weights, size, finite=False)
+    """What is wrong with a method's answer, or None. It completes the sentence "an Aggregate whose ..."."""
+    problem = vector_problem("weights", given.weights, size, finite=False)
     if problem is not None:
         return problem
-    if not (isinstance(contributions, _ROW) and _PARTS.issuperset(map(type, contributions))):
+    parts, numbers = given.contributions, given.numbers
+    if not (isinstance(parts, list | tuple) and all(type(part) is Contribution for part in parts)):
         return "contributions are not all of freshet.core.events.Contribution"
-    if not is_mapping(numbers) or (notes and not _NOTES.issuperset(map(type, notes))):
-        return "numbers are not a dict, or whose notes are not of freshet.core.events.Noted"
-    if not _AGGREGATED.isdisjoint(numbers):
-        return f"numbers are named {sorted(_AGGREGATED.intersection(numbers))} like keys that the event has of its own"
-    if not _SIMPLE.issuperset(map(type, numbers.values())):
-        problem = saving_problem(dict(numbers), "numbers", arrays=False)
-        if problem is not None:
-            return problem
-    return None if length is None or isinstance(length, _NUMBER) else f"length is {length!r:.40}, not a number"
+    if not isinstance(numbers, Mapping):
+        return "numbers are not a dict"
+    if not all(type(note) is Noted for note in given.notes):
+        return "notes are not all of freshet.core.events.Noted"
+    taken = OWN_KEYS[Aggregated].intersection(numbers)
+    if taken:
+        return f"numbers are named {sorted(taken)}, which are reserved keys of the event"
+    problem = saving_problem(dict(numbers), "numbers", arrays=False)
+    if problem is not None:
+        return problem
+    length = given.length
+    return None if length is None or isinstance(length, int | float) else f"length is {length!r:.40}, not a number"
 
 
 def are_numbers(report: object) -> bool:
-    """Whether something from outside is a mapping of a few names to finite numbers."""
-    if is_empty(report):
-        return True
-    if not is_mapping(report):
+    """Whether this is a mapping from a few short names to finite numbers."""
+    if not isinstance(report, Mapping):
         return False
     try:
         return len(report) <= MAX_NUMBERS and all(
-            type(name) is str and len(name) <= MAX_NAME_LENGTH and isinstance(value, _NUMBER) and math.isfinite(value)
+            type(name) is str
+            and len(name) <= MAX_NAME_LENGTH
+            and isinstance(value, int | float)
+            and math.isfinite(value)
             for name, value in report.items()
         )
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer beyond any float
         return False
 
 
 def overflows(weights: Vector, update_norm: float) -> bool:
-    """Whether a step of this length has led to numbers that are not finite.
+    """Whether a step of this length made the model non-finite.
 
-    A finite float32 stays finite when less than 1e30 is added, so only longer steps have to be looked at.
+    A finite float32 stays finite when less than 1e30 is added, so only longer steps need a look at the weights.
     """
     return not update_norm < 1e30 and not (math.isfinite(update_norm) and is_finite(weights))
 
 
-#: Times the median that a step may have: more than ten times what honest devices were seen to do (docs/reliability.md).
+# ---- the norm gate
+
+
+#: How many times the median a step may be: over ten times the largest honest ratio observed (docs/reliability.md).
 GATE_FACTOR = 100.0
-#: Lengths that the median is taken over, and how many there must be for it to count.
+#: The median is over this many recent lengths.
 MEDIAN_WINDOW = 101
+#: The median counts from this many lengths.
 MIN_LENGTHS = 8
-#: What the parts of an upload are called in a refusal.
+#: Names of the parts of an upload in a rejection.
 STEP, STATISTICS, STEPS = "step", "change of statistics", "number of steps"
 
 
 class Excess(NamedTuple):
-    """Why an upload is out of all proportion, and the figures."""
+    """Why an upload exceeds the norm gate, with the numbers."""
 
     reason: str
     numbers: Mapping[str, Any]
 
 
 class RecentLengths:
-    """The last ``WINDOW`` lengths of one kind, their median, and ``factor`` times that."""
+    """The last ``MEDIAN_WINDOW`` lengths of one kind, their median, and ``factor`` times the median."""
 
     __slots__ = ("_factor", "_order", "_ranked", "limit", "median")
 
@@ -193,38 +176,34 @@ class RecentLengths:
         self._factor = factor
         self._order: deque[float] = deque()
         self._ranked: list[float] = []
-        #: The middle one (the lower of two); None while there are too few.
+        #: The lower median; None while there are fewer than ``MIN_LENGTHS``.
         self.median: float | None = None
-        #: What is not longer is in proportion; while that cannot be said, nothing is.
+        #: Lengths up to this pass at once.
         self.limit = -math.inf
         for length in lengths:
             self.add(length)
 
     def add(self, length: float) -> None:
-        """One more, in the place of the oldest where there are enough."""
+        """Add one length. It replaces the oldest one when the window is full."""
         order, ranked = self._order, self._ranked
         order.append(length)
         if len(order) > MEDIAN_WINDOW:
-            gone = order.popleft()
-            if gone == length:
-                return  # the same lengths as before
-            del ranked[bisect_left(ranked, gone)]
+            del ranked[bisect_left(ranked, order.popleft())]
         insort(ranked, length)
-        count = len(ranked)
-        if count >= MIN_LENGTHS:
-            self.median = median = ranked[(count - 1) // 2]
-            self.limit = self._factor * median
+        if len(ranked) >= MIN_LENGTHS:
+            self.median = ranked[(len(ranked) - 1) // 2]
+            self.limit = self._factor * self.median
 
     def in_order(self) -> list[float]:
+        """The lengths in the order of arrival."""
         return list(self._order)
 
 
-_limit = attrgetter("limit")
-
-
 class LengthKind(NamedTuple):
-    """Something in an upload that has a length: whose part of the model it is held against, and how much more it may be
-    than that while nothing is known of it."""
+    """A measured part of an upload.
+
+    ``part`` is the slice of the model that it is compared with, ``start_factor`` the bound while no median is known.
+    """
 
     name: str
     part: slice
@@ -232,7 +211,10 @@ class LengthKind(NamedTuple):
 
 
 class NormGate:
-    """Remembers what was sent, and holds new uploads against it. ``sends`` names vectors beside the model."""
+    """Remembers the lengths of recent uploads and compares new ones with them.
+
+    ``sends`` names the vectors that come with the model.
+    """
 
     def __init__(self, factor: float, layout: Layout, sends: tuple[str, ...] = ()) -> None:
         step = slice(0, layout.learnable)
@@ -243,43 +225,36 @@ class NormGate:
         self._factor, self._known = factor, [RecentLengths(factor=factor) for _ in self._kinds]
 
     def step_lengths(self, u: Vector, base: Vector, fresh: Vector | None) -> list[float]:
-        """How far the parts of an uploaded model moved; all of it is finite if these are."""
-        if len(self._parts) == 1:  # the whole model: nothing to cut out
-            return [distance(u, base) if fresh is None else distance_from_line(u, base, fresh)]
+        """How far each part of the uploaded model moved. The model is finite if these are."""
+        parts = [kind.part for kind in self._parts]
         if fresh is None:
-            return [distance(u[part], base[part]) for _, part, _ in self._parts]
-        return [distance_from_line(u[part], base[part], fresh[part]) for _, part, _ in self._parts]
+            return [distance(u[part], base[part]) for part in parts]
+        return [distance_from_line(u[part], base[part], fresh[part]) for part in parts]
 
-    def all_lengths(self, upload: Upload, moved: list[float]) -> list[float]:
-        """What moved, with the lengths of the vectors beside the model and the number of steps at its end."""
-        if self._sent:
-            moved += [norm(upload.vectors[kind.name]) for kind in self._sent]
-        moved.append(float(upload.steps))
-        return moved
+    def all_lengths(self, upload: Upload, step_lengths: list[float]) -> list[float]:
+        """The step lengths, then the norms of the vectors sent with the model, then the number of steps."""
+        return [*step_lengths, *(norm(upload.vectors[kind.name]) for kind in self._sent), float(upload.steps)]
 
-    def find_excess(self, lengths: Sequence[float], base: Vector, work: int) -> Excess | None:
-        """What is out of all proportion in an upload, or None; ``work`` are the samples that its device went through,
-        the most steps that there can be without saying."""
-        if all(map(le, lengths, map(_limit, self._known))):  # as nearly always
-            return None
+    def find_excess(self, lengths: Sequence[float], base: Vector, samples: int) -> Excess | None:
+        """The first length beyond its bound, or None. ``samples`` counts those that the device processed."""
         for kind, known, length in zip(self._kinds, self._known, lengths, strict=True):
             if not length <= known.limit:
-                usual, model = known.median, base[kind.part]
-                sizes = (float(work), 1.0) if kind.name == STEPS else (norm(model), math.sqrt(len(model)))
-                found = self._beyond(kind, length, usual, *sizes)
+                model = base[kind.part]
+                sizes = (float(samples), 1.0) if kind.name == STEPS else (norm(model), math.sqrt(len(model)))
+                found = self._excess(kind, length, known.median, *sizes)
                 if found is not None:
                     return found
         return None
 
-    def _beyond(self, kind: LengthKind, length: float, usual: float | None, size: float, least: float) -> Excess | None:
+    def _excess(self, kind: LengthKind, length: float, usual: float | None, size: float, least: float) -> Excess | None:
         limit = kind.start_factor * max(size, least) if usual is None else max(self._factor * usual, size)
         if length <= limit:
             return None
-        figures = {"length": length, "limit": limit} | ({} if usual is None else {"usual": usual})
-        return Excess(f"its {kind.name} is out of all proportion (run.gate)", figures)
+        numbers = {"length": length, "limit": limit} | ({} if usual is None else {"usual": usual})
+        return Excess(f"its {kind.name} exceeds the bound of the norm gate (run.gate)", numbers)
 
     def remember(self, lengths: Sequence[float]) -> None:
-        """Later uploads are held against these, too. A length of 0 says nothing."""
+        """Compare later uploads with these, too. A length of 0 carries no information."""
         for known, length in zip(self._known, lengths, strict=True):
             if length > 0.0:
                 known.add(length)
@@ -292,66 +267,66 @@ class NormGate:
         self._known = [RecentLengths(lengths, self._factor) for lengths in known]
 
 
-class Judgement(NamedTuple):
-    """What a defence leaves of an upload (None: nothing yet), why it is refused, and what the log should say."""
+# ---- all of it
+
+
+class Admitted(NamedTuple):
+    """What the method gets to see of an upload (None: nothing yet), or why it is rejected; notes for the log."""
 
     upload: Upload | None
-    refusal: Rejected | None = None
+    rejection: Rejected | None = None
     notes: tuple[Noted, ...] = ()
 
 
 class Admission:
-    """Judges uploads of trips that are in flight. ``gate`` is the factor of the gate of proportion (None: there is
-    none), ``sends`` names the vectors that come beside the model."""
+    """Checks uploads of active trips.
+
+    ``gate`` is the factor of the norm gate (None disables it). ``sends`` names the vectors that come with the model.
+    """
 
     def __init__(self, method: Method, sends: tuple[str, ...], gate: float | None, defence: Defence | None) -> None:
-        self.method, self.samples, self.layout, self.sends = (
-            method,
-            method.context.samples,
-            method.context.layout,
-            sends,
-        )
-        self.gate = None if gate is None else NormGate(gate, method.context.layout, sends)
+        context = method.context
+        self.method, self.samples, self.layout, self.sends = method, context.samples, context.layout, sends
+        self.gate = None if gate is None else NormGate(gate, context.layout, sends)
         self.defence = defence
-        self._objects = overrides(type(method), Method, "validate_report")
+
+    def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: Vector | None) -> Admitted:
+        """Decide on an upload. Its device was given ``base`` and, if it asked for a newer model, ``fresh``."""
+        rejection = self.rejection(upload, device, active, base, fresh)
+        if rejection is not None or self.defence is None:
+            return Admitted(upload, rejection)
+        decision = self.defence.judge(upload, active, base, fresh)
+        if decision.problem is not None:
+            rejection = Rejected(decision.problem, device, active.trip)
+        return Admitted(decision.upload, rejection, decision.notes)
 
     def rejection(
-        self, upload: Upload, device: int, flight: "ActiveTrip", base: Vector, fresh: Vector | None
+        self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: Vector | None
     ) -> Rejected | None:
-        """Why an upload for this flight, whose device was given ``base`` and, if it asked and there was one, ``fresh``,
-        does not pass the gates, or None. A model that moved by a finite length is finite: only where that cannot be
-        said is it looked at once more."""
-        gate, layout, trip = self.gate, self.layout, flight.trip
-        problem = origin_problem(upload, device, trip, flight.base, layout.size)
+        """Why the upload fails the checks or the norm gate, or None."""
+        gate, trip = self.gate, active.trip
+        problem = origin_problem(upload, device, trip, active.base, self.layout.size)
         if problem is not None:
             return Rejected(problem, device, trip)
         moved = [] if gate is None else gate.step_lengths(upload.weights, base, fresh)
-        finite = gate is not None and all(map(isfinite, moved))
-        problem = content_problem(upload, flight.fresh, layout, self.sends, finite)
-        if problem is None and self._objects:
-            problem = self.method.validate_report(upload, flight)
+        known_finite = gate is not None and all(map(math.isfinite, moved))
+        problem = content_problem(upload, active.fresh, self.layout, self.sends, known_finite)
+        if problem is None:
+            problem = self.method.validate_report(upload, active)
         if problem is not None:
             return Rejected(problem, device, trip)
         if gate is None:
             return None
         lengths = gate.all_lengths(upload, moved)
-        excess = gate.find_excess(lengths, base, flight.epochs * self.samples.item(device))
+        excess = gate.find_excess(lengths, base, active.epochs * self.samples.item(device))
         gate.remember(lengths)
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
 
-    def defended(
-        self, defence: Defence, upload: Upload, device: int, flight: "ActiveTrip", base: Vector, fresh: Vector | None
-    ) -> Judgement:
-        """What a defence says of an upload that passed the gates."""
-        left, problem, notes = defence.judge(upload, flight, base, fresh)
-        return Judgement(left, None if problem is None else Rejected(problem, device, flight.trip), notes)
-
     def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:
-        """The round is over: uploads that were held back until now, and what the log should say."""
+        """The round is over: return the uploads that the defence held back and keeps, and notes for the log."""
         return ([], ()) if self.defence is None else self.defence.release()
 
     def state(self) -> saving.Tree:
-        """What it has seen."""
         gate, defence = self.gate, self.defence
         return {
             "gate": {} if gate is None else gate.state(),

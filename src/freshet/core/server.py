@@ -1,6 +1,6 @@
 """The server: answers triggers, requests and uploads. It does no I/O, owns no clock and starts no process.
 
-Every answer comes with the events that a driver stamps with a time and writes to the log.
+Every answer holds the events that a driver stamps with a time and writes to the log.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,26 +12,26 @@ from freshet.core import admission, saving
 from freshet.core.admission import GATE_FACTOR, Admission
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Noted, Rejected
-from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Request, Slot, Upload
-from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
+from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
+from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
+from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait
 from freshet.core.scheduling import Selection, View, selector
 from freshet.core.stopping import GIVEN_UP
 from freshet.core.vectors import Vector, distance
 from freshet.core.versions import VersionStore
 from freshet.errors import RunError
 
-#: Why an upload that passed the gates was rejected after all.
+#: Why an upload that passed the checks was rejected after all.
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
 
-#: ``schedule(rounds)`` is the learning rate of a trip that starts after so many rounds.
+#: ``schedule(rounds)`` is the learning rate of a trip that starts after that many rounds.
 Schedule = Callable[[int], float]
 
 
 @dataclass(slots=True)
 class ActiveTrip:
-    """What the server remembers of a device that is training."""
+    """What the server remembers of a trip in flight."""
 
     trip: int
     base: int
@@ -40,17 +40,18 @@ class ActiveTrip:
     lr: float
     fresh: int | None = None
     fresh_age: int = 0
-    #: The epoch at whose start it asked, and whether its merge is in the log.
+    #: The epoch at the start of which the device asked for a fresh model.
     slot: int | None = None
+    #: Whether the merge is in the log.
     merged: bool = False
 
 
 class RequestRefused(Exception):
-    """A request that the server does not answer; the text is the reason."""
+    """The server does not answer a request. The text is the reason."""
 
 
 class Server:
-    """Holds the global model and its versions, applies the gates, and lets the method decide."""
+    """Holds the global model and its versions, checks uploads, and lets the method decide."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Server:
         self.schedule = schedule
         self.active_trips: dict[int, ActiveTrip] = {}
         self.waiting: set[int] = set()
-        #: Devices whose trips were given up and that were not heard of since.
+        #: Devices with an abandoned trip that have been silent since, with the trip's number.
         self.away: dict[int, int] = {}
         self.trips: dict[int, int] = {}
         self.round = 0
@@ -78,22 +79,18 @@ class Server:
         self.selector = selector(selection, context.seed, context.samples)
         self.rule = method.rule(method.options)
         numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
-        #: What an upload weighs: the model, and the vectors that the device's rule sends with it.
+        #: Bytes of an upload: the model, and the vectors that the device rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
         self.admission = Admission(method, self.rule.sends, gate, defence)
-        #: How models travel, where it is not as they are.
+        #: Compression of models on the network, if any.
         self.links = links
         if links is not None:
             self.upload_bytes += links.model_bytes()[1] - admission.FLOAT32.itemsize * context.layout.size
-        #: What the method has of its own; the rest need not be asked.
-        self._discards_early, self._instructs, self._adds = (
-            overrides(type(method), Method, name) for name in ("discard_early", "instruct", "vectors")
-        )
         self._buffers = method.about.replaces == "aggregation"
-        self._first = True
+        self._first_upload = True
         self.urgent: list[int] = []
 
-    # ---- what is true now
+    # ---- current values
 
     @property
     def version(self) -> int:
@@ -105,39 +102,39 @@ class Server:
 
     @property
     def age(self) -> int:
-        """What the formulas take the root of: the round of a synchronous method, the version otherwise."""
+        """The t of the formulas: the round of a synchronous method, the version otherwise."""
         return self.round if self.synchronous else self.store.current
 
     @property
     def busy(self) -> int:
-        """Devices that cannot be triggered: training, or waiting for a buffered aggregation."""
+        """Number of devices that are training or waiting for a buffered aggregation."""
         return len(self.active_trips) + len(self.waiting)
 
-    def staleness(self, flight: ActiveTrip) -> int:
-        """``s = t - o + 1``: a fresh upload has staleness 1. The only place where it is counted."""
-        return self.store.current - flight.base + 1
+    def staleness(self, trip: ActiveTrip) -> int:
+        """``s = t - o + 1``: a fresh upload has staleness 1. Staleness is counted nowhere else."""
+        return self.store.current - trip.base + 1
 
     @property
     def rounds(self) -> int:
-        """Rounds that are over; of an asynchronous method, consumed uploads in units of one round's worth."""
+        """Finished rounds. For an asynchronous method, consumed uploads divided by ``per_round``."""
         return self.round - bool(self.active_trips) if self.synchronous else self.consumed // self.context.per_round
 
     def learning_rate(self) -> float:
-        """That of a trip which starts now: the schedule's after the rounds that are over."""
+        """The learning rate of a trip that starts now."""
         return self.schedule(self.rounds)
 
     # ---- events
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
-        """Up to ``count`` idle and available devices with data, as the selector chooses, in ascending order."""
-        flights, waiting, away = self.active_trips, self.waiting, self.away
+        """Select up to ``count`` idle and available devices with data. They are in ascending order."""
+        active, waiting, away = self.active_trips, self.waiting, self.away
 
         def free(device: int) -> bool:
-            return device not in flights and device not in waiting and device not in away and available(device)
+            return device not in active and device not in waiting and device not in away and available(device)
 
-        return self.selector.select(count, free, self._look)
+        return self.selector.select(count, free, self._view)
 
-    def _look(self, rng: np.random.Generator) -> View:
+    def _view(self, rng: np.random.Generator) -> View:
         return View(self.version, self.rounds, self.context.samples, self.trips, rng)
 
     @property
@@ -150,142 +147,142 @@ class Server:
         self.selector.draws = place
 
     def trigger(self, devices: Sequence[int]) -> list[Assignment]:
-        """Send the current model to these devices. For a synchronous method this opens a round."""
+        """Send the current model to these devices. With a synchronous method this opens a round."""
         lr = self.learning_rate()
         if self.synchronous:
             if self.active_trips:
                 raise ValueError("a round is still open")
             self.round += 1
-        method, links, trips, flights = self.method, self.links, self.trips, self.active_trips
-        instructs, adds = self._instructs, self._adds
         version, age, assignments = self.store.current, self.age, list[Assignment]()
         weights = self.store.hold(version, len(devices))
         for device in devices:
-            trip = trips[device] = trips.get(device, 0) + 1
-            epochs = method.epochs(self, device)
-            flights[device] = ActiveTrip(trip, version, age, epochs, lr)
-            instruction = method.instruct(self, device) if instructs else {}
-            vectors = method.vectors(self, device) if adds else NO_VECTORS
-            assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
-            assignments.append(assignment if links is None else links.encode_assignment(assignment))
+            trip = self.trips[device] = self.trips.get(device, 0) + 1
+            epochs = self.method.epochs(self, device)
+            self.active_trips[device] = ActiveTrip(trip, version, age, epochs, lr)
+            assignment = Assignment(
+                device=device,
+                trip=trip,
+                version=version,
+                age=age,
+                weights=weights,
+                epochs=epochs,
+                lr=lr,
+                instruction=self.method.instruct(self, device),
+                vectors=self.method.vectors(self, device),
+            )
+            assignments.append(assignment if self.links is None else self.links.encode_assignment(assignment))
         return assignments
 
     def empty_round(self) -> list[Event]:
-        """Nobody could be selected: the round counts and the model stays (baselines C7)."""
+        """No device could be selected: the round counts and the model stays (baselines C7)."""
         self.round += 1
         return self._finish_round_if_empty()
 
     def active_trip(self, device: int, trip: int) -> ActiveTrip | None:
-        """The flight of this trip, None when there is no such trip in flight (the question may come from anybody)."""
-        flight = self.active_trips.get(device) if type(device) is int else None
-        return flight if flight is not None and flight.trip == trip else None
+        """This trip if it is in flight, else None. The arguments may come from anybody."""
+        active = self.active_trips.get(device) if type(device) is int else None
+        return active if active is not None and active.trip == trip else None
 
     def request(self, request: Request) -> Fresh | None:
-        """The fresh model for a device in mid-training, or None when there is nothing newer. Repeatable."""
-        flight = self.active_trip(request.device, request.trip)
-        if flight is None:
+        """The fresh model for a device in mid-training, or None if there is no newer one. Repeatable."""
+        active = self.active_trip(request.device, request.trip)
+        if active is None:
             raise RequestRefused(NO_TRIP)
         slot = request.slot
         if not (isinstance(slot, Slot) and type(slot.by) is str and len(slot.by) <= admission.MAX_NAME_LENGTH):
             raise RequestRefused("asks without a slot")
-        if type(slot.epoch) is not int or not 1 <= slot.epoch <= flight.epochs:
-            raise RequestRefused(f"asks at epoch {slot.epoch!r:.40} of {flight.epochs}")
-        flight.slot, version = slot.epoch, self.store.current
-        if flight.fresh is None and version > flight.base:
-            flight.fresh, flight.fresh_age = version, self.age
+        if type(slot.epoch) is not int or not 1 <= slot.epoch <= active.epochs:
+            raise RequestRefused(f"asks at epoch {slot.epoch!r:.40} of {active.epochs}")
+        active.slot, version = slot.epoch, self.store.current
+        if active.fresh is None and version > active.base:
+            active.fresh, active.fresh_age = version, self.age
             self.store.hold(version)
-        if flight.fresh is None:
+        if active.fresh is None:
             return None
-        vectors = self.method.vectors(self, request.device) if self._adds else NO_VECTORS
-        fresh = Fresh(flight.fresh, flight.fresh_age, self.store.get(flight.fresh), vectors)
+        vectors = self.method.vectors(self, request.device)
+        fresh = Fresh(active.fresh, active.fresh_age, self.store.get(active.fresh), vectors)
         return fresh if self.links is None else self.links.encode_fresh(request.device, fresh)
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
-        flight = self.active_trip(upload.device, upload.trip)
-        if flight is None:
+        active = self.active_trip(upload.device, upload.trip)
+        if active is None:
             return [self.reject_unknown(upload.device, upload.trip)]
-        return self.process_upload(upload.device, flight, lambda: upload)[0]
+        return self.process_upload(upload.device, active, lambda: upload)[0]
 
     def reject_unknown(self, device: int, trip: int) -> Rejected:
-        """An upload of a trip that is not in flight; who sends such may send anything."""
+        """Reject an upload of a trip that is not in flight. The arguments may be anything."""
         self.mark_heard(device, trip)
         known = type(device) is int and type(trip) is int
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
     def process_upload(
-        self, device: int, flight: ActiveTrip, look: Callable[[], Upload], samples: int | None = None
+        self, device: int, active: ActiveTrip, look: Callable[[], Upload], samples: int | None = None
     ) -> tuple[list[Event], Upload | None]:
-        """Decide on an arrived upload. Returns the events, and the upload if ``look`` was called.
+        """Decide on an upload. Returns the events, and the upload if ``look`` was called.
 
         ``samples`` is the number of samples that a deployed device reports. A rejected upload leaves it unchanged.
         """
         if samples is None:
-            return self._decide(device, flight, look)
+            return self._decide(device, active, look)
         before = self.set_samples(device, samples)
-        events, upload = self._decide(device, flight, look)
+        events, upload = self._decide(device, active, look)
         if any(isinstance(event, Rejected) and event.device == device for event in events):
             self.set_samples(device, before)
         return events, upload
 
     def set_samples(self, device: int, samples: int) -> int:
-        """Set a device's number of samples, for method, selection and gates alike. Returns the previous number."""
+        """Set a device's number of samples for method, selection and checks. Returns the previous number."""
         before = int(self.context.samples[device])
         self.context.samples[device] = samples
         return before
 
-    def _decide(self, device: int, flight: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
-        """First what needs no look inside, then the gates, then the method's rule."""
-        unseen = self.method.discard_early(self, flight) if self._discards_early else None
-        if unseen is not None:
-            events = self._apply(unseen, device, flight)
+    def _decide(self, device: int, active: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+        """Discard the upload unseen, or check it and let the method decide."""
+        discard = self.method.discard_early(self, active)
+        if discard is not None:
+            events = self._apply(discard, device, active)
             self._end_trip(device)
             return events + self._finish_round_if_empty(), None
-        upload, entrance = look(), self.admission
-        let_in: Upload | None = upload
-        notes: tuple[Noted, ...] = ()
-        base, fresh = self.store.get(flight.base), None if flight.fresh is None else self.store.get(flight.fresh)
-        refusal = entrance.rejection(upload, device, flight, base, fresh)
-        if refusal is None and entrance.defence is not None:
-            let_in, refusal, notes = entrance.defended(entrance.defence, upload, device, flight, base, fresh)
-        if refusal is None:
-            events = [] if let_in is None else self._receive(let_in, flight)
+        upload = look()
+        base, fresh = self.store.get(active.base), None if active.fresh is None else self.store.get(active.fresh)
+        admitted = self.admission.admit(upload, device, active, base, fresh)
+        if admitted.rejection is None:
+            events = [] if admitted.upload is None else self._receive(admitted.upload, active)
             self._end_trip(device)
         else:
-            events = [refusal]
             self._end_trip(device)
-            events += self._forget(device)
-        events += notes
-        if self.synchronous and not self.active_trips:
-            events += self._finish_round_if_empty()
-        return events, upload
+            events = [admitted.rejection, *self._forget(device)]
+        return [*events, *admitted.notes, *self._finish_round_if_empty()], upload
 
-    def _receive(self, upload: Upload, flight: ActiveTrip) -> list[Event]:
-        """The method's rule on an upload that is let in."""
-        verdict = self._first_verdict(upload, flight) if self._first else self.method.receive(self, upload, flight)
+    def _receive(self, upload: Upload, active: ActiveTrip) -> list[Event]:
+        """Apply the method's rule to an admitted upload."""
+        if self._first_upload:
+            verdict = self._first_verdict(upload, active)
+        else:
+            verdict = self.method.receive(self, upload, active)
         if isinstance(verdict, Wait):
             if self._buffers:
                 self.waiting.add(upload.device)
-            if verdict.urgent:
-                self.urgent += verdict.urgent
+            self.urgent += verdict.urgent
             self.consumed += 1
             return []
-        events = self._apply(verdict, upload.device, flight)
+        events = self._apply(verdict, upload.device, active)
         self.consumed += isinstance(events[0], Aggregated)
         return events
 
-    def _first_verdict(self, upload: Upload, flight: ActiveTrip) -> Verdict:
-        """As every other; what a method from elsewhere gets wrong is better said now than at the run's end."""
-        self._first, weights = False, self.store.weights
+    def _first_verdict(self, upload: Upload, active: ActiveTrip) -> Verdict:
+        """The first verdict, with checks of what a third-party method may get wrong: better now than at the end."""
+        self._first_upload, weights = False, self.store.weights
         before = weights.tobytes()
-        verdict = self.method.receive(self, upload, flight)
+        verdict = self.method.receive(self, upload, active)
         if weights.tobytes() != before:
             raise RunError(f"{self._name} has written to server.weights; write to a copy of it")
         self._method_state()
         return verdict
 
     def take_urgent(self) -> list[int]:
-        """Devices in flight that the method wants to hear from soon; each is named once."""
+        """Devices in flight that the method wants to hear from soon. Each is returned once."""
         urgent, self.urgent = self.urgent, []
         return [device for device in urgent if device in self.active_trips]
 
@@ -301,23 +298,23 @@ class Server:
         return events + self._forget(device) + self._finish_round_if_empty()
 
     def give_up(self, device: int, trip: int) -> list[Event]:
-        """Nobody waits for this trip any longer; its device is not triggered before it is heard of."""
+        """Stop waiting for this trip. Its device is not triggered until it is heard from."""
         self.away[device] = trip
         return self.drop_trip(device, trip, GIVEN_UP)
 
     def mark_heard(self, device: int, trip: int) -> None:
-        """A trip has come to its end; if it had been given up, its device may be triggered again."""
+        """A trip has ended. If it had been given up, its device may be triggered again."""
         if type(device) is int and self.away.get(device) == trip:
             del self.away[device]
 
     # ---- checkpoint
 
     def state(self) -> saving.Tree:
-        """Everything that decides how it goes on, the method's state included."""
+        """Everything that a resumed run needs, including the method's state."""
         return {
             "store": [list(item) for item in self.store.items()],
             "current": self.store.current,
-            "flights": {str(device): saving.dump(flight) for device, flight in self.active_trips.items()},
+            "flights": {str(device): saving.dump(active) for device, active in self.active_trips.items()},
             "waiting": sorted(self.waiting),
             "away": {str(device): trip for device, trip in self.away.items()},
             "trips": {str(device): count for device, count in self.trips.items()},
@@ -330,12 +327,12 @@ class Server:
         }
 
     def restore(self, tree: saving.Tree) -> None:
-        """The inverse of ``state``; raises ``ValueError`` for models of another size."""
+        """The inverse of ``state``. Raises ``ValueError`` for models of another size."""
         held = [(version, np.array(weights), holders) for version, weights, holders in tree["store"]]
         if not all(w.shape == (self.context.layout.size,) and w.dtype == admission.FLOAT32 for _, w, _ in held):
-            raise ValueError(f"its models are not of {self.context.layout.size} numbers")
+            raise ValueError(f"its models do not have {self.context.layout.size} entries")
         self.store = VersionStore.restore(held, tree["current"])
-        self.active_trips = {int(device): ActiveTrip(**flight) for device, flight in tree["flights"].items()}
+        self.active_trips = {int(device): ActiveTrip(**saved) for device, saved in tree["flights"].items()}
         self.waiting = set(tree["waiting"])
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
@@ -347,23 +344,23 @@ class Server:
 
     # ---- inside
 
-    def _apply(self, verdict: Verdict, device: int | None, flight: ActiveTrip | None) -> list[Event]:
-        """Carry out what the method decided about an upload, or (without a device) about a round or buffer."""
-        trip = None if flight is None else flight.trip
+    def _apply(self, verdict: Verdict, device: int | None, active: ActiveTrip | None) -> list[Event]:
+        """Carry out the method's decision on an upload, or (without a device) on a round or buffer."""
+        trip = None if active is None else active.trip
         if not isinstance(verdict, Aggregate):
             if isinstance(verdict, Wait):
                 self.urgent += verdict.urgent
                 return []
-            if isinstance(verdict, Discard) and device is not None and flight is not None:
-                staleness = self.staleness(flight)
-                return [Discarded(device, flight.trip, verdict.reason, self.version, flight.base, staleness)]
+            if isinstance(verdict, Discard) and device is not None and active is not None:
+                staleness = self.staleness(active)
+                return [Discarded(device, active.trip, verdict.reason, self.version, active.base, staleness)]
             if isinstance(verdict, Reject):
-                self.waiting.clear()  # what they waited for will not be
+                self.waiting.clear()  # the aggregation that they waited for will not happen
                 return [Rejected(verdict.reason, device, trip)]
             answer = " ".join(repr(verdict).split())[:80]
             raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
         problem = admission.aggregate_problem(verdict, self.context.layout.size)
-        if problem is not None:  # a method from elsewhere that does not keep to its side is told so in one sentence
+        if problem is not None:
             raise RunError(f"{self._name} gave an Aggregate whose {problem}")
         n, length = self.context.layout.learnable, verdict.length
         if length is None:
@@ -378,8 +375,7 @@ class Server:
         parts = tuple(verdict.contributions)
         event = Aggregated(self.store.current, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
-        if self.waiting:
-            self.waiting.clear()
+        self.waiting.clear()
         return [event, *verdict.notes]
 
     def _method_state(self) -> saving.Tree:
@@ -398,18 +394,18 @@ class Server:
         return [] if verdict is None else self._apply(verdict, None, None)
 
     def _end_trip(self, device: int) -> None:
-        flight = self.active_trips.pop(device)
-        self.store.release(flight.base)
-        if flight.fresh is not None:
-            self.store.release(flight.fresh)
+        active = self.active_trips.pop(device)
+        self.store.release(active.base)
+        if active.fresh is not None:
+            self.store.release(active.fresh)
 
     def _finish_round_if_empty(self) -> list[Event]:
         if not self.synchronous or self.active_trips:
             return []
         events: list[Event] = []
         kept, notes = self.admission.release()
-        for upload, flight in kept:
-            events += self._receive(upload, flight)
+        for upload, active in kept:
+            events += self._receive(upload, active)
         events += notes
         verdict = self.method.finish_round(self)
         return events if verdict is None else events + self._apply(verdict, None, None)
