@@ -1,4 +1,4 @@
-"""LoRA: a network that stays as it is, and a small correction of it that is trained and travels.
+"""LoRA: the base network is frozen; only its low-rank updates are trained and sent.
 
 python examples/lora.py          (FRESHET_SHORT=1 for a few seconds)
 """
@@ -16,7 +16,7 @@ SHORT = bool(os.environ.get("FRESHET_SHORT"))
 
 
 class LoRA(nn.Module):
-    """``W x + B A x`` with W frozen; B begins at 0, so that nothing changes at first."""
+    """``W x + B A x`` with W frozen. B starts at 0, so the output is unchanged at first."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class LoRA(nn.Module):
         return self.linear(x) + x @ self.a.T @ self.b.T
 
 
-def pretrained(x: torch.Tensor, y: torch.Tensor) -> nn.Sequential:
-    """Somebody's network: here one that has only ever seen the digits 0 to 4."""
+def pretrain(x: torch.Tensor, y: torch.Tensor) -> nn.Sequential:
+    """Train the base network, here on the digits 0 to 4 only."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -40,8 +40,8 @@ def pretrained(x: torch.Tensor, y: torch.Tensor) -> nn.Sequential:
     return network
 
 
-def corrected(base: nn.Sequential, rank: int) -> nn.Sequential:
-    """The same network with a low-rank correction of each linear layer."""
+def with_lora(base: nn.Sequential, rank: int) -> nn.Sequential:
+    """Copy the network and add a low-rank update to each linear layer."""
     network = copy.deepcopy(base)
     for name, layer in base.named_children():
         if isinstance(layer, nn.Linear):
@@ -51,11 +51,11 @@ def corrected(base: nn.Sequential, rank: int) -> nn.Sequential:
 
 x, y = load_digits(return_X_y=True)
 x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
-base = pretrained(x[:1400], y[:1400])
+base = pretrain(x[:1400], y[:1400])
 torch.manual_seed(1)
 
 federation = freshet.Federation(
-    model=corrected(base, rank=4),
+    model=with_lora(base, rank=4),
     train=(x[:1400], y[:1400]),
     test=(x[1400:], y[1400:]),
     devices=20,
@@ -64,6 +64,6 @@ federation = freshet.Federation(
     run={"eval_every": 20},
 )
 result = federation.run(until="1m" if SHORT else "8m")
-whole = sum(p.numel() for p in base.parameters())
-print(f"{federation.assembly.layout.size:,} numbers travel instead of {whole:,}")
+total = sum(p.numel() for p in base.parameters())
+print(f"{federation.assembly.layout.size:,} parameters are sent instead of {total:,}")
 print(f"accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")

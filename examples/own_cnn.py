@@ -1,4 +1,4 @@
-"""Your own network on your own arrays: striped images of 30 people, each of whom is a device.
+"""Your own network on your own arrays: striped images by 30 people, one device per person.
 
 python examples/own_cnn.py          (FRESHET_SHORT=1 for a few seconds)
 """
@@ -15,7 +15,7 @@ SHORT = bool(os.environ.get("FRESHET_SHORT"))
 
 
 def stripes(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Grey images of 16 x 16 with stripes in one of four directions, and noise."""
+    """Draw noisy grey images of 16 x 16 pixels with stripes in one of four directions."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 4, samples)
     angle = y[:, None, None] * np.pi / 4
@@ -26,7 +26,7 @@ def stripes(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build() -> nn.Module:
-    """Any module: freshet calls this where it needs a new one."""
+    """Return any module. Freshet calls this whenever it needs a new one."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 5, padding=2),
         nn.ReLU(),
@@ -52,4 +52,4 @@ result = federation.run(until="1m" if SHORT else "8m")
 print(f"accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}, run directory {result.directory}")
 
 model = result.module()
-print("first image shows direction", int(model(torch.from_numpy(x[:1])).argmax()), "and should", y[0])
+print("first image shows direction", int(model(torch.from_numpy(x[:1])).argmax()), "and should show", y[0])

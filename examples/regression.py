@@ -1,4 +1,4 @@
-"""Regression: a task without classes, judged by its error.
+"""Regression: a task without classes. Its metric is an error.
 
 python examples/regression.py          (FRESHET_SHORT=1 for a few seconds)
 """
@@ -20,7 +20,7 @@ federation = freshet.Federation(
     model=lambda: nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1)),
     train=(x[:360], y[:360]),
     test=(x[360:], y[360:]),
-    devices=12,  # without class labels samples are dealt evenly (or by groups=)
+    devices=12,  # without class labels, samples are split evenly (or by groups=)
     task="regression",
     method="fedasmu",
     training={"lr": 0.02},
@@ -28,5 +28,5 @@ federation = freshet.Federation(
 )
 result = federation.run(until="1m" if SHORT else "8m")
 row = result.rows[-1]
-print(f"judged by {result.metric.name}: {result.values[0]:.3f} -> {result.values[-1]:.3f}")
+print(f"metric {result.metric.name}: {result.values[0]:.3f} -> {result.values[-1]:.3f}")
 print(f"mae {row['mae']:.3f}, r2 {row['r2']:.3f}")

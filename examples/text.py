@@ -1,8 +1,8 @@
-"""Text with TextCNN: words become numbers, short texts are padded, the rest is as with images.
+"""Text with TextCNN: words become token ids, and short texts are padded. The rest is as with images.
 
 python examples/text.py          (FRESHET_SHORT=1 for a few seconds)
 
-For the real thing, `freshet run --cell textcnn-imdb -m fedasmu` (see `freshet cells`) finds or downloads IMDb.
+`freshet run --cell textcnn-imdb -m fedasmu` (see `freshet cells`) uses the real IMDb reviews.
 """
 
 import os
@@ -36,19 +36,19 @@ LENGTH = 12
 
 
 def reviews(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Made-up reviews: mostly filler, a few words that tell."""
+    """Invent reviews: mostly filler, with two words of opinion."""
     rng = np.random.default_rng(seed)
     texts, labels = [], rng.integers(0, 2, count)
     for label in labels:
-        telling = rng.choice(GOOD if label else BAD, 2)
-        words = [*rng.choice(FILLER, rng.integers(4, LENGTH - 2)), *telling]
+        opinion = rng.choice(GOOD if label else BAD, 2)
+        words = [*rng.choice(FILLER, rng.integers(4, LENGTH - 2)), *opinion]
         rng.shuffle(words)
         texts.append(" ".join(words))
     return texts, labels
 
 
 def encode(texts: list[str], vocabulary: dict[str, int]) -> np.ndarray:
-    """Token ids of one length; 0 is padding, 1 a word that was not seen."""
+    """Return token ids of one length. 0 is padding, 1 an unknown word."""
     out = np.zeros((len(texts), LENGTH), np.int32)
     for row, text in enumerate(texts):
         ids = [vocabulary.get(word, 1) for word in text.split()][:LENGTH]
@@ -78,6 +78,5 @@ federation = freshet.Federation(
     run={"eval_every": 20},
 )
 result = federation.run(until="1m" if SHORT else "10m")
-print(
-    f"{federation.assembly.layout.size:,} numbers travel; accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}"
-)
+print(f"{federation.assembly.layout.size:,} parameters are sent")
+print(f"accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the settings themselves: ``python scripts/configuration.py``."""
+"""Write docs/configuration.md from the settings: ``python scripts/configuration.py``."""
 
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -13,36 +13,36 @@ from freshet.methods import registry
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Sections of a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
-(`Federation(fleet={"ratio": 20})`). Every value is checked; a run writes all of them to its `config.toml`.
-This page is made by `scripts/configuration.py` from the code.
+Give settings in a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
+(`Federation(fleet={"ratio": 20})`). Every value is checked. A run writes all values to its `config.toml`.
+`scripts/configuration.py` writes this page from the code.
 """
 
 
 def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        rows.append(f"| `{name}` | {shown(field.default)} | {meaning(field)} |")
+        rows.append(f"| `{name}` | {format_value(field.default)} | {meaning(field)} |")
     return "\n".join([*rows, *(f"\n{line}" for line in conditional_defaults(model))])
 
 
 def meaning(field: FieldInfo) -> str:
-    """The description, and the words to choose from where it does not name them all."""
+    """Return the description, with the allowed words if it does not name them all."""
     said = (field.description or "").replace("|", "\\|")
     words = choices(field.annotation)
     named = all(word in said for word in words)
-    return said if named else f"{said}; one of {', '.join(map(shown, words))}"
+    return said if named else f"{said}; one of {', '.join(map(format_value, words))}"
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that a setting may be."""
+    """Return the words that a setting accepts."""
     if get_origin(annotation) is Literal:
         return [word for word in get_args(annotation) if isinstance(word, str)]
     return [word for part in get_args(annotation) for word in choices(part)]
 
 
 def conditional_defaults(model: type[BaseModel]) -> list[str]:
-    """Defaults that follow from another option."""
+    """Describe the defaults that follow from another option."""
     found = model.conditional_defaults if issubclass(model, Options) else {}
     return [
         f'With `{key} = "{value}"` the defaults are: {", ".join(f"`{k} = {v}`" for k, v in defaults.items())}.'
@@ -50,8 +50,8 @@ def conditional_defaults(model: type[BaseModel]) -> list[str]:
     ]
 
 
-def shown(default: object) -> str:
-    """A default as it is written; a dash for one that follows from elsewhere, as the description says."""
+def format_value(default: object) -> str:
+    """Format a default. A dash means that the description explains it."""
     return "–" if default is None else '`""`' if default == "" else f"`{default}`"
 
 

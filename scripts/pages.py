@@ -1,7 +1,7 @@
-"""Write the pages of docs/ that are made from the code: ``python scripts/pages.py``.
+"""Write the pages of docs/ that come from the code: ``python scripts/pages.py``.
 
-docs/configuration.md from the settings, docs/cli.md from the commands, docs/events.md from the kinds of events,
-docs/equations.md from the methods' own words.
+docs/configuration.md comes from the settings, docs/cli.md from the commands, docs/events.md from the event kinds,
+docs/equations.md from the docstrings of the methods, and the tables in docs/data.md from the catalogue.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from freshet.cli.app import app
 from freshet.core.events import KINDS, Contribution
+from freshet.data.catalogue import CATALOGUE, Format, Spec
 from freshet.methods import registry
 
 HERE = Path(__file__).parent
@@ -25,10 +26,16 @@ DOCS = HERE.parent / "docs"
 
 CLI_HEAD = """# Command line
 
-`freshet --help` says the same. `--debug`, anywhere on the line, shows where an error came from. Exit codes: 0 it
-worked, 1 something in a grid failed or an audit found a problem, 2 one sentence says what is wrong,
-3 an audit found no problem but could not check the weights of some run ("not audited"), 130 interrupted.
-This page is made by `scripts/pages.py` from the code.
+`freshet --help` prints the same. `--debug`, anywhere on the line, shows the traceback of an error.
+`scripts/pages.py` writes this page from the code.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | part of a grid failed, or an audit found a problem |
+| 2 | an error; one sentence says what is wrong |
+| 3 | an audit found no problem but could not check the weights of some run ("not audited") |
+| 130 | interrupted |
 """
 
 
@@ -40,7 +47,7 @@ def cli() -> str:
 
 
 def commands(root: Any, before: tuple[str, ...] = ("freshet",)) -> list[tuple[tuple[str, ...], Any]]:
-    """All commands with the words that call them, those of groups included."""
+    """Return all commands, also those of groups, with the words that call them."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, each in root.commands.items():
         words = (*before, name)
@@ -71,7 +78,7 @@ def command(words: tuple[str, ...], found: Any) -> str:
 
 
 def annotations(found: Any) -> dict[str, Any]:
-    """What a command's function says of its parameters; versions of typer keep the help of arguments elsewhere."""
+    """Return the annotations of a command's function: not all versions of typer keep the help of arguments."""
     return get_type_hints(inspect.unwrap(found.callback), include_extras=True)
 
 
@@ -93,7 +100,7 @@ def default(option: Any) -> str:
 
 
 def prose(text: str) -> str:
-    """Help as markdown: no marks of the screen, and nothing that a table would take for its own."""
+    """Turn help text into markdown: no screen markup, and escaped table separators."""
     plain = re.sub(r"\[/?(b|i|dim)\]", "`", inspect.cleandoc(text))
     plain = re.sub(r"^Example: (.*)$", r"Example: `\1`", plain, flags=re.MULTILINE)
     return plain.replace("|", r"\|")
@@ -107,10 +114,9 @@ def sentence(text: str) -> str:
 
 EVENTS_HEAD = """# Events
 
-The lines of `events.jsonl`. Every one has `seq` (1, 2, 3, ...), `time` (seconds) and `kind`, and the keys of its
-kind. A key that may be left out is left out where it says nothing. *and more* stands for numbers of the method or the
-test: which, and what the keys mean, is in [Run directory](run-directory.md#events). This page is made by
-`scripts/pages.py` from `core/events.py`.
+The lines of `events.jsonl`. Every event has `seq` (1, 2, 3, ...), `time` (seconds), `kind`, and the keys of its kind.
+An optional key is absent if it has nothing to say. *and more* stands for numbers of the method or the test.
+[Run directory](run-directory.md#events) explains the keys. `scripts/pages.py` writes this page from `core/events.py`.
 """
 TYPES = {int: "whole number", float: "number", str: "text"}
 
@@ -129,8 +135,8 @@ def keys(found: Any) -> str:
         if name == "numbers":
             rows.append("| *and more* | | |")
             continue
-        may = "may be left out" if name in found._field_defaults else ""
-        rows.append(f"| `{name}` | {typed(hint)} | {may} |")
+        optional = "optional" if name in found._field_defaults else ""
+        rows.append(f"| `{name}` | {typed(hint)} | {optional} |")
     return "\n".join(rows)
 
 
@@ -248,11 +254,51 @@ def rest(text: str) -> str:
     return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
 
 
+# ---- data sets
+
+DATA_TABLE = re.compile(r"(<!-- (\w+): written by scripts/pages.py -->\n\n).*?(\n<!-- end -->\n)", re.DOTALL)
+
+
+def data() -> str:
+    """Return docs/data.md with its tables filled in."""
+    tables = {"sets": sets(), "formats": formats()}
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    return DATA_TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", page)
+
+
+def sets() -> str:
+    rows = ["| name | training + test samples | classes | in memory | default network |", "|---|---|---|---|---|"]
+    for spec in CATALOGUE.values():
+        train, test = spec.counts[0]
+        rows.append(f"| `{spec.name}` | {train:,} + {test:,} | {spec.classes} | {memory(spec)} | `{spec.model}` |")
+    return "\n".join(rows)
+
+
+def memory(spec: Spec) -> str:
+    sample = ", ".join(map(str, spec.shape)) or "length"
+    tokens = " token ids" if spec.kind == "text" else ""
+    return f"{spec.dtype} (N, {sample}){tokens}{f'; {spec.note}' if spec.note else ''}"
+
+
+def formats() -> str:
+    rows = ["| name | formats |", "|---|---|"]
+    for spec in CATALOGUE.values():
+        if not spec.built_in:
+            rows.append(f"| `{spec.name}` | {'; '.join(files(form) for form in spec.formats)} |")
+    return "\n".join(rows)
+
+
+def files(form: Format) -> str:
+    needs = [f"`{name}`" for name in form.needs]
+    return f"{form.title}: {', '.join(needs if len(needs) <= 4 else [needs[0], '...', needs[-1]])}"
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "configuration.md": lambda: runpy.run_path(str(HERE / "configuration.py"))["page"](),
     DOCS / "cli.md": cli,
     DOCS / "events.md": events,
     DOCS / "equations.md": equations,
+    DOCS / "data.md": data,
 }
 
 if __name__ == "__main__":

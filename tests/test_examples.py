@@ -13,11 +13,11 @@ EXAMPLES = ROOT / "examples"
 #: What each says at its end.
 SAYS = {
     "own_cnn.py": "first image shows direction",
-    "text.py": "numbers travel; accuracy",
-    "regression.py": "judged by rmse",
+    "text.py": "parameters are sent\naccuracy",
+    "regression.py": "metric rmse: ",
     "own_method.py": "all add up",
     "trace_fleet.py": "trips lost because a device went away",
-    "lora.py": "numbers travel instead of",
+    "lora.py": "parameters are sent instead of",
     "flower_app.py": "start it with: flwr run",
 }
 NEEDS = {"flower_app.py": "flwr"}
