@@ -61,8 +61,9 @@ class FakeFederation:
         tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}
         kind = {"trigger": "concurrency"} if class_and_preset(method)[0].about.kind != "sync" else {}
-        self.config: Config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
-        self.assembly = Assembly(self.config).check()
+        config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
+        self.assembly = Assembly(config, deployed=True).check().begin()
+        self.config: Config = self.assembly.config
         self.folder, self.fresh, self.wait_for = folder, fresh, wait_for
         self.transport = FakeTransport({100 + device for device in range(devices)})
         self.live = self.build(RunWriter.create(folder / "run", self.config.tables()))

@@ -1,5 +1,6 @@
 """The driver over a network without processes: every answer is taken up once, and whatever goes wrong is on record."""
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,62 +10,62 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from freshet.core.messages import Slot
-from freshet.core.server import NO_TRIP, Refused
+from freshet.core.messages import Assignment, Slot
+from freshet.core.server import NO_TRIP, RequestRefused
 from freshet.flower import wire
-from freshet.flower.driver import WRONG_TOKEN, check_state
+from freshet.flower.driver import WRONG_TOKEN, LiveTrip, check_state
 from freshet.flower.security import Tokens
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import RunWriter
-from tests.flower.fakes import TOKENS, Town
+from tests.flower.fakes import TOKENS, FakeFederation
 
 
-def passes_audit(town: Town) -> bool:
-    town.live.writer.flush()
-    found = audit(RunDirectory(town.folder / "run"))
+def passes_audit(federation: FakeFederation) -> bool:
+    federation.live.writer.flush()
+    found = audit(RunDirectory(federation.folder / "run"))
     assert found.passed, found.problem
     return True
 
 
 def test_each_upload_is_aggregated_when_it_arrives_and_its_device_starts_again(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    assert len(town.post.sent) == 3
-    first = next(iter(town.post.sent))
-    town.post.put(first, wire.answer_record(town.answer(first)))
-    town.step()
-    assert town.live.server.version == 2 and len(town.events("aggregate")) == 1
-    town.step()
-    assert len(town.post.sent) == 3  # the two that train on, and the one that came back
-    town.train()
-    town.step()
-    assert town.live.server.version == 5 and passes_audit(town)
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    assert len(federation.transport.sent) == 3
+    first = next(iter(federation.transport.sent))
+    federation.transport.put(first, wire.answer_record(federation.answer(first)))
+    federation.step()
+    assert federation.live.server.version == 2 and len(federation.events("aggregate")) == 1
+    federation.step()
+    assert len(federation.transport.sent) == 3  # the two that train on, and the one that came back
+    federation.train()
+    federation.step()
+    assert federation.live.server.version == 5 and passes_audit(federation)
 
 
 def test_a_synchronous_method_goes_by_rounds(tmp_path: Path) -> None:
-    town = Town(tmp_path, "fedavg", per_round=2)
+    federation = FakeFederation(tmp_path, "fedavg", per_round=2)
     for _ in range(3):
-        town.step()
-        town.train()
-        town.step()
-    assert [event["round"] for event in town.events("aggregate")] == [1, 2, 3] and passes_audit(town)
+        federation.step()
+        federation.train()
+        federation.step()
+    assert [event["round"] for event in federation.events("aggregate")] == [1, 2, 3] and passes_audit(federation)
 
 
 def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
-    town = Town(tmp_path, "fedavg", per_round=2, rounds=2, period=0.001)
-    devices, town.post.there = town.post.there, set()
+    federation = FakeFederation(tmp_path, "fedavg", per_round=2, rounds=2, period=0.001)
+    devices, federation.transport.there = federation.transport.there, set()
     for _ in range(4):
-        town.step()
+        federation.step()
         time.sleep(0.01)
-    assert not town.live.over and town.live.server.round == 0, "no round was counted"
-    town.post.there = devices
-    town.step()
-    assert len(town.post.sent) == 2
-    town.train()
-    town.step()
-    assert [event["round"] for event in town.events("aggregate")] == [1] and passes_audit(town)
+    assert not federation.live.over and federation.live.server.round == 0, "no round was counted"
+    federation.transport.there = devices
+    federation.step()
+    assert len(federation.transport.sent) == 2
+    federation.train()
+    federation.step()
+    assert [event["round"] for event in federation.events("aggregate")] == [1] and passes_audit(federation)
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
@@ -73,70 +74,74 @@ def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(
 ) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, sleep=lambda _: None)
     monkeypatch.setattr("freshet.flower.driver.time", clock)
-    town = Town(tmp_path, method, wait_for=2)
-    devices, town.post.there = town.post.there, {100}
+    federation = FakeFederation(tmp_path, method, wait_for=2)
+    devices, federation.transport.there = federation.transport.there, {100}
     for _ in range(4):
         clock.now += 400.0
-        town.step()
-    assert not town.post.sent and not town.events("trigger") and town.live.now == 0.0, "its clock stands still"
-    town.post.there = devices
-    town.step()
-    assert len(town.post.sent) == 3
-    town.train()
-    town.post.there = {100}
+        federation.step()
+    assert not federation.transport.sent and not federation.events("trigger") and federation.live.now == 0.0, (
+        "its clock stands still"
+    )
+    federation.transport.there = devices
+    federation.step()
+    assert len(federation.transport.sent) == 3
+    federation.train()
+    federation.transport.there = {100}
     for _ in range(3):
         clock.now += 2.0
-        town.step()
-    assert [node for node, _ in town.post.sent.values()] == [100], "afterwards it goes on with whoever is there"
-    assert passes_audit(town)
+        federation.step()
+    assert [node for node, _ in federation.transport.sent.values()] == [100], (
+        "afterwards it goes on with whoever is there"
+    )
+    assert passes_audit(federation)
 
 
 def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_path: Path) -> None:
-    town = Town(tmp_path, fresh="messages")
-    town.step()
+    federation = FakeFederation(tmp_path, fresh="messages")
+    federation.step()
     for place in (-1, -1, 0, -1):  # the last device asks and uploads, then the first one asks
-        number = list(town.post.sent)[place]
-        town.post.put(number, wire.answer_record(town.answer(number)))
-        town.step()
-        town.step()
-    [merge] = town.events("merge")
+        number = list(federation.transport.sent)[place]
+        federation.transport.put(number, wire.answer_record(federation.answer(number)))
+        federation.step()
+        federation.step()
+    [merge] = federation.events("merge")
     assert (merge["base"], merge["fresh"]) == (1, 2) and "beta" in merge
-    assert [event["fresh"] for event in town.events("request")] == [None, 2] and passes_audit(town)
+    assert [event["fresh"] for event in federation.events("request")] == [None, 2] and passes_audit(federation)
 
 
 def test_a_device_that_lost_its_trip_between_two_messages_says_so(tmp_path: Path) -> None:
-    town = Town(tmp_path, devices=1, fresh="messages")
-    town.step()
-    while not any("onward" in content for _, content in town.post.sent.values()):
-        town.train()
-        town.step()
+    federation = FakeFederation(tmp_path, devices=1, fresh="messages")
+    federation.step()
+    while not any("onward" in content for _, content in federation.transport.sent.values()):
+        federation.train()
+        federation.step()
     (paused,) = (tmp_path / "memory100").glob("paused.*.safetensors")
     paused.unlink()
-    town.train()
-    town.step()
-    assert [event["reason"] for event in town.events("lost")] == ["the device no longer has this trip"]
-    assert passes_audit(town)
+    federation.train()
+    federation.step()
+    assert [event["reason"] for event in federation.events("lost")] == ["the device no longer has this trip"]
+    assert passes_audit(federation)
 
 
 @pytest.mark.parametrize("method", ["feddyn", "moon", "port", "asofed", "fedbuff", "fedsa", "fedlws", "fedssmu"])
 def test_other_methods_train_too(tmp_path: Path, method: str) -> None:
-    town = Town(tmp_path, method)
-    town.step()
+    federation = FakeFederation(tmp_path, method)
+    federation.step()
     for _ in range(4):
-        town.train()
-        town.step()
-        town.step()
-    assert len(town.events("upload")) >= 6 and not town.events("rejected") and passes_audit(town)
+        federation.train()
+        federation.step()
+        federation.step()
+    assert len(federation.events("upload")) >= 6 and not federation.events("rejected") and passes_audit(federation)
 
 
 def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_path: Path) -> None:
-    town = Town(tmp_path, fresh="messages")
-    town.step()
+    federation = FakeFederation(tmp_path, fresh="messages")
+    federation.step()
     for _ in range(4):
-        town.train()
-        town.step()
-    sizes = {town.assembly.layout.size, town.assembly.layout.learnable}
-    for content in town.post.everything:
+        federation.train()
+        federation.step()
+    sizes = {federation.assembly.layout.size, federation.assembly.layout.learnable}
+    for content in federation.transport.everything:
         assert set(content) <= {
             "train",
             "onward",
@@ -159,10 +164,10 @@ def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_
 
 @pytest.mark.parametrize("damage", ["nan", "short", "steps", "records", "ticket"])
 def test_a_bad_upload_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: Path, damage: str) -> None:
-    town = Town(tmp_path)
-    town.step()
-    number = next(iter(town.post.sent))
-    answer = town.answer(number)
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    number = next(iter(federation.transport.sent))
+    answer = federation.answer(number)
     assert answer.upload is not None
     weights = np.array(answer.upload.weights)
     weights[3] = np.nan
@@ -174,133 +179,175 @@ def test_a_bad_upload_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: Pat
     record = wire.answer_record(wire.Answer("x" if damage == "ticket" else answer.ticket, upload, samples=5))
     if damage == "records":
         record["model"] = ConfigRecord({"weights": "/etc/passwd"})
-    town.post.put(number, record)
-    town.step()
-    refused = town.events("rejected") + town.events("lost")
-    assert len(refused) == 1 and refused[0]["reason"] and town.live.server.version == 1
-    town.train()
-    town.step()
-    assert town.live.server.version == 3 and passes_audit(town)
+    federation.transport.put(number, record)
+    federation.step()
+    refused = federation.events("rejected") + federation.events("lost")
+    assert len(refused) == 1 and refused[0]["reason"] and federation.live.server.version == 1
+    federation.train()
+    federation.step()
+    assert federation.live.server.version == 3 and passes_audit(federation)
 
 
 def test_a_device_that_is_gone_has_lost_its_trip_and_is_triggered_when_it_is_back(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    number = next(number for number, (node, _) in town.post.sent.items() if node == 101)
-    town.post.there.remove(101)
-    town.post.put(number, error="the device is gone")
-    town.step()
-    assert [(event["device"], event["reason"]) for event in town.events("lost")] == [(1, "the device is gone")]
-    town.step()
-    assert 101 not in [node for node, _ in town.post.sent.values()]
-    town.post.there.add(101)
-    town.live.coordinator.wake(0.0)
-    town.live._wake(0.0)
-    town.step()
-    assert 101 in [node for node, _ in town.post.sent.values()]
-    assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1, 2]
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    number = next(number for number, (node, _) in federation.transport.sent.items() if node == 101)
+    federation.transport.there.remove(101)
+    federation.transport.put(number, error="the device is gone")
+    federation.step()
+    assert [(event["device"], event["reason"]) for event in federation.events("lost")] == [(1, "the device is gone")]
+    federation.step()
+    assert 101 not in [node for node, _ in federation.transport.sent.values()]
+    federation.transport.there.add(101)
+    federation.live.coordinator.wake(0.0)
+    federation.live._wake(0.0)
+    federation.step()
+    assert 101 in [node for node, _ in federation.transport.sent.values()]
+    assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1, 2]
 
 
 def test_a_device_that_was_reported_gone_waits_for_the_next_roll_call(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    town.live.network = replace(town.live.network, roll_call=1e9)
-    number = next(number for number, (node, _) in town.post.sent.items() if node == 101)
-    town.post.put(number, error="the device is gone")
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    federation.live.network = replace(federation.live.network, node_poll=1e9)
+    number = next(number for number, (node, _) in federation.transport.sent.items() if node == 101)
+    federation.transport.put(number, error="the device is gone")
     for _ in range(3):
-        town.step()
-    assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1]
-    town.live.network = replace(town.live.network, roll_call=0.0)
-    town.live._wake(0.0)
-    town.step()
-    assert [event["trip"] for event in town.events("trigger") if event["device"] == 1] == [1, 2]
+        federation.step()
+    assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1]
+    federation.live.network = replace(federation.live.network, node_poll=0.0)
+    federation.live._wake(0.0)
+    federation.step()
+    assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1, 2]
 
 
 def test_messages_are_counted_one_per_trip(tmp_path: Path) -> None:
     for fresh, each in (("side", 1), ("messages", 2)):
-        town = Town(tmp_path / fresh, devices=1, fresh=fresh)
-        while len(town.events("upload")) < 2:
-            town.train()
-            town.step()
-        assert town.live.messages == town.live.facts()["messages"] == 2 * each
+        federation = FakeFederation(tmp_path / fresh, devices=1, fresh=fresh)
+        while len(federation.events("upload")) < 2:
+            federation.train()
+            federation.step()
+        assert federation.live.messages == federation.live.facts()["messages"] == 2 * each
 
 
 def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    live, tickets = town.live, {device: journey.ticket for device, journey in town.live.trips.items()}
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    live, tickets = federation.live, {device: trip.ticket for device, trip in federation.live.trips.items()}
     good = TOKENS.make(100, 0, 1, tickets[0])
     assert live.answer(0, 1, good, Slot(2, "q")) is None  # nothing newer yet
-    number = next(number for number, (node, _) in town.post.sent.items() if node == 101)
-    town.post.put(number, wire.answer_record(town.answer(number)))
-    town.step()
+    number = next(number for number, (node, _) in federation.transport.sent.items() if node == 101)
+    federation.transport.put(number, wire.answer_record(federation.answer(number)))
+    federation.step()
     fresh = live.answer(0, 1, good, Slot(2, "q"))
     assert fresh is not None and fresh.version == 2
     again = live.answer(0, 1, good, Slot(2, "q"))
     assert again is not None and again.version == 2
     wrong = [TOKENS.make(102, 2, 1, tickets[2]), "", Tokens(b"y" * 32).make(100, 0, 1, tickets[0])]
     for token in wrong:
-        with pytest.raises(Refused, match="token"):
+        with pytest.raises(RequestRefused, match="token"):
             live.answer(0, 1, token, Slot(2, "q"))
-    with pytest.raises(Refused, match=NO_TRIP):
+    with pytest.raises(RequestRefused, match=NO_TRIP):
         live.answer(0, 9, good, Slot(2, "q"))
-    reasons = [event["reason"] for event in town.events("rejected")]
-    assert reasons == [WRONG_TOKEN] * 3 + [NO_TRIP] and passes_audit(town)
+    reasons = [event["reason"] for event in federation.events("rejected")]
+    assert reasons == [WRONG_TOKEN] * 3 + [NO_TRIP] and passes_audit(federation)
 
 
 def test_a_token_is_of_no_use_after_the_upload(tmp_path: Path) -> None:
-    town = Town(tmp_path, devices=1)
-    town.step()
-    token = TOKENS.make(100, 0, 1, town.live.trips[0].ticket)
-    town.train()
-    town.step()
-    with pytest.raises(Refused):
-        town.live.answer(0, 1, token, Slot(2, "q"))
+    federation = FakeFederation(tmp_path, devices=1)
+    federation.step()
+    token = TOKENS.make(100, 0, 1, federation.live.trips[0].ticket)
+    federation.train()
+    federation.step()
+    with pytest.raises(RequestRefused):
+        federation.live.answer(0, 1, token, Slot(2, "q"))
 
 
 def test_a_device_that_did_not_reach_the_service_is_on_record(tmp_path: Path) -> None:
-    town = Town(tmp_path, devices=1)
-    town.step()
-    [(number, (node, content))] = town.post.sent.items()
+    federation = FakeFederation(tmp_path, devices=1)
+    federation.step()
+    [(number, (node, content))] = federation.transport.sent.items()
     order = wire.read_order(content)  # with an address where nobody listens
-    answer = town.device.handle(order, town.config, {"folder": str(tmp_path / "memory")}, node)
+    answer = federation.device.handle(order, federation.config, {"folder": str(tmp_path / "memory")}, node)
     assert answer.upload is not None and not answer.upload.merged and "reward" not in answer.upload.report
-    town.post.put(number, wire.answer_record(answer))
-    town.step()
-    note = town.events("note")[-1]
+    federation.transport.put(number, wire.answer_record(answer))
+    federation.step()
+    note = federation.events("note")[-1]
     assert note["about"] == "trained on without the fresh model" and "unavailable" in note["reason"]
-    assert town.live.server.version == 2 and passes_audit(town)
+    assert federation.live.server.version == 2 and passes_audit(federation)
 
 
 def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.step()
-    town.train()
-    town.step()
-    town.step()
-    assert town.live.server.version == 4 and len(town.post.sent) == 3
-    checkpoint.write(tmp_path / "run", town.live.state() | {"wall_seconds": 0.0})
-    before = {device: journey.ticket for device, journey in town.live.trips.items()}
-    answers = {node: town.answer(number) for number, (node, _) in town.post.sent.items()}  # trained, never delivered
-    town.post.sent.clear()
-    town.live.writer.lock.release()  # as when its process is killed
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    federation.train()
+    federation.step()
+    federation.step()
+    assert federation.live.server.version == 4 and len(federation.transport.sent) == 3
+    checkpoint.write(tmp_path / "run", federation.live.state() | {"wall_seconds": 0.0})
+    before = {device: trip.ticket for device, trip in federation.live.trips.items()}
+    answers = {
+        node: federation.answer(number) for number, (node, _) in federation.transport.sent.items()
+    }  # trained, never delivered
+    federation.transport.sent.clear()
+    federation.live.writer.lock.release()  # as when its process is killed
     tree = checkpoint.read(tmp_path / "run").tree
     check_state(tree)
-    town.live = town.build(RunWriter(tmp_path / "run", resume=tree["log"]))
-    town.live.restore(tree, 1e6)
-    town.step()
-    assert {device: journey.ticket for device, journey in town.live.trips.items()} == before
-    for number, (node, _) in list(town.post.sent.items()):
-        again = town.answer(number)
+    federation.live = federation.build(RunWriter(tmp_path / "run", resume=tree["log"]))
+    federation.live.restore(tree, 1e6)
+    federation.step()
+    assert {device: trip.ticket for device, trip in federation.live.trips.items()} == before
+    for number, (node, _) in list(federation.transport.sent.items()):
+        again = federation.answer(number)
         assert again.upload is not None and answers[node].upload is not None
         assert np.array_equal(again.upload.weights, answers[node].upload.weights)  # given again, not trained again
-        town.post.put(number, wire.answer_record(again))
-    town.step()
-    assert town.live.server.version == 7 and passes_audit(town)
+        federation.transport.put(number, wire.answer_record(again))
+    federation.step()
+    assert federation.live.server.version == 7 and passes_audit(federation)
 
 
 def test_a_node_that_is_not_on_the_list_is_left_alone(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.post.there.add(999)
-    town.step()
-    assert 999 not in [node for node, _ in town.post.sent.values()]
+    federation = FakeFederation(tmp_path)
+    federation.transport.there.add(999)
+    federation.step()
+    assert 999 not in [node for node, _ in federation.transport.sent.values()]
+
+
+# ---- where the time of a trip goes
+
+TIMING = {"start": 1.0, "import": 2.0, "load": 0.5, "train": 4.0, "fresh": 0.25, "began": 103.0, "cpu": 3.0}
+
+
+def live_trip(**given: object) -> LiveTrip:
+    assignment = Assignment(0, 1, 1, 1, np.zeros(1, np.float32), 5, 0.1)
+    made = LiveTrip(assignment, "ticket", 0.0)
+    made.wall_start = 100.0
+    for name, value in given.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_what_the_device_does_not_account_for_are_messages() -> None:
+    found = live_trip().durations(12.0, TIMING)
+    assert found["messages"] == pytest.approx(12.0 - 7.75)
+    assert (found["down"], found["up"]) == (3.0, pytest.approx(1.25))  # its process began 3 s after the trip
+    phases = ("down", "start", "import", "load", "train", "fresh", "up")
+    assert sum(found[phase] for phase in phases) == pytest.approx(found["whole"]) and found["cpu"] == 3.0
+
+
+def test_both_messages_of_a_trip_count() -> None:
+    first = {"start": 1.0, "import": 2.0, "load": 0.5, "train": 1.0, "began": 101.0}
+    found = live_trip(first_timing=first).durations(20.0, TIMING | {"began": 111.0})
+    assert (found["start"], found["import"], found["train"], found["down"]) == (2.0, 4.0, 5.0, 1.0)
+
+
+@pytest.mark.parametrize(("began", "down"), [(50.0, 0.0), (1e12, 4.25), (math.nan, 0.0), (math.inf, 4.25)])
+def test_clocks_that_disagree_change_nothing_but_the_share_of_the_two_ways(began: float, down: float) -> None:
+    found = live_trip().durations(12.0, TIMING | {"began": began})
+    assert found["down"] == pytest.approx(down) and found["down"] + found["up"] == pytest.approx(4.25)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e9])
+def test_a_phase_that_makes_no_sense_is_left_out(value: float) -> None:
+    found = live_trip().durations(12.0, TIMING | {"train": value})
+    assert "train" not in found and found["messages"] == pytest.approx(12.0 - 3.75)

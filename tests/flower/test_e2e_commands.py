@@ -21,7 +21,15 @@ from freshet.flower.folder import APP, Folder
 from freshet.flower.running import free_ports
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
-from tests.flower.living import PATIENCE, adds_up, await_, checkpoints, events_of, freshet, with_words
+from tests.flower.local_federation import (
+    TIMEOUT_SECONDS,
+    checkpoints,
+    events_of,
+    find_processes,
+    freshet,
+    passes_audit,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -70,8 +78,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     for each in begun:
         each.send_signal(signal.SIGTERM)
     for each in begun:
-        each.wait(PATIENCE)
-    assert not with_words("freshet.flower.node", str(tmp_path)) and not with_words(
+        each.wait(TIMEOUT_SECONDS)
+    assert not find_processes("freshet.flower.node", str(tmp_path)) and not find_processes(
         "freshet.flower.superlink_auth", str(tmp_path)
     )
 
@@ -115,27 +123,27 @@ def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., 
     server = begin(*deploy("server", str(root)))
     begin(*deploy("device", ".", "--node", "0", "--data", "mine.npz"), cwd=machines[0])
     begin(*deploy("device", ".", "--node", "1", "--data", "mydata:load"), cwd=machines[1])
-    await_(lambda: {0, 1} <= set(devices_in(run, "upload")), "an upload of each device", lambda: alive(server))
+    wait_for(lambda: {0, 1} <= set(devices_in(run, "upload")), "an upload of each device", lambda: alive(server))
     status = freshet("deploy", "status", str(root), env=ENV, cwd=tmp_path)
     assert "server app: process" in status and "device 1: node" in status and "uploads" in status
     assert watched(begin, run, free_ports(1)[0])
 
     freshet("deploy", "revoke", str(root), "--node", "1", env=ENV, cwd=tmp_path)
     gone, before = len(devices_in(run, "trigger")), devices_in(run, "upload").count(0)
-    await_(lambda: devices_in(run, "upload").count(0) >= before + 2, "the run going on", lambda: alive(server))
+    wait_for(lambda: devices_in(run, "upload").count(0) >= before + 2, "the run going on", lambda: alive(server))
     assert devices_in(run, "trigger")[gone:].count(1) <= 1  # before anybody knew
 
     saved = checkpoints(run)
-    await_(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
+    wait_for(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
     freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
-    assert server.wait(PATIENCE) == 130 and RunDirectory(run).summary()["status"] == "interrupted"
+    assert server.wait(TIMEOUT_SECONDS) == 130 and RunDirectory(run).summary()["status"] == "interrupted"
     version = RunDirectory(run).summary()["versions"]
     server = begin(*deploy("server", str(root)))
     newer = lambda: [e for e in events_of(run, "aggregate") if e["version"] > version]  # noqa: E731
-    await_(newer, "newer versions after the stop", lambda: alive(server))
+    wait_for(newer, "newer versions after the stop", lambda: alive(server))
     freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
     world = read_world(run)
-    assert adds_up(run) and world is not None and world.samples == [150, 91]
+    assert passes_audit(run) and world is not None and world.samples == [150, 91]
 
 
 def alive(process: subprocess.Popen) -> None:
@@ -153,8 +161,8 @@ def watched(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> boo
         except OSError:
             return None
 
-    first = await_(data, "the data of the page")
-    later = await_(lambda: data(first["version"]), "newer data")
+    first = wait_for(data, "the data of the page")
+    later = wait_for(lambda: data(first["version"]), "newer data")
     assert len(later["document"]["runs"]) == 1
     return later["version"] != first["version"]
 
@@ -180,7 +188,7 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     link = Command("superlink", [commands.program("flower-superlink"), *place, str(port)], where, tmp_path / "link.log")
     children = [Child(link)]
     try:
-        commands.wait_for_port(port, PATIENCE, lambda: children[0].exit_code is None)
+        commands.wait_for_port(port, TIMEOUT_SECONDS, lambda: children[0].exit_code is None)
         for node, own_port in enumerate(nodes):
             told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
             command = [commands.program("flower-supernode"), *place, str(own_port), "--node-config", told]
@@ -189,12 +197,12 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
         told = f'out="{out}" wait-for=2'
         run = [commands.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", told]
         commands.call(Command("run", run, where))
-        await_((out / "world.json").is_file, "the end of the run")
+        wait_for((out / "world.json").is_file, "the end of the run")
     finally:
         commands.stop(children)
     summary, world = RunDirectory(out).summary(), read_world(out)
     assert summary["status"] == "finished" and summary["rounds"] == 4 and summary["rejected"] == summary["lost"] == 0
-    assert adds_up(out) and world is not None and sorted(world.samples) == [90, 91]
+    assert passes_audit(out) and world is not None and sorted(world.samples) == [90, 91]
 
 
 def _changed(source: str, ending: str) -> str:
@@ -220,23 +228,24 @@ print(result.summary["status"], sum(p.numel() for p in result.module().parameter
     (tmp_path / "serve.py").write_text(script)
     server = begin(sys.executable, "serve.py")
     root = tmp_path / "deploy"
-    await_((root / "state" / "nodes.json").is_file, "the registration of keys", lambda: alive(server))
+    wait_for((root / "state" / "nodes.json").is_file, "the registration of keys", lambda: alive(server))
     for node, own_port in enumerate(ports):
         text = (root / "device.toml").read_text()
         (root / "device.toml").write_text(
             tomli_w.dumps({"device": {"superlink": f"127.0.0.1:{port}", "port": own_port}})
         )
         begin(*deploy("device", str(root), "--node", str(node), "--data", "mine:load", "--model", "mine:Net"))
-        await_(
-            lambda node=node: with_words("freshet.flower.node", str(root / "memory" / f"node_{node}")), "its SuperNode"
+        wait_for(
+            lambda node=node: find_processes("freshet.flower.node", str(root / "memory" / f"node_{node}")),
+            "its SuperNode",
         )
         (root / "device.toml").write_text(text)
     run = Folder(root).out()
-    await_(lambda: server.poll() is not None, "the end of the run")
+    wait_for(lambda: server.poll() is not None, "the end of the run")
     assert server.returncode == 0 and "finished 2410" in (tmp_path / "output_0").read_text()
     world = read_world(run)
     assert (
-        adds_up(run)
+        passes_audit(run)
         and RunDirectory(run).summary()["requests"] >= 1
         and world is not None
         and world.samples == [90, 91]

@@ -14,16 +14,16 @@ from freshet.flower.fresh import FreshClient, NoFreshAnswer
 from freshet.flower.running import LocalRun, free_ports
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import read_world
-from tests.flower.living import (
-    Network,
-    adds_up,
-    behind_doors,
+from tests.flower.local_federation import (
+    StallableProxy,
     checkpoints,
     client_processes,
     events,
-    standing_still,
+    install_stalling_app,
+    passes_audit,
+    start_on_demand,
     tables,
-    until,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -32,9 +32,9 @@ TTL = 160.0
 
 
 @pytest.fixture
-def network() -> Iterator[tuple[Network, list[int]]]:
+def network() -> Iterator[tuple[StallableProxy, list[int]]]:
     ports = free_ports(2)
-    made = Network(*ports)
+    made = StallableProxy(*ports)
     yield made, ports
     made.close()
 
@@ -50,57 +50,59 @@ def test_a_federation_outlives_whatever_happens_to_its_devices(tmp_path: Path, s
     doors.mkdir()
     for node in (0, 1):
         (doors / str(node)).touch()
-    standing_still(tmp_path / "deploy", holds, "before_0", "after_1", "after_2")
+    install_stalling_app(tmp_path / "deploy", holds, "before_0", "after_1", "after_2")
     server = {"ttl": TTL, "patience": 20.0}
-    local = start(tables("fedasmu", 5, 0, until=1e5), server=server, devices=behind_doors(doors))
+    local = start(tables("fedasmu", 5, 0, until=1e5), server=server, devices=start_on_demand(doors))
 
     def kill(node: int) -> None:
         (doors / str(node)).unlink()  # back in time for nobody to notice would be another story
         local.devices[node].signal(signal.SIGKILL)
 
     # each as soon as it is so far: that a device is gone must be noticed before its trip expires
-    until(local, lambda: client_processes(local.folder, 0), "device 0 training")
+    wait_until(local, lambda: client_processes(local.folder, 0), "device 0 training")
     kill(0)
-    until(local, lambda: events(local, "request", device=1), "device 1 asking")
+    wait_until(local, lambda: events(local, "request", device=1), "device 1 asking")
     kill(1)
     assert not events(local, "request", device=0)
 
     for node in (2, 4):
         (doors / str(node)).touch()
-    until(local, lambda: uploads(local, 4), "the first upload")
+    wait_until(local, lambda: uploads(local, 4), "the first upload")
     assert not events(local, "trigger", device=3)
     (doors / "3").touch()
-    until(local, lambda: uploads(local, 3), "an upload of the device that came late")
+    wait_until(local, lambda: uploads(local, 3), "an upload of the device that came late")
 
     for node in (0, 1):
-        lost = until(local, lambda node=node: events(local, "lost", device=node), f"the loss of the trip of {node}")[0]
+        lost = wait_until(
+            local, lambda node=node: events(local, "lost", device=node), f"the loss of the trip of {node}"
+        )[0]
         assert lost["trip"] == 1 and "gone" in lost["reason"] and "expired" not in lost["reason"]
         (holds / ("before_0", "after_1")[node]).unlink()
         (doors / str(node)).touch()
     for node in (0, 1):
-        until(local, lambda node=node: uploads(local, node, after=1), f"an upload of device {node}, which is back")
+        wait_until(local, lambda node=node: uploads(local, node, after=1), f"an upload of device {node}, which is back")
 
-    late = until(local, lambda: events(local, "lost", device=2), "the loss of the slow trip")[0]
+    late = wait_until(local, lambda: events(local, "lost", device=2), "the loss of the slow trip")[0]
     assert "expired" in late["reason"]
     (holds / "after_2").unlink()
-    until(local, lambda: uploads(local, 2, after=late["trip"]), "the next upload of the slow device")
+    wait_until(local, lambda: uploads(local, 2, after=late["trip"]), "the next upload of the slow device")
     assert not [e for e in uploads(local, 2) if e["trip"] == late["trip"]]
 
     (holds / "before_3").touch()
-    [trip] = until(local, lambda: list(holds.glob("stands_3_*")), "a trip of device 3 that will not end")
+    [trip] = wait_until(local, lambda: list(holds.glob("stands_3_*")), "a trip of device 3 that will not end")
     (doors / "3").unlink()
     local.devices[3].signal(signal.SIGTERM)
     count = len(uploads(local, 4))
-    until(local, lambda: len(uploads(local, 4)) >= count + 3, "the run going on without device 3")
+    wait_until(local, lambda: len(uploads(local, 4)) >= count + 3, "the run going on without device 3")
     last = int(trip.name.rpartition("_")[2])
     assert events(local, "trigger", device=3)[-1]["trip"] <= last + 1  # once more at most, before anybody knew
     local.stop()
     summary = RunDirectory(local.server.out).summary()
-    assert adds_up(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
+    assert passes_audit(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
 
 
 def test_a_federation_outlives_a_superlink_that_is_killed_and_a_network_that_stalls(
-    start: Callable[..., LocalRun], network: tuple[Network, list[int]]
+    start: Callable[..., LocalRun], network: tuple[StallableProxy, list[int]]
 ) -> None:
     net, (port, fresh_port) = network
     server = {"host": net.HOST, "port": port, "fresh_port": fresh_port, "ttl": TTL, "patience": 20.0}
@@ -110,38 +112,38 @@ def test_a_federation_outlives_a_superlink_that_is_killed_and_a_network_that_sta
         before = {node: len(uploads(local, node)) for node in (0, 1)}
         for node, count in before.items():
             there = lambda node=node, count=count: len(uploads(local, node)) >= count + more  # noqa: E731
-            until(local, there, f"an upload of device {node} {when}")
+            wait_until(local, there, f"an upload of device {node} {when}")
 
     both_upload(1, "at all")
     link = local.server.children[0]
     link.signal(signal.SIGKILL)
-    until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
+    wait_until(local, lambda: local.server.children[0] is not link, "a new SuperLink")
     both_upload(1, "by the new SuperLink")
     net.stall(20.0, lambda: local.poll())
     both_upload(2, "after the stall")
     local.stop()
-    assert adds_up(local.server.out)
+    assert passes_audit(local.server.out)
 
 
 def test_a_server_that_was_killed_goes_on_from_its_checkpoint(start: Callable[..., LocalRun]) -> None:
     """Version and run go on; a stranger's question for the fresh model is refused on the way."""
     local = start(tables("fedasmu", 2, 0, until=1e5))
-    until(local, lambda: len(events(local, "aggregate")) >= 2, "the first aggregations")
+    wait_until(local, lambda: len(events(local, "aggregate")) >= 2, "the first aggregations")
     trip = events(local, "trigger")[-1]
     server, authority = local.folder.server(), (local.folder.certificates / "ca.crt").read_text()
     with pytest.raises(NoFreshAnswer):
         client = FreshClient(f"{server.host}:{server.fresh_port}", authority, trip["device"], trip["trip"], "0" * 64)
         client.ask(Slot(2, "q"), 0, 1)
-    assert until(local, lambda: events(local, "rejected"), "the refusal")
+    assert wait_until(local, lambda: events(local, "rejected"), "the refusal")
     saved = checkpoints(local.server.out)
-    until(local, lambda: checkpoints(local.server.out) > saved + 1, "a checkpoint")
+    wait_until(local, lambda: checkpoints(local.server.out) > saved + 1, "a checkpoint")
     version, pid = events(local, "aggregate")[-1]["version"], commands.server_process(local.folder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    until(local, lambda: commands.server_process(local.folder) not in (None, pid), "a new server app")
-    until(local, lambda: [e for e in events(local, "aggregate") if e["version"] > version + 1], "newer versions")
+    wait_until(local, lambda: commands.server_process(local.folder) not in (None, pid), "a new server app")
+    wait_until(local, lambda: [e for e in events(local, "aggregate") if e["version"] > version + 1], "newer versions")
     local.stop()
     summary, world = RunDirectory(local.server.out).summary(), read_world(local.server.out)
-    assert summary["status"] == "interrupted" and adds_up(local.server.out)
+    assert summary["status"] == "interrupted" and passes_audit(local.server.out)
     assert summary["versions"] > version and summary["requests"] >= 1 and summary["trip_seconds"]["train"] > 0
     assert world is not None and len(world) == 2 and max(world.train_seconds) > 0 and max(world.start_seconds) > 0

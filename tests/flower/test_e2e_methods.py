@@ -9,7 +9,7 @@ import pytest
 from freshet.config import load_tables, resolve
 from freshet.flower.running import LocalRun
 from freshet.flower.wire import from_bytes
-from tests.flower.living import adds_up, events, finished, standing_still, tables, until
+from tests.flower.local_federation import events, finished_run, install_stalling_app, passes_audit, tables, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -17,26 +17,26 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
     """The fallback needs no port but the SuperLink's, and two messages per trip."""
     local = start(tables("fedssmu", 2, 2), server={"fresh": "messages"})
-    summary = finished(local).summary()
+    summary = finished_run(local).summary()
     assert summary["rounds"] == 2 and summary["requests"] >= 1 and summary["messages"] == 2 * summary["trips"]
 
 
 def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     """Device 1 stands still before its first epoch; told to hurry, it uploads after one epoch instead of three.
     In its second trip it stands still, too: what it remembers is that of its first."""
-    standing_still(tmp_path / "deploy", tmp_path / "holds", "before_1", "before_1_2")
+    install_stalling_app(tmp_path / "deploy", tmp_path / "holds", "before_1", "before_1_2")
     settings = tables("port", 2, 0, until=1e5)
     settings["method"] |= {"K": 1, "omega": 0}
     local = start(settings)
-    until(local, lambda: events(local, "hurry", device=1), "the hurry")
-    until(local, (tmp_path / "holds" / "hurried_1").exists, "the device hearing of it")
+    wait_until(local, lambda: events(local, "hurry", device=1), "the hurry")
+    wait_until(local, (tmp_path / "holds" / "hurried_1").exists, "the device hearing of it")
     (tmp_path / "holds" / "before_1").unlink()
-    until(local, lambda: events(local, "upload", device=1), "its upload")
-    until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")
+    wait_until(local, lambda: events(local, "upload", device=1), "its upload")
+    wait_until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")
     (kept,) = (local.folder.root / "memory" / "node_1").glob("memory.*.safetensors")
     memory = from_bytes(kept.read_bytes())
     config = resolve(load_tables(local.folder.root / "federation.toml"))
     per_epoch = math.ceil(memory["answer"]["samples"] / config.training.batch_size)
     assert memory["answer"]["upload"]["steps"] == per_epoch < config.training.epochs * per_epoch
     local.stop()
-    assert events(local, "upload", device=1)[0]["trip"] == 1 and adds_up(local.server.out)
+    assert events(local, "upload", device=1)[0]["trip"] == 1 and passes_audit(local.server.out)

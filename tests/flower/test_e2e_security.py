@@ -14,7 +14,7 @@ from freshet.flower.commands import Child, Command
 from freshet.flower.folder import APP, Folder
 from freshet.flower.hosting import acquire_task
 from freshet.flower.running import LocalRun, free_ports
-from tests.flower.living import PATIENCE, adds_up, events, tables, until
+from tests.flower.local_federation import TIMEOUT_SECONDS, events, passes_audit, tables, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -66,13 +66,13 @@ def test_hostile_uploads_and_an_unreachable_service(start: Callable[..., LocalRu
         return any(REASONS[device] in reason for reason in found)
 
     for device, reason in REASONS.items():
-        until(local, lambda device=device: refused(device), f"the refusal of device {device}: {reason}")
-    until(local, lambda: any(_by(e, 0) for e in events(local, "aggregate")), "an aggregation")
-    until(local, lambda: trained_on(local), "a device saying that it trained on")
+        wait_until(local, lambda device=device: refused(device), f"the refusal of device {device}: {reason}")
+    wait_until(local, lambda: any(_by(e, 0) for e in events(local, "aggregate")), "an aggregation")
+    wait_until(local, lambda: trained_on(local), "a device saying that it trained on")
     local.stop()
     replayed = [e for e in events(local, "aggregate") if _by(e, 5)]
     assert len(replayed) <= 1 and not any(_by(e, k) for e in events(local, "aggregate") for k in (1, 2, 3, 4))
-    assert not events(local, "merge") and adds_up(local.server.out)
+    assert not events(local, "merge") and passes_audit(local.server.out)
 
 
 def trained_on(local: LocalRun) -> list[dict]:
@@ -124,17 +124,17 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
     try:
         starts_no_app(local, tmp_path)
         for name, sign in STRANGERS.items():
-            until(local, lambda name=name, sign=sign: sign in said(tmp_path, name), f"the refusal of {name}")
-        until(local, lambda: "SuperNode ID" in logs(local), "the device with a registered key being let in")
+            wait_until(local, lambda name=name, sign=sign: sign in said(tmp_path, name), f"the refusal of {name}")
+        wait_until(local, lambda: "SuperNode ID" in logs(local), "the device with a registered key being let in")
     finally:
         commands.stop(children)
     assert not any("SuperNode ID" in said(tmp_path, name) for name in STRANGERS)
     secrets = [path.read_text() for path in (local.folder.control_token, local.folder.executor_secret)]
     assert not any(secret in logs(local) for secret in secrets)
     before = len(events(local, "aggregate"))
-    until(local, lambda: len(events(local, "aggregate")) > before, "the next round")
+    wait_until(local, lambda: len(events(local, "aggregate")) > before, "the next round")
     local.stop()
-    assert adds_up(local.server.out)
+    assert passes_audit(local.server.out)
 
 
 def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
     machine that has not the executor's secret."""
     address = f"https://127.0.0.1:{local.folder.server().port}"
     trust = ssl.create_default_context(cafile=str(local.folder.certificates / "ca.crt"))
-    with httpx.Client(verify=trust, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(verify=trust, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
         for path in ("/v1/control/start-run", "/v1/control/register-node", "/docs", "/openapi.json"):
             for token in ({}, {"authorization": "Bearer " + "0" * 64}):
                 assert client.post(address + path, headers=token).status_code == 401

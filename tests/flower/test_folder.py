@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from typer.testing import CliRunner
 
-from freshet.cli.app import app
 from freshet.errors import ConfigError, RunError
 from freshet.flower import commands
-from freshet.flower.folder import Folder, init, update_app, run_config
-from freshet.flower.server_app import ServerSettings, read_nodes
+from freshet.flower.folder import Folder, init, update_app
 
 TABLES = {"method": {"name": "fedasmu"}, "fleet": {"devices": 2}, "run": {"until": 60.0}}
 
@@ -117,35 +114,12 @@ def test_it_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: P
     assert made.device().superlink == "fl.example.org:18000"
 
 
-def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
-    link, executor = map(str, commands.superlink(made))
-    node, run = str(commands.supernode(made, 1, "mydata:load")), str(commands.run(made))
-    assert "--enable-supernode-auth" in link and "--insecure" not in link + executor + node + run
-    assert "--ssl-keyfile" in link and "--root-certificates" in executor and "--auth-supernode-private-key" in node
-    assert 'data="mydata:load"' in node and "partition-id=1" in node
-    assert link.count("--superexec-auth-secret-file") == executor.count("--superexec-auth-secret-file") == 1
-    secret = made.key(1).read_text().splitlines()[1]
-    assert all(secret not in command for command in (link, executor, node, run))
-
-
-def test_the_server_app_is_told_what_the_folder_says(made: Folder) -> None:
-    settings = ServerSettings.read(run_config(made))
-    assert (settings.fresh, settings.fresh_bind) == ("side", "0.0.0.0:18002")
-    assert settings.fresh_address == "fl.example.org:18002" and settings.out == str(made.root / "run")
-    with pytest.raises(ConfigError, match="fresh"):
-        ServerSettings.read({"fresh": "pigeons"})
-    with pytest.raises(ConfigError, match="ttl"):
-        ServerSettings.read({"ttl": "soon", "fresh": "none"})
-    with pytest.raises(ConfigError, match="certificate"):
-        ServerSettings.read({"fresh": "side"})
-
-
 def test_a_wrong_setting_is_one_sentence(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     (tmp_path / "server.toml").write_text("[server]\nport = 0\n")
     with pytest.raises(ConfigError, match=r"server\.port"):
         folder.server()
-    with pytest.raises(RunError, match="no deployment"):
+    with pytest.raises(RunError, match="is not a deployment"):
         Folder(tmp_path / "elsewhere").check()
 
 
@@ -155,25 +129,3 @@ def test_the_app_takes_up_a_changed_configuration(tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(text.replace("until = 60.0", "until = 90.0"))
     assert update_app(folder)["run"]["until"] == 90.0
     assert "until = 90.0" in (folder.app / "freshet_app" / "federation.toml").read_text()
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"1": "x"}', '{"1": 7}'])
-def test_a_broken_list_of_nodes_is_one_sentence(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "nodes.json"
-    path.write_text(content)
-    with pytest.raises(RunError, match=r"nodes\.json"):
-        read_nodes(path, 2)
-
-
-def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
-    runner, root = CliRunner(), str(tmp_path / "d")
-    assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
-    server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
-    assert "-m freshet.flower.superlink_auth" in server.output and "supernode register" in server.output
-    device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--data", "m:load", "--dry-run"])
-    assert "-m freshet.flower.node" in device.output and "h.example:18000" in device.output
-    assert "freshet.flower.node" not in runner.invoke(app, ["deploy", "status", root]).output
-    local = runner.invoke(app, ["deploy", "local", "--devices", "2", "--dry-run"])
-    assert local.output.count("freshet.flower.node") == 2
-    plain = runner.invoke(app, ["deploy", "app", str(tmp_path / "app")])
-    assert plain.exit_code == 0 and (tmp_path / "app" / "pyproject.toml").is_file()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from freshet.core.messages import Fresh, Slot
-from freshet.core.server import Refused
+from freshet.core.server import RequestRefused
 from freshet.flower import security
 from freshet.flower.fresh import MAX_REQUEST_BYTES, SERVICE, FreshClient, FreshService, NoFreshAnswer
 
@@ -27,7 +27,7 @@ class Answers:
 
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
         if (device, trip, token) != (1, 2, "good"):
-            raise Refused("not yours")
+            raise RequestRefused("not yours")
         return Fresh(4, 4, WEIGHTS, {"control": WEIGHTS[:3]}) if self.newer else None
 
     def is_urgent(self, device: int, trip: int, token: str) -> bool:
@@ -74,7 +74,7 @@ def test_another_token_is_refused(folder: Path, service: tuple) -> None:
 
 def test_a_model_that_is_not_newer_or_of_another_size_is_not_taken(folder: Path, service: tuple) -> None:
     for base, size in ((4, 5), (3, 6)):
-        with pytest.raises(NoFreshAnswer, match="not newer, or not of this size"):
+        with pytest.raises(NoFreshAnswer, match="not newer, or has another size"):
             client(folder, service[0].port).ask(Slot(2, "q"), base, size)
 
 

@@ -1,4 +1,4 @@
-"""``freshet deploy``: the same methods on machines that own their data, on Flower."""
+"""``freshet deploy``: the same methods on machines that own their data, over Flower."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +12,11 @@ from freshet.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from freshet.flower.folder import Folder
 
-deploy_app = typer.Typer(help="Run a federation on real machines, on Flower.", no_args_is_help=True)
+deploy_app = typer.Typer(help="Run a federation on real machines over Flower.", no_args_is_help=True)
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment.")]
 Method = Annotated[str, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b].")]
-Cell = Annotated[str | None, typer.Option("--cell", help="Settings of one of the paper's cells.")]
+Cell = Annotated[str | None, typer.Option("--cell", help="Use the settings of one of the paper's cells.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
 Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="Number of devices.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override: section.key=value. Repeatable.")]
@@ -26,7 +26,9 @@ Node = Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the de
 
 def _needs_flower() -> None:
     if find_spec("flwr") is None:
-        raise RunError("deploying needs Flower, which is not installed; install it: pip install 'freshet-fl[flower]'")
+        from freshet.flower import NEEDS_FLOWER
+
+        raise RunError(NEEDS_FLOWER)
 
 
 def _folder(directory: Path) -> "Folder":
@@ -43,7 +45,7 @@ def _say(text: str) -> None:
 def _tables(
     method: str | None, cell: str | None, config: Path | None, devices: int | None, settings: list[str] | None
 ) -> dict[str, Any]:
-    """Settings as given; a device that is back is triggered at once, since real ones rarely all come together."""
+    """The settings. By default a device that returns is triggered at once: real devices rarely return together."""
     from freshet.config import load_tables, override, with_method
     from freshet.methods import class_and_preset
     from freshet.paper.cells import cell_settings, find_cell
@@ -71,7 +73,7 @@ def init(
     directory: Dir,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Name or address of the server; the first one is for devices (default: loopback)."),
+        typer.Option("--host", help="Name or address of the server. Devices use the first one. Default: loopback."),
     ] = None,
     method: Method = "fedasmu",
     devices: Devices = 4,
@@ -79,15 +81,15 @@ def init(
     config: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Make the folder of a deployment: certificates, keys, settings, services, and a README with what to type.
+    """Make the folder of a deployment: certificates, keys, settings, services, and a README with the commands.
 
-    What is there already stays as it is: keys are never written over.
+    Existing files are never overwritten.
     """
     _needs_flower()
     from freshet.flower.folder import init as make
 
     folder = make(directory, _tables(method, cell, config, devices, settings), host or [])
-    typer.echo(f"{folder.root}: ready; what to type on each machine is in {folder.root / 'README.md'}")
+    typer.echo(f"{folder.root}: ready; see {folder.root / 'README.md'} for the commands of each machine")
 
 
 @deploy_app.command("app")
@@ -99,18 +101,20 @@ def app(
     config: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Write a plain Flower app, which `flwr run DIR` starts on a SuperLink of your own."""
+    """Write a plain Flower app. Start it with `flwr run DIR` on your own SuperLink."""
     _needs_flower()
     from freshet.config import resolve
     from freshet.flower.folder import write_app
 
     write_app(directory, resolve(_tables(method, cell, config, devices, settings)).tables())
-    typer.echo(f"{directory}: start it with: flwr run {directory}; your model and data go to freshet_app/client_app.py")
+    typer.echo(
+        f"{directory}: start: flwr run {directory}; your model and data go into freshet_app/client_app.py"
+    )
 
 
 @deploy_app.command("server")
 def server(directory: Dir, dry_run: DryRun = False) -> None:
-    """Start the server of a deployment and its run, or go on with a run that was stopped."""
+    """Start the server of a deployment and its run. A stopped run is resumed."""
     folder = _folder(directory)
     from freshet.config import load_tables, resolve
     from freshet.flower import commands
@@ -131,21 +135,21 @@ def device(
     node: Node,
     data: Annotated[
         str,
-        typer.Option("--data", help="module:function that gives its samples, or a file .npz with x and y."),
+        typer.Option("--data", help="module:function that returns its samples, or a .npz file with x and y."),
     ] = "",
     model: Annotated[
-        str, typer.Option("--model", help="module:Class of its network, where the server has one of its own.")
+        str, typer.Option("--model", help="module:Class of its network, if the server uses a custom one.")
     ] = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Start device K on this machine; its SuperNode is started again whenever it ends."""
+    """Start device K on this machine. Its SuperNode is restarted whenever it ends."""
     folder = _folder(directory)
     from freshet.flower import commands
     from freshet.flower.running import run_device
 
     if not folder.key(node).is_file():
         raise RunError(
-            f"{folder.key(node)} is missing: bring the key of device {node} here, see {folder.root}/README.md"
+            f"{folder.key(node)} is missing; copy the key of device {node} here, see {folder.root}/README.md"
         )
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
     command = commands.supernode(folder, node, absolute, model)
@@ -156,7 +160,7 @@ def device(
 
 @deploy_app.command("status")
 def status(directory: Dir, dry_run: DryRun = False) -> None:
-    """Say what runs, who is registered, and how far the run is."""
+    """Show what runs, which devices are registered, and the progress of the run."""
     folder = _folder(directory)
     from freshet.flower import commands
     from freshet.flower.running import score_text
@@ -181,7 +185,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
 
 @deploy_app.command("stop")
 def stop(directory: Dir, dry_run: DryRun = False) -> None:
-    """Stop the server of a deployment on this machine; its run can be gone on with."""
+    """Stop the server of a deployment on this machine. The run can be resumed."""
     folder = _folder(directory)
     from freshet.flower import commands
 
@@ -192,18 +196,18 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
         typer.echo(f"kill -TERM {pid}")
         return
     commands.stop_deploy_server(folder)
-    typer.echo(f"stopped; go on with: freshet deploy server {folder.root}")
+    typer.echo(f"stopped; resume with: freshet deploy server {folder.root}")
 
 
 @deploy_app.command("revoke")
 def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
-    """Lock a device out: the SuperLink forgets its key (the server must be running)."""
+    """Lock out a device: remove its key from the SuperLink. The server must be running."""
     folder = _folder(directory)
     from freshet.flower import commands
 
     known = folder.registered_nodes()
     if node not in known:
-        raise ConfigError("--node", f"device {node} is not registered; registered are {sorted(known)}")
+        raise ConfigError("--node", f"device {node} is not registered; registered devices: {sorted(known)}")
     command = commands.unregister(folder, known.pop(node))
     if dry_run:
         typer.echo(str(command))
@@ -211,7 +215,7 @@ def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
     commands.call(command)
     commands.revoke_key(folder, node)
     commands.write_nodes(folder, known)
-    typer.echo(f"device {node} is locked out; trips that it has under way are lost")
+    typer.echo(f"device {node} is locked out; its trip in flight is lost")
 
 
 @deploy_app.command("local")
@@ -221,7 +225,7 @@ def local(
     cell: Cell = None,
     config: ConfigFile = None,
     until: Annotated[str | None, typer.Option("--until", help="Real time to run: 90, 90s, 10m.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="End after so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory (default: under runs/).")] = None,
     fresh: Annotated[str, typer.Option("--fresh", help="Fresh models: side, messages or none.")] = "side",
@@ -229,7 +233,7 @@ def local(
     settings: Settings = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run a whole federation on this machine: SuperLink, SuperNodes, TLS and authentication, as on many machines.
+    """Run a whole federation on this machine, with SuperLink, SuperNodes, TLS and authentication.
 
     Example: freshet deploy local --devices 4 --until 90s
     """
@@ -250,7 +254,7 @@ def local(
 
 
 def _finish(out: Path, status: str) -> None:
-    """The table that a simulation ends with, and where a trip's time went."""
+    """Print the table that a simulation ends with, and a trip's seconds by phase."""
     from freshet.cli.screen import summary_table, wide_console
     from freshet.runs.reader import RunDirectory
 
@@ -268,24 +272,24 @@ def _finish(out: Path, status: str) -> None:
         raise RunError(f"the run failed; see {out} and the logs in state/logs of the deployment")
 
 
-#: What the phases of a trip are; ``messages`` are ``down`` and ``up``.
+#: The phases of a trip. ``messages`` is ``down`` plus ``up``.
 PHASES = {
-    "down": "message to the device, and waiting to be fetched",
-    "start": "process of the device, Flower's part of it",
-    "import": "our code and torch",
+    "down": "message to the device, until it is fetched",
+    "start": "start of the device's process by Flower",
+    "import": "import of Freshet and torch",
     "load": "data and model",
     "train": "training",
     "fresh": "waiting for the fresh model",
-    "up": "message to the server, and waiting to be fetched",
+    "up": "message to the server, until it is fetched",
     "whole": "whole trip",
 }
 
 
 def trip_cost_lines(summary: dict[str, Any]) -> list[str]:
-    """Where the time of a trip went: medians over all trips, and how many messages a trip took."""
+    """A trip's median seconds by phase, and the number of messages."""
     phases = summary.get("trip_seconds") or {}
     lines = [f"  {phases[name]:6.2f} s  {name:7s} {text}" for name, text in PHASES.items() if name in phases]
     if lines:
-        counts = f"{summary['uploads']}, {summary['messages']} messages for {summary['trips']} trips"
-        lines.insert(0, f"a trip in seconds (medians of {counts}):")
+        counts = f"{summary['uploads']} uploads; {summary['messages']} messages for {summary['trips']} trips"
+        lines.insert(0, f"seconds of a trip (medians of {counts}):")
     return lines

@@ -1,9 +1,10 @@
-"""Federations of real machines, on Flower: its SuperLink and SuperNodes carry the messages, the core decides.
+"""Federations of real machines. Flower's SuperLink and SuperNodes carry the messages; the core decides.
 
-Built on ``core.coordinator`` (server) and ``training.trip`` (device). Nothing here knows a simulation.
+Built on ``core.coordinator`` (server) and ``training.trip`` (device). Independent of the simulator.
 """
 
 import time
 
-#: When this package was loaded: in the process of a trip, what comes before is Flower's and what follows is ours.
+#: When this package was imported. In the process of a trip, the time before is Flower's and the time after is ours.
 IMPORTED_AT = time.time()
+NEEDS_FLOWER = "deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'"

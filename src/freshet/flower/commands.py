@@ -1,4 +1,4 @@
-"""The Flower processes of a deployment: their commands, and keeping them alive."""
+"""The Flower commands of a deployment, and the processes that they start."""
 
 import base64
 import contextlib
@@ -23,25 +23,26 @@ import tomli_w
 
 from freshet.errors import RunError
 from freshet.files import open_many, write_atomically
-from freshet.flower.folder import Folder, update_app, run_config
+from freshet.flower import NEEDS_FLOWER
+from freshet.flower.folder import Folder, run_config, update_app
 from freshet.flower.security import write_secret
 
 CONNECTION = "freshet"
-#: No telemetry, no look for updates, no packages installed behind the user's back.
+#: No telemetry, no update check, no automatic installation of packages.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-#: Seconds that a process is given to end by itself.
+#: Seconds that a process has to end after SIGTERM.
 STOP_TIMEOUT_SECONDS = 10.0
-#: Seconds that a command of Flower's may take.
+#: Seconds that a Flower command may take.
 FLOWER_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass
 class Command:
-    """A command, the environment it needs beside this process's, and the file for what it prints."""
+    """A command, its extra environment variables, and the file for its output."""
 
     name: str
     words: list[str]
@@ -54,7 +55,7 @@ class Command:
 
 
 class Child:
-    """A running command, in a process group of its own."""
+    """A running command in its own process group."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -75,7 +76,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """The exit code, or None while the process runs."""
         return self.process.poll()
 
     def signal(self, number: int) -> None:
@@ -84,7 +85,7 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """Ask all to end, then make them."""
+    """Terminate all children, then kill those that remain."""
     for child in children:
         child.signal(signal.SIGTERM)
     end = time.monotonic() + STOP_TIMEOUT_SECONDS
@@ -100,18 +101,16 @@ def stop(children: Sequence[Child]) -> None:
 
 
 def program(name: str) -> str:
-    """A program of Flower: beside this Python, or on the path."""
+    """Find a program of Flower: beside this Python, or on the path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise RunError(
-            "deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'"
-        )
+        raise RunError(NEEDS_FLOWER)
     return found
 
 
 def full_environment(command: Command) -> dict[str, str]:
-    """The environment of a command: Flower finds its other programs on the path."""
+    """The whole environment of a command. Flower looks for its other programs on the path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return os.environ | {"PATH": path} | command.environment
 
@@ -121,9 +120,8 @@ def flower_environment(folder: Folder) -> dict[str, str]:
 
 
 def superlink(folder: Folder) -> list[Command]:
-    """The SuperLink behind its gate, and who starts the server app: a process of its own, which a dead SuperLink leaves
-    alone."""
-    server, pems, where = folder.server(), folder.certificates, flower_environment(folder)
+    """The SuperLink with access control, and the executor that starts the server app and survives the SuperLink."""
+    server, pems, variables = folder.server(), folder.certificates, flower_environment(folder)
     secret = ("--superexec-auth-secret-file", str(folder.executor_secret))
     link = [
         *(sys.executable, "-m", "freshet.flower.superlink_auth", str(folder.control_token)),
@@ -139,8 +137,8 @@ def superlink(folder: Folder) -> list[Command]:
     ]
     logs = folder.state / "logs"
     return [
-        Command("superlink", link, where, logs / "superlink.log"),
-        Command("superexec", executor, where, logs / "server.log"),
+        Command("superlink", link, variables, logs / "superlink.log"),
+        Command("superexec", executor, variables, logs / "server.log"),
     ]
 
 
@@ -149,7 +147,7 @@ def register(folder: Folder, node: int) -> Command:
     return Command(f"register {node}", words, flower_environment(folder))
 
 
-#: ``flwr supernode register`` for several keys in one process: most of its time is spent loading.
+#: ``flwr supernode register`` for several keys in one process, because imports take most of its time.
 _REGISTER = """
 import sys
 from flwr.cli.app import app
@@ -169,8 +167,8 @@ def unregister(folder: Folder, node_id: int) -> Command:
 
 
 def run(folder: Folder) -> Command:
-    told = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder).items())
-    words = [program("flwr"), "run", str(folder.app), CONNECTION, "--format", "json", "--run-config", told]
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder).items())
+    words = [program("flwr"), "run", str(folder.app), CONNECTION, "--format", "json", "--run-config", settings]
     return Command("run", words, flower_environment(folder))
 
 
@@ -179,7 +177,7 @@ def list_nodes(folder: Folder) -> Command:
 
 
 def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Command:
-    """The SuperNode of a device; where it finds its data, network and memory goes into its node config."""
+    """The SuperNode of a device. Its node config says where its data, network and memory are."""
     device = folder.device()
     home = Path(device.folder or folder.root / "memory" / f"node_{node}").absolute()
     node_config: dict[str, Any] = {"partition-id": node, "folder": str(home)}
@@ -192,31 +190,36 @@ def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Com
         *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())),
     ]
     modules = [str(Path.cwd()), str(folder.root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    where = QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": os.pathsep.join(modules)}
-    return Command(f"device {node}", words, where)
+    variables = QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": os.pathsep.join(modules)}
+    return Command(f"device {node}", words, variables)
 
 
-# ---- doing
+# ---- starting and stopping
 
 
 def call(command: Command) -> list[dict[str, Any]]:
-    """Run a command of Flower's that answers in JSON; its answers, of which there is at least one."""
+    """Run a Flower command that answers in JSON. Returns its answers, at least one."""
     try:
         done = subprocess.run(  # noqa: S603
-            command.words, env=full_environment(command), capture_output=True, text=True, check=False, timeout=FLOWER_TIMEOUT_SECONDS
+            command.words,
+            env=full_environment(command),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=FLOWER_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"Flower has not answered `{command.name}` within {FLOWER_TIMEOUT_SECONDS:g} s") from None
+        raise RunError(f"Flower did not answer `{command.name}` within {FLOWER_TIMEOUT_SECONDS:g} s") from None
     found = _json_objects(done.stdout)
     if done.returncode or not found or not all(each.get("success") for each in found):
-        told = next((str(each["error-message"]) for each in found if each.get("error-message")), "")
-        said = (told or done.stderr or done.stdout).strip().splitlines()
-        raise RunError(f"Flower refused `{command.name}`: {said[-1] if said else 'no reason given'}")
+        message = next((str(each["error-message"]) for each in found if each.get("error-message")), "")
+        lines = (message or done.stderr or done.stdout).strip().splitlines()
+        raise RunError(f"Flower refused `{command.name}`: {lines[-1] if lines else 'no reason given'}")
     return found
 
 
 def _json_objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects in what a command has printed."""
+    """The JSON objects in the output of a command."""
     found: list[dict[str, Any]] = []
     decoder, place = json.JSONDecoder(), text.find("{")
     while place >= 0:
@@ -231,7 +234,7 @@ def _json_objects(text: str) -> list[dict[str, Any]]:
 
 
 def connect(folder: Folder) -> None:
-    """Tell the command ``flwr`` where the SuperLink is and how it is let in (as if somebody had logged in)."""
+    """Write the address of the SuperLink and the access token where ``flwr`` looks for them, as after a login."""
     home, address = folder.state / "flwr", f"127.0.0.1:{folder.server().port}"
     home.mkdir(parents=True, exist_ok=True)
     connection = {"address": address, "root-certificates": str(folder.certificates / "ca.crt")}
@@ -241,8 +244,8 @@ def connect(folder: Folder) -> None:
         if not path.exists():
             write_secret(path, secrets.token_hex(32).encode())
     token = folder.control_token.read_text(encoding="ascii")
-    shown = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": token}
-    stored = {f"flower.account-auth.{address}.{key}": _base64(value) for key, value in shown.items()}
+    credentials = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": token}
+    stored = {f"flower.account-auth.{address}.{key}": _base64(value) for key, value in credentials.items()}
     (home / "credentials.yaml").unlink(missing_ok=True)
     write_secret(home / "credentials.yaml", json.dumps(stored).encode())
 
@@ -252,7 +255,7 @@ def _base64(text: str) -> str:
 
 
 def check_auth(folder: Folder) -> None:
-    """Raise unless the SuperLink turns away who calls its control interface without the token."""
+    """Raise unless the SuperLink refuses a call to its control interface without the token."""
     trust = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
     address = f"https://127.0.0.1:{folder.server().port}/v1/control/list-runs"
     try:
@@ -260,21 +263,21 @@ def check_auth(folder: Folder) -> None:
     except httpx.HTTPError as problem:
         raise RunError(f"the SuperLink does not answer ({problem}); see state/logs/superlink.log") from None
     if answer.status_code != httpx.codes.UNAUTHORIZED:
-        raise RunError("the SuperLink lets strangers start apps: this version of Flower cannot be used, only 1.41.0")
+        raise RunError("the SuperLink lets strangers start apps; install the supported version of Flower, 1.41.0")
 
 
 def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
-    """Until something listens there."""
+    """Wait until a process listens on the port."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and alive():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.1)
-    raise RunError(f"the SuperLink did not start listening on port {port}; see its log in state/logs/superlink.log")
+    raise RunError(f"the SuperLink does not listen on port {port}; see state/logs/superlink.log")
 
 
 def register_all(folder: Folder, devices: int) -> None:
-    """Register the keys that the SuperLink does not know yet, and write down which node is which device."""
+    """Register the keys that are new to the SuperLink, and write which node is which device."""
     known = folder.registered_nodes()
     new = [node for node in range(devices) if node not in known and Path(f"{folder.key(node)}.pub").is_file()]
     if new:
@@ -287,8 +290,8 @@ def write_nodes(folder: Folder, known: Mapping[int, int]) -> None:
 
 
 def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
-    """SuperLink up, keys registered, and the executor up unless the server app runs elsewhere."""
-    open_many()  # for all that is started here: idle connections of strangers take descriptors
+    """Start the SuperLink, register the keys, and start the executor unless the server app runs elsewhere."""
+    open_many()  # inherited by the children, because idle connections of strangers take descriptors
     tables = update_app(folder)
     connect(folder)
     link, starter = superlink(folder)
@@ -306,24 +309,24 @@ def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
 
 
 def revoke_key(folder: Folder, node: int) -> None:
-    """A key that is locked out is not registered again at the next start."""
+    """Mark a key as revoked, so that the next start does not register it again."""
     public = Path(f"{folder.key(node)}.pub")
     if public.is_file():
         public.rename(public.with_suffix(".revoked"))
 
 
 def server_process(folder: Folder) -> int | None:
-    """The number of the server app's process, if it lives."""
+    """The process id of the server app, or None if it does not run."""
     return _live_process(folder.state / "server.pid", b"flwr-serverapp")
 
 
 def deploy_process(folder: Folder) -> int | None:
-    """The number of the process of ``deploy server``, if it lives."""
+    """The process id of ``deploy server``, or None if it does not run."""
     return _live_process(folder.state / "deploy.pid", b"deploy")
 
 
 def _live_process(path: Path, word: bytes) -> int | None:
-    """A process whose number is in a file, unless it is gone or the number is somebody else's by now."""
+    """The process id in a file, or None if that process has ended or the id now belongs to another one."""
     try:
         pid = int(path.read_text(encoding="ascii"))
         if Path("/proc/self").exists():
@@ -335,7 +338,7 @@ def _live_process(path: Path, word: bytes) -> int | None:
 
 
 def stop_deploy_server(folder: Folder, seconds: float = 12 * STOP_TIMEOUT_SECONDS) -> None:
-    """Ask the process of ``deploy server`` to end, and wait until it has."""
+    """Terminate the process of ``deploy server``, and wait for it."""
     pid = deploy_process(folder)
     if pid is None:
         return
@@ -345,4 +348,4 @@ def stop_deploy_server(folder: Folder, seconds: float = 12 * STOP_TIMEOUT_SECOND
         if deploy_process(folder) != pid:
             return
         time.sleep(0.2)
-    raise RunError(f"process {pid} has not ended within {seconds:g} s")
+    raise RunError(f"process {pid} did not end within {seconds:g} s")

@@ -1,13 +1,10 @@
-"""A device: answers the server's messages by training on its own data, and remembers in its own folder.
+"""A device: answers the server's messages by training on its own data, and keeps its memory in its own folder.
 
     app = Device(load=my_data).app(Path(__file__).with_name("federation.toml"))      # in a Flower client app
 
-Each message is handled by a process of its own, which Flower starts; what has to last lies in the folder.
-
-What a device keeps in its own folder: its memory, its last upload, and a trip that waits for the fresh model.
-
-Each is one file, replaced as a whole. It belongs to a session (one run of a server) and bears its name: another one
-begins with nothing, so that no run learns from a Q-table or a control variate of another, and wipes nothing.
+Flower starts a new process for each message, so state that must last is in the folder: the device's memory with its
+last answer, and a trip that waits for the fresh model. Each is one file, replaced atomically. Its name contains the
+session (one run of a server): a new session starts empty and deletes nothing, so no run learns from another's state.
 """
 
 import contextlib
@@ -46,13 +43,13 @@ if TYPE_CHECKING:
     from freshet.flower.fresh import FreshClient
 
 
-#: Runs that a device remembers, the latest; it may take part in several at once.
+#: The number of latest sessions that a device keeps. It may take part in several at once.
 KEPT_SESSIONS = 4
 
 
 @dataclass
 class DeviceRecord:
-    """The device's memory, and its last answer with the ticket it belongs to."""
+    """The device's memory, and its last answer with the answer's ticket."""
 
     memory: Memory
     ticket: str = ""
@@ -60,16 +57,16 @@ class DeviceRecord:
 
 
 class DeviceFolder:
-    """The folder of one device, for its own user only."""
+    """The folder of one device, accessible to its own user only."""
 
     def __init__(self, folder: Path, session: str) -> None:
         self.folder, self.session = folder, session
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # it is somebody else's; the files are ours in any case
-            folder.chmod(0o700)  # Flower may have made it, open to all
+        with contextlib.suppress(PermissionError):  # another user owns the folder; the files have mode 0600 anyway
+            folder.chmod(0o700)  # Flower may have made it readable for all
 
     def read(self) -> DeviceRecord:
-        """What is kept of this session; nothing, if there is none or it cannot be read."""
+        """Read the record of this session. Empty if it is missing or unreadable."""
         tree = self._read("memory")
         if tree is None:
             return DeviceRecord({})
@@ -79,21 +76,21 @@ class DeviceFolder:
             return DeviceRecord({})
 
     def write(self, kept: DeviceRecord) -> None:
-        """Replace it."""
+        """Replace the record of this session."""
         self._write("memory", dict(vars(kept)))
 
     def write_paused(self, ticket: str, trip: Tree) -> None:
-        """Keep a trip until the fresh model comes."""
+        """Save a trip until the fresh model arrives."""
         self._write("paused", {"ticket": ticket, "trip": trip})
 
     def read_paused(self, ticket: str) -> Tree | None:
-        """The trip of this ticket that was paused, or None when it is lost."""
+        """Read the paused trip with this ticket, or None if it is lost."""
         tree = self._read("paused")
         found: Any = None if tree is None or tree.get("ticket") != ticket else tree.get("trip")
         return found if isinstance(found, dict) else None
 
     def _file(self, kind: str) -> Path:
-        """The server chooses the session's name, so that it may be any text."""
+        """The file name contains a hash because the server chooses the session's name, which may be any text."""
         return self.folder / f"{kind}.{hashlib.sha256(self.session.encode()).hexdigest()[:16]}.safetensors"
 
     def _write(self, kind: str, tree: Tree) -> None:
@@ -102,10 +99,10 @@ class DeviceFolder:
         self._remove_old(kind)
 
     def _remove_old(self, kind: str) -> None:
-        """Of runs that are long over nothing stays."""
+        """Remove the files of old sessions."""
         found = dict[Path, float]()
         for path in self.folder.glob(f"{kind}.*safetensors"):
-            with contextlib.suppress(FileNotFoundError):  # another run's trip has just done the same
+            with contextlib.suppress(FileNotFoundError):  # a trip of another session removed it
                 found[path] = path.stat().st_mtime
         for path in sorted(found, key=lambda each: found[each])[:-KEPT_SESSIONS]:
             path.unlink(missing_ok=True)
@@ -122,12 +119,12 @@ _log = logging.getLogger(__name__)
 NodeConfig = Mapping[str, Any]
 #: Gives a device its training samples: ``(x, y)``, a torch Dataset or a Hugging Face Dataset.
 Load = Callable[[NodeConfig], Any]
-#: Seconds between two looks whether the server is in a hurry.
+#: Seconds between two polls for a hurry of the server.
 HURRY_POLL_SECONDS = 1.0
 
 
 class Device:
-    """``load`` and ``model`` replace what the configuration names; left out, its data set and network are used."""
+    """A device of a deployment. ``load`` and ``model`` replace the data set and network of the configuration."""
 
     def __init__(self, load: Load | None = None, model: Factory | None = None) -> None:
         self._load, self._model = load, model
@@ -147,8 +144,10 @@ class Device:
         answer = self.handle(wire.read_order(message.content), resolve(load_tables(federation)), node, context.node_id)
         return Message(wire.answer_record(answer), reply_to=message)
 
-    def handle(self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
-        """Do what the server asks. Under [privacy] not even the text of an error leaves the device."""
+    def handle(
+        self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int
+    ) -> wire.Answer:
+        """Carry out the server's order. Under [privacy], not even the text of an error leaves the device."""
         try:
             return self._handle(order, config, node, node_id)
         except Exception:
@@ -157,17 +156,19 @@ class Device:
             _log.exception("the trip failed")
             return wire.Answer(order.ticket, lost="the device's app failed")
 
-    def _handle(self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int) -> wire.Answer:
-        """The answer is kept until the next one, so that it can be given again (and no second noise with it)."""
+    def _handle(
+        self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int
+    ) -> wire.Answer:
+        """The last answer is kept, so that it can be repeated without a second draw of noise."""
         began = time.time()
         folder = DeviceFolder(device_folder(node, node_id), order.session)
-        kept = folder.read()
-        if kept.ticket == order.ticket and kept.answer is not None:
-            return _repeat_answer(order.ticket, kept.answer)
+        record = folder.read()
+        if record.ticket == order.ticket and record.answer is not None:
+            return _repeat_answer(order.ticket, record.answer)
         paused = folder.read_paused(order.ticket) if isinstance(order, wire.FreshDelivery) else None
         if isinstance(order, wire.FreshDelivery) and paused is None:
             return wire.Answer(order.ticket, lost="the device no longer has this trip")
-        worker = _Worker(self, config, node, order.ticket, folder, kept.memory, began)
+        worker = _Worker(self, config, node, order.ticket, folder, record.memory, began)
         return worker.train(order) if isinstance(order, wire.Order) else worker.resume(order, paused or {})
 
     def setup(self, config: Config, node: NodeConfig, device: int) -> Setup:
@@ -175,7 +176,7 @@ class Device:
         load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
         overrides = Overrides(factory=model)
-        if own is not None and config.data.name == CUSTOM:  # the server's samples stayed there, too
+        if own is not None and config.data.name == CUSTOM:  # the server's samples never leave the server
             whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
             config = replace(config, data=whole)
             overrides = replace(overrides, dataset=own_samples_only(own, config))
@@ -195,7 +196,7 @@ class Device:
 
 
 class _Worker:
-    """One message's work: a trainer, the memory, and clocks."""
+    """The work for one message: a trainer, the memory and timing."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class _Worker:
         self._rule = config.method_class.rule(config.method)
         self._unreached, self._samples = "", 0
         born = process_start()
-        #: Seconds by phase, and when the process began, by this machine's clock.
+        #: Seconds by phase, and the start of the process by this machine's clock.
         self._timing = {"began": born, "start": IMPORTED_AT - born, "import": began - IMPORTED_AT}
 
     def _trainer(self, number: int) -> Trainer:
@@ -224,58 +225,57 @@ class _Worker:
         return trainer
 
     def _reported_timing(self) -> dict[str, float]:
-        """Seconds by phase, where they may be told."""
+        """Seconds by phase, unless [privacy] forbids reporting them."""
         return {} if self._config.privacy.on else self._timing
 
     def train(self, order: wire.Order) -> wire.Answer:
-        """From the model that came down to the slot, and on to the end unless the fresh model comes by message."""
-        assignment, way, memory = order.assignment, order.channel, self._memory
+        """Train up to the slot, and on to the end unless the fresh model comes by message."""
+        assignment, channel, memory = order.assignment, order.channel, self._memory
         trainer, at = self._trainer(assignment.device), time.time()
         rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
-        slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and way.kind != "none" else None
+        slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and channel.kind != "none" else None
         trip = LocalTrip(trainer, assignment, slot, self._rule, memory, order.seconds)
-        with _Listener(way, trip):
+        with _HurryListener(channel, trip):
             asks = trip.to_slot()
-            if asks and slot is not None and way.kind == "messages":
+            if asks and slot is not None and channel.kind == "messages":
                 self._pause(order, slot, trip)
                 self._timing["train"] = time.time() - at
                 return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._reported_timing())
             if asks and slot is not None:
-                self._ask(way, trip, slot)
+                self._ask(channel, trip, slot)
             return self._end(trip, assignment, at)
 
-    def resume(self, onward: wire.FreshDelivery, paused: Tree) -> wire.Answer:
-        """The rest of a trip whose fresh model has come."""
-        given = paused["assignment"]
-        assignment = Assignment(**given)
+    def resume(self, delivery: wire.FreshDelivery, paused: Tree) -> wire.Answer:
+        """Train the rest of a trip after the fresh model has arrived."""
+        assignment = Assignment(**paused["assignment"])
         trainer, at = self._trainer(assignment.device), time.time()
         slot = Slot(*paused["slot"])
         trip = LocalTrip(trainer, assignment, slot, self._rule, self._memory, paused["seconds"])
-        trip.go_on(paused["state"])
-        trip.merge(onward.fresh)
+        trip.restore(paused["state"])
+        trip.merge(delivery.fresh)
         return self._end(trip, assignment, at)
 
     def _pause(self, order: wire.Order, slot: Slot, trip: LocalTrip) -> None:
-        given = order.assignment
+        assignment = order.assignment
         tree = {
-            "assignment": given._asdict() | {"vectors": dict(given.vectors)},
+            "assignment": assignment._asdict() | {"vectors": dict(assignment.vectors)},
             "slot": list(slot),
             "state": trip.save(),
             "seconds": order.seconds,
         }
         self._folder.write_paused(self._ticket, tree)
 
-    def _ask(self, way: wire.FreshChannel, trip: LocalTrip, slot: Slot) -> None:
-        """Merge the fresh model; a service that does not answer costs the merge, not the trip."""
+    def _ask(self, channel: wire.FreshChannel, trip: LocalTrip, slot: Slot) -> None:
+        """Request and merge the fresh model. If the service does not answer, train on without merging."""
         from freshet.flower.fresh import NoFreshAnswer
 
-        at, client = time.time(), _client(way, trip.assignment)
+        at, client = time.time(), _client(channel, trip.assignment)
         try:
             fresh = client.ask(slot, trip.assignment.version, trip.layout.size)
         except NoFreshAnswer as problem:
             self._unreached = str(problem) or "no answer"
-            _log.warning("trains on without the fresh model: %s", problem)
-            trip.unanswered()
+            _log.warning("training on without the fresh model: %s", problem)
+            trip.continue_unanswered()
             return
         finally:
             client.close()
@@ -283,7 +283,7 @@ class _Worker:
         trip.merge(fresh)
 
     def _end(self, trip: LocalTrip, assignment: Assignment, at: float) -> wire.Answer:
-        """Train the rest, remember, answer: memory and answer are written together, so that a trip counts once."""
+        """Finish the trip. Memory and answer are written together, so that a trip counts once."""
         outcome = trip.finish()
         self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
         self._timing["cpu"] = time.process_time()
@@ -295,16 +295,16 @@ class _Worker:
         return answer
 
 
-class _Listener:
-    """Looks now and then whether the server is in a hurry, and tells the trip."""
+class _HurryListener:
+    """Polls whether the server wants the upload soon, and tells the trip."""
 
-    def __init__(self, way: wire.FreshChannel, trip: LocalTrip) -> None:
+    def __init__(self, channel: wire.FreshChannel, trip: LocalTrip) -> None:
         self._ended = threading.Event()
-        self._way, self._trip = way, trip
+        self._channel, self._trip = channel, trip
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
-        if self._way.hurries:
+        if self._channel.hurries:
             self._thread = threading.Thread(target=self._listen, daemon=True)
             self._thread.start()
 
@@ -314,7 +314,7 @@ class _Listener:
             self._thread.join()
 
     def _listen(self) -> None:
-        client = _client(self._way, self._trip.assignment)
+        client = _client(self._channel, self._trip.assignment)
         while not self._ended.wait(HURRY_POLL_SECONDS):
             if client.is_urgent():
                 self._trip.hurry()
@@ -322,10 +322,10 @@ class _Listener:
         client.close()
 
 
-def _client(way: wire.FreshChannel, assignment: Assignment) -> "FreshClient":
+def _client(channel: wire.FreshChannel, assignment: Assignment) -> "FreshClient":
     from freshet.flower.fresh import FreshClient
 
-    return FreshClient(way.address, way.certificate, assignment.device, assignment.trip, way.token)
+    return FreshClient(channel.address, channel.certificate, assignment.device, assignment.trip, channel.token)
 
 
 def _answer_tree(answer: wire.Answer, upload: Upload) -> Tree:
@@ -338,16 +338,16 @@ def _repeat_answer(ticket: str, kept: Tree) -> wire.Answer:
 
 
 def device_folder(node: NodeConfig, node_id: int) -> Path:
-    """Where a device remembers: as its node config says, or by its node number in the user's data folder."""
-    given = node.get("folder")
-    if isinstance(given, str) and given:
-        return Path(given)
+    """The folder of a device: from its node config, or named after its node id in the user's data folder."""
+    path = node.get("folder")
+    if isinstance(path, str) and path:
+        return Path(path)
     home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(home) / "freshet" / "devices" / f"{node_id:x}"
 
 
 def process_start() -> float:
-    """When this process began, as far as the system tells; else now."""
+    """The start time of this process if the system tells it, else now."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -360,17 +360,17 @@ def process_start() -> float:
 
 
 def _loader(text: str) -> Load | None:
-    """What ``--data`` names: nothing (the configuration's data set), ``module:function``, or a file of arrays."""
+    """The loader that ``--data`` names: none (the configuration's data set), ``module:function`` or a .npz file."""
     if not text:
         return None
     if text.endswith(".npz"):
         return lambda node: _read_npz(Path(text))
-    load: Load = _import_name("--data", text, "a file .npz with x and y, or module:function")
+    load: Load = _import_name("--data", text, "a .npz file with x and y, or module:function")
     return load
 
 
 def _factory(text: object) -> Factory | None:
-    """What ``--model`` names: nothing (the configuration's network), or ``module:Class``."""
+    """The factory that ``--model`` names: none (the configuration's network) or ``module:Class``."""
     factory: Factory | None = _import_name("--model", str(text), "module:Class") if text else None
     return factory
 
@@ -394,7 +394,7 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
 
 
 def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:
-    """The data set of the configuration with a device's own training samples in the place of its own."""
+    """The configuration's data set with its training samples replaced by the device's own."""
     test = (dataset.x_test, dataset.y_test)
     found = own_data(CUSTOM, own, test, None, config.data)
     assert found is not None
@@ -402,10 +402,10 @@ def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:
 
 
 def own_samples_only(own: Any, config: Config) -> DataSet:
-    """A device's own samples where the configuration names no data set; nobody tests on them."""
+    """A data set of the device's own samples only, for a configuration that names none. They are not used for tests."""
     dataset = own_data(CUSTOM, own, own, None, config.data)
     assert dataset is not None
     if dataset.mean is not None:
-        problem = "gives uint8 images, which would be scaled by the figures of this device alone; give float32"
+        problem = "gives uint8 images, which would be scaled by the statistics of this device alone; give float32"
         raise ConfigError("--data", problem)
     return dataset

@@ -1,7 +1,4 @@
-"""The folder of a deployment: keys, settings, the Flower app, and what a person has to type on each machine.
-
-Files that ``deploy init`` and ``deploy app`` write.
-"""
+"""The folder of a deployment, as ``deploy init`` and ``deploy app`` write it: keys, settings, Flower app and README."""
 
 import json
 import sys
@@ -61,7 +58,7 @@ poll = 0.2
 """
 
 SERVER_APP = '''\
-"""The server: method, data to test on and length of the run are in federation.toml."""
+"""The server. federation.toml names the method, the test data and the length of the run."""
 
 from pathlib import Path
 
@@ -71,13 +68,13 @@ app = server_app(Path(__file__).with_name("federation.toml"))
 '''
 
 CLIENT_APP = '''\
-"""A device. Left as it is, it trains the network and its part of the data set that federation.toml names."""
+"""A device. Unchanged, it trains the network that federation.toml names on its part of the data set named there."""
 
 from pathlib import Path
 
 from freshet.flower.device import Device
 
-# ---- your model and data: uncomment and fill in
+# ---- your model and data: uncomment and complete
 # def load(node_config):
 #     return x, y                     # this device's training samples: arrays, or a torch Dataset
 #
@@ -92,19 +89,19 @@ app = Device().app(Path(__file__).with_name("federation.toml"))
 README = """\
 # A federation
 
-Made by Freshet {version}. Server: `{host}`, ports {port} (SuperLink) and {fresh_port} (fresh models). Settings:
-`federation.toml` (method, training, data, model, length of the run), `server.toml`, `device.toml`.
+Made by Freshet {version}. Server: `{host}`, ports {port} (SuperLink) and {fresh_port} (fresh models). Settings are in
+`federation.toml` (method, training, data, model, length of the run), `server.toml` and `device.toml`.
 
 ## On the server
 
     pip install 'freshet-fl[flower]'
-    freshet deploy server {root}            # or with --dry-run, to see the commands
+    freshet deploy server {root}            # --dry-run prints the commands
     freshet deploy status {root}
     freshet deploy stop {root}
 
 ## On the machine of device K
 
-It needs `certificates/ca.crt`, `keys/node_K` and `device.toml`, and nothing else of this folder:
+It needs `certificates/ca.crt`, `keys/node_K` and `device.toml` from this folder, and nothing else:
 
     pip install 'freshet-fl[flower]'
     mkdir -p federation/certificates federation/keys
@@ -113,7 +110,7 @@ It needs `certificates/ca.crt`, `keys/node_K` and `device.toml`, and nothing els
     scp {host}:{root}/device.toml federation/
     freshet deploy device federation --node K --data mydata:load      # module:function, or a file .npz with x and y
 
-The private key of a node should be on its own machine only: remove `keys/node_K` (not `.pub`) here afterwards.
+Keep the private key of a node on its own machine only: afterwards, remove `keys/node_K` (not `.pub`) here.
 
 ## As services
 
@@ -121,11 +118,11 @@ The private key of a node should be on its own machine only: remove `keys/node_K
     cp freshet-device@.service /etc/systemd/system/                      # on a device
     systemctl enable --now freshet-server       # or: freshet-device@K
 
-## To lock a device out
+## Lock out a device
 
     freshet deploy revoke {root} --node K
 
-`certificates/ca.key` signs server certificates: keep it off machines that do not need it.
+`certificates/ca.key` signs server certificates. Keep it off machines that do not need it.
 """
 
 UNIT = """\
@@ -147,7 +144,7 @@ WantedBy=multi-user.target
 
 
 def settings_file(section: str, values: Options) -> str:
-    """A file of settings with what each means above it."""
+    """A file of settings, each with its description above it."""
     lines = [f"[{section}]"]
     for name, field in type(values).model_fields.items():
         lines += [f"# {field.description}", tomli_w.dumps({name: getattr(values, name)}).rstrip()]
@@ -171,18 +168,18 @@ APP = "freshet_app"
 class ServerFile(Options):
     """``[server]`` of server.toml."""
 
-    bind: str = Field("127.0.0.1", description="address on which the SuperLink and the fresh-model service listen")
-    host: str = Field("127.0.0.1", description="name under which devices reach the server; it is in the certificate")
+    bind: str = Field("127.0.0.1", description="address on which SuperLink and fresh-model service listen")
+    host: str = Field("127.0.0.1", description="name of the server for devices, as in its certificate")
     port: int = Field(18000, ge=1, le=65535, description="port of the SuperLink")
     fresh_port: int = Field(18002, ge=1, le=65535, description="port of the fresh-model service")
     fresh: Literal["side", "messages", "none"] = Field(
-        "side", description="fresh models: by the service, by a second message per trip, or not at all"
+        "side", description="fresh models: from the service, by a second message per trip, or none"
     )
     out: str = Field("", description="run directory (default: run/ in the deployment's folder)")
-    ttl: float = Field(600.0, gt=0, description="seconds after which a trip that has not been answered is lost")
-    patience: float = Field(120.0, gt=0, description="seconds that a triggered device may be away")
-    wait_for: int = Field(1, ge=1, description="devices that have to be there before the first trip starts")
-    restarts: int = Field(5, ge=0, description="how often a server app that died is started again from its checkpoint")
+    ttl: float = Field(600.0, gt=0, description="seconds after which an unanswered trip is lost")
+    patience: float = Field(120.0, gt=0, description="seconds that a triggered device may be offline")
+    wait_for: int = Field(1, ge=1, description="devices that must be online before the first trip starts")
+    restarts: int = Field(5, ge=0, description="how often a dead process of the server is restarted")
 
 
 class DeviceFile(Options):
@@ -191,13 +188,13 @@ class DeviceFile(Options):
     superlink: str = Field(description="host:port of the SuperLink")
     data: str = Field("", description="module:function, a file .npz, or empty: the configuration's data set")
     model: str = Field("", description="module:Class, or empty: the configuration's network")
-    folder: str = Field("", description="where the device remembers (default: memory/ in the deployment's folder)")
+    folder: str = Field("", description="memory of the device (default: memory/ in the deployment's folder)")
     port: int = Field(0, ge=0, le=65535, description="local port of the SuperNode (0: 19100 + the node's number)")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where things are in a deployment's folder."""
+    """The paths in a deployment's folder."""
 
     root: Path
 
@@ -219,12 +216,12 @@ class Folder:
 
     @property
     def control_token(self) -> Path:
-        """What ``flwr`` must show to the SuperLink: whoever has it may start apps on the devices."""
+        """The token that ``flwr`` presents to the SuperLink. Its owner may start apps on the devices."""
         return self.state / "control.token"
 
     @property
     def executor_secret(self) -> Path:
-        """What the process must show that starts the server app."""
+        """The secret of the process that starts the server app."""
         return self.state / "executor.secret"
 
     def key(self, node: int) -> Path:
@@ -232,7 +229,7 @@ class Folder:
 
     def check(self) -> "Folder":
         if not (self.root / "device.toml").is_file():
-            raise RunError(f"{self.root} is no deployment; make one with: freshet deploy init {self.root}")
+            raise RunError(f"{self.root} is not a deployment; make one with: freshet deploy init {self.root}")
         return self
 
     def server(self) -> ServerFile:
@@ -247,7 +244,7 @@ class Folder:
         return Path(self.server().out or self.root / "run").absolute()
 
     def registered_nodes(self) -> dict[int, int]:
-        """``{device: node}`` of those whose keys the SuperLink knows."""
+        """``{device: node}`` of the devices whose keys are registered with the SuperLink."""
         if not self.nodes.is_file():
             return {}
         try:
@@ -260,7 +257,7 @@ class Folder:
 def init(
     root: Path, tables: Mapping[str, Any], hosts: Sequence[str], server: Mapping[str, Any] | None = None
 ) -> Folder:
-    """Make a deployment's folder, or add to one what is missing: nothing that is there is written over."""
+    """Make a deployment's folder, or add missing files to one. Existing files are never overwritten."""
     config = resolve(tables)
     check_deployable(config)
     given = ServerFile(**(_address(hosts) | dict(server or {})))
@@ -275,7 +272,9 @@ def init(
         security.make_node(folder.key(node))
     _write_missing(folder.root / "federation.toml", tomli_w.dumps(config.tables()))
     _write_missing(folder.root / "server.toml", settings_file("server", given))
-    _write_missing(folder.root / "device.toml", settings_file("device", DeviceFile(superlink=f"{given.host}:{given.port}")))
+    _write_missing(
+        folder.root / "device.toml", settings_file("device", DeviceFile(superlink=f"{given.host}:{given.port}"))
+    )
     _write_missing(folder.root / "README.md", readme(folder.root, given.host, given.port, given.fresh_port))
     for name, unit in units(folder.root).items():
         _write_missing(folder.root / "systemd" / name, unit)
@@ -284,7 +283,7 @@ def init(
 
 
 def write_app(root: Path, tables: Mapping[str, Any]) -> None:
-    """A plain Flower app: started by ``flwr run``, on any SuperLink. Files that are there stay."""
+    """Write a plain Flower app for ``flwr run`` on any SuperLink. Existing files stay."""
     package = root / APP
     package.mkdir(parents=True, exist_ok=True)
     _write_missing(root / "pyproject.toml", PYPROJECT.format(package=APP))
@@ -295,14 +294,14 @@ def write_app(root: Path, tables: Mapping[str, Any]) -> None:
 
 
 def update_app(folder: Folder) -> dict[str, Any]:
-    """Take what federation.toml says now into the app that goes to the devices; returns its tables."""
+    """Copy the current federation.toml into the app that devices get. Returns its tables."""
     tables = resolve(load_tables(folder.root / "federation.toml")).tables()
     (folder.app / APP / "federation.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
     return tables
 
 
 def run_config(folder: Folder) -> dict[str, Any]:
-    """What the server app is told, for ``flwr run --run-config``."""
+    """The settings of the server app, for ``flwr run --run-config``."""
     server, pems = folder.server(), folder.certificates
     return {
         "out": str(folder.out()),
@@ -322,7 +321,7 @@ def run_config(folder: Folder) -> dict[str, Any]:
 
 
 def _address(hosts: Sequence[str]) -> dict[str, Any]:
-    """Loopback unless a host was named."""
+    """Listen on loopback unless a host is named."""
     named = [host for host in hosts if host not in LOOPBACK]
     return {"host": named[0], "bind": "0.0.0.0"} if named else {}  # noqa: S104
 

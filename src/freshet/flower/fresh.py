@@ -1,7 +1,7 @@
-"""The fresh-model service: a device in mid-training asks for the newest model, beside the Flower messages.
+"""The fresh-model service: a device in mid-training requests the newest model, beside the Flower messages.
 
-Two calls over gRPC and TLS, both with the token of the trip: ``ask`` (slot -> fresh model or nothing newer) and
-``hurry`` (-> whether the server wants the model soon). The service holds nothing; it asks the driver.
+Two calls over gRPC and TLS, both with the token of the trip: ``ask`` (slot -> fresh model, or nothing newer) and
+``hurry`` (-> whether the server wants the upload soon). The service holds no state; it calls the driver.
 """
 
 import json
@@ -15,38 +15,38 @@ import grpc
 import numpy as np
 
 from freshet.core.messages import Fresh, Slot
-from freshet.core.server import Refused
+from freshet.core.server import RequestRefused
 from freshet.errors import RunError
 from freshet.files import open_many
 from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
 SERVICE = "freshet.Fresh"
-#: A question is a few numbers and a token; whatever is longer is refused unread.
+#: A request is a few numbers and a token. A longer one is refused unread.
 MAX_REQUEST_BYTES = 4096
 _THREADS = 8
-#: Connections and questions at once; what is beyond is turned away, so that strangers leave the run files to open.
+#: Maximum connections and concurrent requests. More are turned away, so that strangers cannot use up file descriptors.
 _MAX_CONNECTIONS, _MAX_REQUESTS = 4096, 1024
-#: Who has not greeted, or not asked anything, within so many seconds is left.
+#: Seconds after which a connection without handshake, or without requests, is closed.
 _HANDSHAKE_SECONDS, _IDLE_SECONDS = 10, 60
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class FreshSource(Protocol):
-    """Who answers: the driver."""
+    """What the service calls: the driver."""
 
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
-        """The fresh model or None when there is nothing newer; raises ``Refused``."""
+        """The fresh model, or None if there is nothing newer. Raises ``RequestRefused``."""
 
     def is_urgent(self, device: int, trip: int, token: str) -> bool:
-        """Whether the server wants this trip's model soon; raises ``Refused``."""
+        """Whether the server wants this trip's upload soon. Raises ``RequestRefused``."""
 
 
 class FreshService:
-    """Serves until it is closed."""
+    """Serves requests until it is closed."""
 
-    def __init__(self, answers: FreshSource, bind: str, key: bytes, certificate: bytes) -> None:
-        self._source = answers
+    def __init__(self, source: FreshSource, bind: str, key: bytes, certificate: bytes) -> None:
+        self._source = source
         pool, options = ThreadPoolExecutor(_THREADS), [*_limits(open_many()), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(pool, options=options, maximum_concurrent_rpcs=_MAX_REQUESTS)
         calls = {"ask": self._ask, "hurry": self._hurry}
@@ -64,21 +64,21 @@ class FreshService:
     def close(self) -> None:
         self._server.stop(1.0)
 
-    def _ask(self, question: dict[str, Any]) -> bytes:
-        slot = Slot(_integer(question, "epoch"), str(question.get("by", ""))[:20], _integer(question, "action"))
-        device, trip, token = _integer(question, "device"), _integer(question, "trip"), str(question.get("token", ""))
+    def _ask(self, request: dict[str, Any]) -> bytes:
+        slot = Slot(_integer(request, "epoch"), str(request.get("by", ""))[:20], _integer(request, "action"))
+        device, trip, token = _integer(request, "device"), _integer(request, "trip"), str(request.get("token", ""))
         fresh = self._source.answer(device, trip, token, slot)
         if fresh is None:
             return to_bytes({"newer": False})
         return to_bytes({"newer": True} | fresh._asdict() | {"vectors": dict(fresh.vectors)})
 
-    def _hurry(self, question: dict[str, Any]) -> bytes:
-        device, trip, token = _integer(question, "device"), _integer(question, "trip"), str(question.get("token", ""))
+    def _hurry(self, request: dict[str, Any]) -> bytes:
+        device, trip, token = _integer(request, "device"), _integer(request, "trip"), str(request.get("token", ""))
         return b"1" if self._source.is_urgent(device, trip, token) else b"0"
 
 
 def _limits(files: int) -> list[tuple[str, int]]:
-    """What one who has no token may take of a process that can open so many files: half of them at most."""
+    """Limit what a client without token can use of a process that may open ``files`` files: at most half of them."""
     return [
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ("grpc.max_send_message_length", -1),
@@ -90,36 +90,36 @@ def _limits(files: int) -> list[tuple[str, int]]:
 
 
 def _guard(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], bytes]:
-    """A call whose bad questions are refused with a reason, and whose other failures tell nothing."""
+    """Refuse bad requests with a reason. Other failures reveal nothing to the client."""
 
     def handle(request: bytes, context: Any) -> bytes:
         try:
-            question = json.loads(request)
-            if not isinstance(question, dict):
-                raise MalformedMessage("not a question")
-            return call(question)
-        except Refused as refusal:
+            fields = json.loads(request)
+            if not isinstance(fields, dict):
+                raise MalformedMessage("invalid request")
+            return call(fields)
+        except RequestRefused as refusal:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
         except (MalformedMessage, ValueError, RecursionError):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a question")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "invalid request")
         raise AssertionError("abort() raises")
 
     return handle
 
 
-def _integer(question: dict[str, Any], key: str) -> int:
-    value = question.get(key)
+def _integer(request: dict[str, Any], key: str) -> int:
+    value = request.get(key)
     if type(value) is not int or abs(value) >= 2**53:
-        raise MalformedMessage(f"{key} is not a whole number")
+        raise MalformedMessage(f"{key} is not an integer")
     return value
 
 
 class NoFreshAnswer(Exception):
-    """The service gave no usable answer; the text says why."""
+    """The service gave no usable answer. The text says why."""
 
 
 class FreshClient:
-    """A device's side of it, for one trip."""
+    """The device's side, for one trip."""
 
     def __init__(self, address: str, certificate: str, device: int, trip: int, token: str) -> None:
         credentials = grpc.ssl_channel_credentials(certificate.encode())
@@ -130,11 +130,11 @@ class FreshClient:
         self._channel.close()
 
     def ask(self, slot: Slot, base: int, size: int, seconds: float = 30.0, tries: int = 3) -> Fresh | None:
-        """The fresh model or None when there is nothing newer; raises ``Unreached`` after some tries."""
-        question = self._who | {"epoch": slot.epoch, "by": slot.by, "action": slot.action}
+        """The fresh model, or None if there is nothing newer. Raises ``NoFreshAnswer`` after ``tries`` attempts."""
+        request = self._who | {"epoch": slot.epoch, "by": slot.by, "action": slot.action}
         for left in reversed(range(tries)):
             try:
-                return _read_fresh(from_bytes(self._call("ask", question, seconds)), base, size)
+                return _read_fresh(from_bytes(self._call("ask", request, seconds)), base, size)
             except grpc.RpcError as error:
                 final = error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
                 if final or not left:
@@ -145,23 +145,23 @@ class FreshClient:
         raise AssertionError("the last try returns or raises")
 
     def is_urgent(self) -> bool:
-        """Whether the server wants the model soon; False when it cannot be asked."""
+        """Whether the server wants the upload soon. False if the service cannot be reached."""
         try:
             return self._call("hurry", self._who, 5.0) == b"1"
         except grpc.RpcError:
             return False
 
-    def _call(self, name: str, question: dict[str, Any], seconds: float) -> bytes:
-        reply: bytes = self._channel.unary_unary(f"/{SERVICE}/{name}")(json.dumps(question).encode(), timeout=seconds)
+    def _call(self, name: str, request: dict[str, Any], seconds: float) -> bytes:
+        reply: bytes = self._channel.unary_unary(f"/{SERVICE}/{name}")(json.dumps(request).encode(), timeout=seconds)
         return reply
 
 
 def _read_fresh(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
-    """A fresh model that can be merged."""
+    """Read an answer. Raises ``MalformedMessage`` unless the fresh model can be merged."""
     if tree.get("newer") is False:
         return None
     version, age, weights, vectors = (tree.get(key) for key in ("version", "age", "weights", "vectors"))
     whole = type(version) is int and type(age) is int and isinstance(weights, np.ndarray) and isinstance(vectors, dict)
     if not whole or version <= base or weights.shape != (size,) or weights.dtype != np.float32:  # type: ignore[operator, union-attr]
-        raise MalformedMessage("the fresh model is not newer, or not of this size")
+        raise MalformedMessage("the fresh model is not newer, or has another size")
     return Fresh(version, age, weights, vectors)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""A federation that is served from Python: the server app runs in this process, so that nothing of it has to be stored.
+"""A federation served from Python: the server app runs in this process, so its objects need not be stored.
 
-The SuperLink is a process of its own, as ever. It hands its one task to this process, which a device cannot tell.
+The SuperLink is a separate process as usual. It hands its one task to this process. Devices see no difference.
 """
 
 import contextlib
@@ -25,17 +25,19 @@ from freshet.flower.transport import FlowerTransport
 from freshet.runs.lifecycle import RunOutcome
 from freshet.runs.lock import RunLock
 
-#: Seconds until the SuperLink must have handed over the run, and between two looks whether it lives.
+#: Seconds within which the SuperLink must hand over the run, and seconds between two checks that it runs.
 HANDOVER_TIMEOUT_SECONDS, POLL_SECONDS = commands.FLOWER_TIMEOUT_SECONDS, 1.0
 
 
-def host(config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]) -> RunOutcome:
-    """Serve a federation until its run has ended, or go on with one that was stopped."""
+def host(
+    config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]
+) -> RunOutcome:
+    """Serve a federation until its run has ended. A stopped run is resumed."""
     if config.fleet.custom:
-        raise ConfigError("fleet", "is given, but real devices are as fast as they are; leave it out")
+        raise ConfigError("fleet", "describes simulated devices, but a deployment has real ones; leave it out")
     folder = init(root, config.tables(), hosts, server)
     with RunLock(folder.state):  # a second server would end the run of the first
-        # what Python says now holds, whatever an earlier call has left there
+        # this configuration replaces the one of an earlier call
         (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
         with _superlink(folder), _task(folder) as grid:
             return serve(config, ServerSettings.read(run_config(folder)), FlowerTransport(grid), overrides)
@@ -43,29 +45,29 @@ def host(config: Config, overrides: Overrides, root: Path, hosts: Sequence[str],
 
 @contextmanager
 def _superlink(folder: Folder) -> Iterator[None]:
-    """A SuperLink with one run to hand out, started again whenever it ends."""
+    """A SuperLink with one run to hand out, restarted whenever it ends."""
     children, ended = commands.start_server(folder, executor=False), threading.Event()
 
-    def look() -> None:
+    def supervise() -> None:
         while not ended.wait(POLL_SECONDS):
             if children[0].exit_code is not None:
                 children[0] = Child(children[0].command)
 
-    keeper = threading.Thread(target=look, daemon=True)
+    supervisor = threading.Thread(target=supervise, daemon=True)
     try:
         commands.call(commands.run(folder))
-        keeper.start()
+        supervisor.start()
         yield
     finally:
         ended.set()
-        if keeper.is_alive():
-            keeper.join()
+        if supervisor.is_alive():
+            supervisor.join()
         commands.stop(children)
 
 
 @contextmanager
 def _task(folder: Folder) -> Iterator[Any]:
-    """The grid of the run that waits at the SuperLink; it is told that we live, and in the end that we are done."""
+    """The grid of the run that waits at the SuperLink. Sends heartbeats meanwhile, and the status at the end."""
     from flwr.common.constant import SubStatus
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
@@ -77,8 +79,8 @@ def _task(folder: Folder) -> Iterator[Any]:
     token = acquire_task(folder.executor_secret.read_bytes(), authority, address)
     grid = HttpGrid(address, False, authority, token=token)
     client = grid._runtime_client
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heart.start()
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
     status, details = SubStatus.FAILED, "ended early"
     try:
         given = client.PullTaskInput(PullTaskInputRequest())
@@ -88,16 +90,16 @@ def _task(folder: Folder) -> Iterator[Any]:
         yield grid
         status, details = SubStatus.COMPLETED, ""
     finally:
-        if heart.is_running:  # it dies of answers that it does not know
-            heart.stop()
+        if heartbeat.is_running:  # an unknown answer ends it early
+            heartbeat.stop()
         grid._retry_invoker.max_tries = 1
-        with contextlib.suppress(httpx.HTTPError):  # a SuperLink that is gone needs not be told
+        with contextlib.suppress(httpx.HTTPError):  # the SuperLink may have ended already
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         grid.close()
 
 
 def acquire_task(secret: bytes, authority: bytes, address: str) -> str:
-    """The token of the server app's task, as Flower's executor would get it."""
+    """Acquire the server app's task as Flower's executor does. Returns its token."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
@@ -118,4 +120,6 @@ def acquire_task(secret: bytes, authority: bytes, address: str) -> str:
             time.sleep(0.2)
     finally:
         client.close()
-    raise RunError(f"the SuperLink did not hand over the run within {HANDOVER_TIMEOUT_SECONDS:g} s; see its log in state/logs")
+    raise RunError(
+        f"the SuperLink did not hand over the run within {HANDOVER_TIMEOUT_SECONDS:g} s; see its log in state/logs"
+    )

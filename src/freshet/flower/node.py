@@ -1,9 +1,9 @@
-"""A SuperNode that ends when it no longer works.
+"""A SuperNode whose process ends when it stops working.
 
     python -m freshet.flower.node [options of flower-supernode]
 
-Flower 1.41 gives up when a connection breaks during a TLS handshake, and then neither works nor ends: a thread of its
-own keeps the process. Whoever watches over the process should see it end, and start it again.
+If a connection breaks during a TLS handshake, Flower 1.41 stops working but does not exit: a thread keeps the process
+alive. This wrapper exits instead, so that a supervisor can restart it.
 """
 
 import os

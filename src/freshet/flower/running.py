@@ -1,7 +1,4 @@
-"""Running a deployment: a server and its devices, watched and started again when they die, on one machine or many.
-
-A whole federation on this machine, from its folder to its run directory, with a line per test on the way.
-"""
+"""Runs and supervises a deployment: the server or a device in the foreground, or a whole federation on this machine."""
 
 import contextlib
 import json
@@ -28,17 +25,17 @@ from freshet.runs.writer import RunWriter, default_directory
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 0.5
-#: Seconds until a server app must have begun, and before a device that was refused tries again.
+#: Seconds that a server app may take to start, and seconds before a SuperNode is restarted.
 SERVER_APP_TIMEOUT_SECONDS, DEVICE_RETRY_SECONDS = 300.0, 5.0
 
 
 class Stopped(Exception):
-    """Somebody wants this to end."""
+    """A signal asked this process to end."""
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM and a closed terminal end it as Ctrl-C does, unless they are ignored (nohup)."""
+    """Raise ``Stopped`` on Ctrl-C, SIGTERM and a closed terminal, except for ignored signals (nohup)."""
 
     def handler(*_: Any) -> None:
         raise Stopped
@@ -53,7 +50,7 @@ def stoppable() -> Iterator[None]:
 
 
 class ServerRun:
-    """A server with its run: SuperLink, executor, server app. What dies is started again, so many times."""
+    """A server with its run: SuperLink, executor and server app. Restarts what dies, up to ``restarts`` times."""
 
     def __init__(self, folder: Folder, say: Say) -> None:
         self.folder, self.say, self.out = folder, say, folder.out()
@@ -73,7 +70,7 @@ class ServerRun:
         self._begun = time.monotonic()
 
     def poll(self) -> str | None:
-        """The status of the run when it has ended, None while it goes on; what has died is started again."""
+        """Restart what has died. Returns the status of the run once it has ended, else None."""
         status = self.status()
         if status is not None:
             return status
@@ -82,18 +79,18 @@ class ServerRun:
                 self._use_restart(f"{child.command.name} ended with code {child.exit_code}")
                 self.children[place] = Child(child.command)
         if commands.server_process(self.folder) is None and not self._starting():
-            status = self.status()  # it may have ended between two looks
+            status = self.status()  # it may have ended since the first check
             failed = self.folder.state / "server.error"
             if failed.is_file():
                 raise RunError(f"the server app failed: {failed.read_text(encoding='utf-8').strip()}")
             if status is None:
-                self._use_restart("the server app is gone")
+                self._use_restart("the server app died")
                 self._start_run()
         return status
 
     def status(self) -> str | None:
         path = self.out / "summary.json"
-        begun = (self.folder.state / "server.pid").exists()  # else the summary is one of an earlier part of the run
+        begun = (self.folder.state / "server.pid").exists()  # else the summary is from an earlier part of the run
         if not begun or not path.is_file() or commands.server_process(self.folder) is not None:
             return None
         return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
@@ -105,12 +102,12 @@ class ServerRun:
     def _use_restart(self, what: str) -> None:
         log = self.folder.state / "logs"
         if not self._restarts:
-            raise RunError(f"{what}, and was started again too often; see {log}")
+            raise RunError(f"{what}, and no restarts are left; see {log}")
         self._restarts -= 1
-        self.say(f"{what}; started again, {self._restarts} more times are left (logs: {log})")
+        self.say(f"{what}; restarting, {self._restarts} restarts left (logs: {log})")
 
     def stop(self) -> None:
-        """The server app first, so that it can write its checkpoint and summary."""
+        """Stop the server app first, so that it can write its checkpoint and summary."""
         pid = commands.server_process(self.folder)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -122,7 +119,7 @@ class ServerRun:
 
 
 def run_server(folder: Folder, say: Say) -> str:
-    """A server in the foreground, until its run has ended or somebody stops it; returns the run's status."""
+    """Run a server in the foreground until its run has ended or it is stopped. Returns the run's status."""
     own = folder.state / "deploy.pid"
     with RunLock(folder.state), stoppable():  # a second server would end the run of the first
         server = None
@@ -142,26 +139,27 @@ def run_server(folder: Folder, say: Say) -> str:
 
 
 def run_device(command: Command, say: Say) -> None:
-    """A device in the foreground: its SuperNode is started again whenever it ends, until somebody stops this.
+    """Run a device in the foreground. Its SuperNode is restarted whenever it ends, until a signal stops this.
 
-    A SuperNode that comes back before the SuperLink has noticed that it was gone is refused, for about a minute.
+    A SuperNode that returns before the SuperLink has noticed its absence is refused for about a minute.
     """
-    with interruptible() as asked:  # looked at, not raised: a signal never comes between a child and its name
-        child, again = Child(command), None
+    with interruptible() as interrupted:  # polled, not raised: a signal must not leave a child behind
+        child, restart_at = Child(command), None
         try:
-            while not asked():
-                if child.exit_code is not None and again is None:
-                    say(f"{command.name}: its SuperNode ended with code {child.exit_code}; started again in {DEVICE_RETRY_SECONDS:g} s")
-                    again = time.monotonic() + DEVICE_RETRY_SECONDS
-                if again is not None and time.monotonic() >= again:
-                    child, again = Child(command), None
+            while not interrupted():
+                if child.exit_code is not None and restart_at is None:
+                    delay = DEVICE_RETRY_SECONDS
+                    say(f"{command.name}: its SuperNode ended with code {child.exit_code}; restarting in {delay:g} s")
+                    restart_at = time.monotonic() + delay
+                if restart_at is not None and time.monotonic() >= restart_at:
+                    child, restart_at = Child(command), None
                 time.sleep(_POLL_SECONDS)
         finally:
             commands.stop([child])
 
 
 class LocalRun:
-    """A whole federation on this machine, for trying out and for tests."""
+    """A whole federation on this machine, for trials and tests."""
 
     def __init__(
         self,
@@ -195,7 +193,7 @@ class LocalRun:
         return Command(command.name, words, command.environment | threads, log)
 
     def poll(self) -> str | None:
-        """The status of the run when it has ended; devices that died are started again."""
+        """Restart devices that have died. Returns the status of the run once it has ended, else None."""
         for node, child in enumerate(self.devices):
             if child.exit_code is None:
                 continue
@@ -205,12 +203,12 @@ class LocalRun:
         return self.server.poll()
 
     def wait(self, seconds: float, each: Callable[[], None] = lambda: None) -> str:
-        """Until the run has ended."""
+        """Wait until the run has ended. Returns its status."""
         end = time.monotonic() + seconds
         while (status := self.poll()) is None:
             each()
             if time.monotonic() > end:
-                raise RunError(f"the run has not ended within {seconds:g} s; see {self.folder.state / 'logs'}")
+                raise RunError(f"the run did not end within {seconds:g} s; see {self.folder.state / 'logs'}")
             time.sleep(_POLL_SECONDS)
         return status
 
@@ -225,7 +223,7 @@ def local_device(folder: Folder, node: int) -> Command:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment, below those that systems give to outgoing connections."""
+    """Unused ports below the range that systems use for outgoing connections."""
     found = list[int]()
     with contextlib.ExitStack() as held:
         while len(found) < count:
@@ -236,22 +234,18 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def ended_well(status: str) -> bool:
-    return status in ENDED
-
-
-#: Seconds beyond the length of a run that its start and its end may take.
+#: Seconds that the start and the end of a run may take beyond its length.
 LOCAL_MARGIN_SECONDS = 300.0
 
 
 def score_text(row: Mapping[str, Any]) -> str:
-    """What a row of metrics says of the model."""
+    """The score in a row of metrics, as text."""
     name = str(row.get("metric", "accuracy"))
     return f"{name} {row[name]:.3f}" if isinstance(row.get(name), int | float) else f"{name} –"
 
 
 class MetricsPrinter:
-    """Says every new line of a run's metrics once."""
+    """Prints each new row of a run's metrics."""
 
     def __init__(self, out: Path, say: Say) -> None:
         self._path, self._say, self._seen = out / "metrics.jsonl", say, 0
@@ -259,11 +253,13 @@ class MetricsPrinter:
     def __call__(self) -> None:
         if not self._path.is_file():
             return
-        whole = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        for line in whole[self._seen :]:
+        lines = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        for line in lines[self._seen :]:
             row = json.loads(line)
-            self._say(f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {score_text(row)}")
-        self._seen = max(self._seen, len(whole))
+            self._say(
+                f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {score_text(row)}"
+            )
+        self._seen = max(self._seen, len(lines))
 
 
 def run_local(
@@ -274,7 +270,7 @@ def run_local(
     dry_run: bool,
     say: Say,
 ) -> tuple[Path | None, str]:
-    """Run it, or only print its commands; the run directory and how the run ended. On failure keys and logs stay."""
+    """Run a whole federation, or print its commands. Returns the run directory and status. Failures keep the logs."""
     folder = keep or Path(tempfile.mkdtemp(prefix="freshet-deploy-"))
     if dry_run:
         made = init(folder, tables, [], server)
@@ -295,14 +291,16 @@ def run_local(
         try:
             local = LocalRun(folder, tables, directory, say, server)
             seconds = float(tables["run"].get("until") or 0.0)
-            status = local.wait(seconds + LOCAL_MARGIN_SECONDS if seconds else 7 * 86400.0, MetricsPrinter(directory, say))
+            status = local.wait(
+                seconds + LOCAL_MARGIN_SECONDS if seconds else 7 * 86400.0, MetricsPrinter(directory, say)
+            )
         except Stopped:
             status = "interrupted"
         finally:
             if local is not None:
                 local.stop()
-    if keep is None and ended_well(status):
+    if keep is None and status in ENDED:
         shutil.rmtree(folder, ignore_errors=True)
-    if status not in ("finished", "stopped", "diverged", "interrupted"):
-        raise RunError(f"the run ended as {status}; see {folder / 'state' / 'logs'}")
+    if status not in (*ENDED, "interrupted"):
+        raise RunError(f"the run ended with status {status}; see {folder / 'state' / 'logs'}")
     return directory, status

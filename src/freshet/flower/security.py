@@ -1,9 +1,7 @@
-"""Keys and certificates of a deployment. What exists is never written over; private parts have mode 0600.
+"""Keys, certificates and tokens of a deployment. Existing files are never overwritten; private ones have mode 0600.
 
-Who may ask for the fresh model: a token per trip, made from a key that only the server has.
-
-``token = HMAC-SHA256(key, node : device : trip : ticket)``. It is bound to a node and a trip, may be used again (a lost
-answer is asked for again), and is of no use once the trip has ended, since then nobody compares with it any more.
+A device requests the fresh model with the token of its trip: ``HMAC-SHA256(key, node : device : trip : ticket)``. Only
+the server has the key. The token may be used repeatedly (after a lost answer) and is worthless once the trip has ended.
 """
 
 import hashlib
@@ -27,11 +25,11 @@ CERTIFICATE_YEARS = 10
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A new file that only its owner may read."""
+    """Write a new file that only its owner may read."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise RunError(f"{path} exists and is not written over") from None
+        raise RunError(f"{path} exists and is not overwritten") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
@@ -39,11 +37,11 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def make_authority(folder: Path) -> None:
-    """``ca.key`` and ``ca.crt``, unless they are there; the key alone may be kept elsewhere."""
+    """Make ``ca.key`` and ``ca.crt`` unless ``ca.crt`` exists. The key may be kept elsewhere."""
     if (folder / "ca.crt").exists():
         return
-    for there in ("ca.key", "server.key"):
-        _require_absent(folder / there, "ca.crt", "bring it back: every device has it")
+    for other in ("ca.key", "server.key"):
+        _require_absent(folder / other, "ca.crt", "restore it: every device has a copy")
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("freshet deployment")
     certificate = (
@@ -58,16 +56,14 @@ def make_authority(folder: Path) -> None:
 
 
 def make_server(folder: Path, hosts: list[str]) -> None:
-    """``server.key`` and ``server.crt`` for these names and addresses, signed by the authority, unless they exist."""
+    """Make ``server.key`` and ``server.crt`` for these hosts, signed by the authority, unless they exist."""
     has_key, has_certificate = ((folder / name).exists() for name in ("server.key", "server.crt"))
     if has_key and has_certificate:
         return
     if not has_key:
-        _require_absent(
-            folder / "server.crt", "server.key", "bring it back, or remove server.crt to have both made anew"
-        )
+        _require_absent(folder / "server.crt", "server.key", "restore it, or remove server.crt to make both again")
     if not (folder / "ca.key").exists():
-        raise RunError(f"{folder / 'ca.key'} is missing, which has to sign server.crt; bring it here for this command")
+        raise RunError(f"{folder / 'ca.key'} is missing and must sign server.crt; restore it for this command")
     authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     signer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     if not has_key:
@@ -88,18 +84,18 @@ def make_server(folder: Path, hosts: list[str]) -> None:
     _publish(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _require_absent(there: Path, missing: str, remedy: str) -> None:
-    """Raise if a file is there that no new one of the other name would fit."""
-    if there.exists():
+def _require_absent(existing: Path, missing: str, remedy: str) -> None:
+    """Raise if a file exists that a new ``missing`` file would not match."""
+    if existing.exists():
         raise RunError(
-            f"{there.with_name(missing)} is missing beside {there.name}, and a new one would not fit; {remedy}"
+            f"{existing.with_name(missing)} is missing beside {existing.name}, and a new one would not match; {remedy}"
         )
 
 
 def make_node(path: Path) -> None:
-    """A node's private key at ``path`` and its public one at ``path.pub``, in OpenSSH form, unless they exist.
+    """Make a node's private key at ``path`` and its public key at ``path.pub``, in OpenSSH format, unless they exist.
 
-    The public one alone is a node whose key is where it belongs, on its device; ``.revoked`` is one that is locked out.
+    If only the public key exists, the private key has moved to its device. ``path.revoked`` is a revoked key.
     """
     public = path.with_name(f"{path.name}.pub")
     if public.exists() or public.with_suffix(".revoked").exists():
@@ -111,12 +107,12 @@ def make_node(path: Path) -> None:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise RunError(f"{path} cannot be read as a key ({error}); remove it to have a new one made") from None
+        raise RunError(f"{path} cannot be read as a key ({error}); remove it to make a new one") from None
     _publish(public, key.public_key().public_bytes(openssh, form) + b"\n")
 
 
 def _publish(path: Path, content: bytes) -> None:
-    """A new file that all may read, whole or not at all."""
+    """Write a new file that all may read, atomically."""
     with replacing(path) as file:
         file.write(content)
 
@@ -169,7 +165,7 @@ KEY_BYTES = 32
 
 
 def new_ticket() -> str:
-    """A name for one trip that no other trip ever has; no secret."""
+    """Return a unique name for a trip or session. It is not a secret."""
     return secrets.token_hex(16)
 
 
@@ -181,21 +177,21 @@ class Tokens:
 
     @staticmethod
     def load(path: Path | None) -> "Tokens":
-        """With the key of a file, made on first use, so that tokens outlive the process; without one, a new key."""
+        """Read the key from a file, made on first use, so that tokens outlive the process. Without path: a new key."""
         if path is None:
             return Tokens(secrets.token_bytes(KEY_BYTES))
         if not path.exists():
             write_secret(path, secrets.token_bytes(KEY_BYTES))
         key = path.read_bytes()
         if len(key) < KEY_BYTES:
-            raise RunError(f"{path} is too short to be a key; remove it, and a new one is made")
+            raise RunError(f"{path} is too short to be a key; remove it to make a new one")
         return Tokens(key)
 
     def make(self, node: int, device: int, trip: int, ticket: str) -> str:
-        """The token of one trip."""
+        """Return the token of a trip."""
         return hmac.new(self._key, f"{node}:{device}:{trip}:{ticket}".encode(), hashlib.sha256).hexdigest()
 
     def fits(self, token: object, node: int, device: int, trip: int, ticket: str) -> bool:
-        """Whether a token is the one of this trip, in a time that tells nothing about it."""
+        """Whether this is the token of the trip, compared in constant time."""
         given = token.encode(errors="replace") if isinstance(token, str) else b""
         return hmac.compare_digest(given, self.make(node, device, trip, ticket).encode())

@@ -1,4 +1,4 @@
-"""The server app of a federation on Flower: puts core, log, driver and fresh-model service together.
+"""The Flower server app of a federation: assembles core, log, driver and fresh-model service.
 
 app = server_app(Path(__file__).with_name("federation.toml"))      # in a Flower server app
 """
@@ -10,7 +10,7 @@ import os
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,7 +26,7 @@ from freshet.flower.fresh import FreshService
 from freshet.flower.security import Tokens
 from freshet.flower.transport import FlowerTransport
 from freshet.runs import checkpoint
-from freshet.runs.lifecycle import RunOutcome, OpenRun, drive
+from freshet.runs.lifecycle import OpenRun, RunOutcome, drive
 from freshet.runs.reader import RunDirectory
 from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import RunWriter, default_directory
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the run config of the Flower app says (``[tool.flwr.app.config]``, with - for _); paths on the server."""
+    """The run config of the Flower app (``[tool.flwr.app.config]``, with - for _). Paths are on the server."""
 
-    #: Run directory (empty: a new one under runs/); one that is not finished is gone on with.
+    #: Run directory (empty: a new one under runs/). An unfinished run is resumed.
     out: str = ""
-    #: How devices get the fresh model: side (the service), messages (a second message per trip) or none.
+    #: How devices get the fresh model: side (from the service), messages (a second message per trip) or none.
     fresh: str = "side"
-    #: Where the service listens, and under which address devices find it.
+    #: The address on which the service listens, and the address that devices use.
     fresh_bind: str = "127.0.0.1:18002"
     fresh_address: str = "127.0.0.1:18002"
     #: Files of the service: its key and certificate, the authority that signed it, the key of the tokens.
@@ -50,19 +50,19 @@ class ServerSettings:
     certificate: str = ""
     authority: str = ""
     token_key: str = ""
-    #: File that says which node is which device (empty: numbered as they come).
+    #: File that says which node is which device (empty: numbered in order of appearance).
     nodes: str = ""
-    #: File for the number of the server's process (empty: none).
+    #: File for the server's process id (empty: none).
     pid: str = ""
     ttl: float = 600.0
     poll: float = 0.2
     patience: float = 120.0
-    #: Devices that have to be there before the first trip of a run.
+    #: Devices that must be online before the first trip of a run.
     wait_for: int = 1
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> "ServerSettings":
-        """Checked; keys of other apps are passed over."""
+        """Check and read a run config. Unknown keys are ignored: they belong to other apps."""
         hints, found = get_type_hints(ServerSettings), {}
         for name, kind in hints.items():
             value = given.get(name.replace("_", "-"))
@@ -82,7 +82,7 @@ class ServerSettings:
 
 
 def server_app(federation: str | Path, overrides: Overrides | None = None) -> Any:
-    """The Flower server app of a federation; ``overrides`` replaces what its configuration names."""
+    """The Flower server app of a federation. ``overrides`` replaces what its configuration names."""
     from flwr.serverapp import ServerApp
 
     app: Any = ServerApp()
@@ -97,14 +97,14 @@ def _main(federation: Path, overrides: Overrides, grid: Any, context: Any) -> No
     try:
         serve(resolve(load_tables(federation)), settings, FlowerTransport(grid), overrides)
     except Exception as error:
-        if settings.pid:  # whoever started it should hear why it ended
+        if settings.pid:  # tell the supervisor why the app ended
             text = str(error) if isinstance(error, FreshetError) else traceback.format_exc()
             write_atomically(Path(settings.pid).with_suffix(".error"), text.encode())
         raise
 
 
-def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overrides: Overrides) -> RunOutcome:
-    """Run a federation to its end, or go on with one that was stopped or killed."""
+def serve(config: Config, settings: ServerSettings, transport: FlowerTransport, overrides: Overrides) -> RunOutcome:
+    """Run a federation to its end, or resume one that was stopped or killed."""
     check_deployable(config)
     assembly = Assembly(config, overrides, deployed=True).check().begin()
     config = assembly.config
@@ -116,25 +116,20 @@ def serve(config: Config, settings: ServerSettings, post: FlowerTransport, overr
             return RunWriter(directory, resume=tree["log"])
         return RunWriter.create(directory, config.tables(), note=assembly.dataset.reduction_notice())
 
-    with _ready(assembly, settings, post, open_log) as ready:
-        live = ready.driver
+    with _open(assembly, settings, transport, open_log) as run:
+        live = run.driver
         assert isinstance(live, LiveDriver)
         try:
-            return drive(assembly.plan, _opened(ready), tree)
-        finally:  # who the devices are and how fast is known now, and not before
+            return drive(assembly.plan, nullcontext(run), tree)
+        finally:  # only now is it known who the devices are and how fast
             write_world(directory, measured_world(assembly, live.seconds))
 
 
 @contextmanager
-def _opened(ready: OpenRun) -> Iterator[OpenRun]:
-    yield ready
-
-
-@contextmanager
-def _ready(
-    assembly: Assembly, settings: ServerSettings, post: FlowerTransport, open_log: Callable[[], RunWriter]
+def _open(
+    assembly: Assembly, settings: ServerSettings, transport: FlowerTransport, open_log: Callable[[], RunWriter]
 ) -> Iterator[OpenRun]:
-    """Server, driver and log; the service listens as long as they are in use."""
+    """Server, driver and log. The fresh-model service listens while they are in use."""
     config, coordinator = assembly.config, assembly.coordinator
     trainer = assembly.setup().trainer()
     load_kernels(_log.info)
@@ -142,7 +137,7 @@ def _ready(
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
     if not 1 <= settings.wait_for <= config.fleet.devices:
-        raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the federation's devices")
+        raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the number of devices")
     network = NetworkSettings(
         settings.fresh,
         settings.fresh_address,
@@ -154,7 +149,7 @@ def _ready(
     )
     live = LiveDriver(
         coordinator,
-        post,
+        transport,
         open_log(),
         trainer.evaluate,
         tokens,
@@ -170,16 +165,16 @@ def _ready(
     try:
         yield OpenRun(live, coordinator.server, live.writer)
     finally:
-        post.close()
+        transport.close()
         if service is not None:
             service.close()
 
 
 def _read_checkpoint(directory: Path, config: Config) -> Tree:
-    """The checkpoint of a run that is gone on with."""
+    """Read the checkpoint of a run to resume."""
     run = RunDirectory(directory)
     run.check_resumable()
-    if resolve(run.config()).essence() != config.essence():
+    if resolve(run.config()).identity() != config.identity():
         raise RunError(f"{directory} was made with another configuration; choose another run directory")
     found = checkpoint.read(directory)
     try:
@@ -193,22 +188,22 @@ def _read_checkpoint(directory: Path, config: Config) -> Tree:
 
 
 def read_nodes(path: Path, devices: int) -> dict[int, int]:
-    """``{node: device}`` of nodes.json; raises one sentence."""
+    """Read ``{node: device}`` from nodes.json."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         nodes = {int(node): int(device) for node, device in found.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise RunError(f"{path} does not say which node is which device ({error})") from None
+        raise RunError(f"{path} is not a valid list of nodes ({error})") from None
     if not all(0 <= device < devices for device in nodes.values()):
         raise RunError(f"{path} names a device outside 0..{devices - 1}")
     return nodes
 
 
 def measured_world(assembly: Assembly, seconds: Mapping[int, Mapping[str, Sequence[float]]]) -> RunWorld:
-    """world.json: of each device the medians of its trips, in the terms of a simulated fleet (0 where none was made).
+    """world.json: the medians of each device's trips, in the terms of a simulated fleet (0 for a device without trips).
 
-    Before it trains pass ``down + start + import + load``; a fresh model takes the latency of the downlink; the rest of
-    a trip is its upload, ``model_bytes / up_rate``.
+    A device starts to train after ``down + start + import + load``. A fresh model takes the downlink latency. The rest
+    of a trip is its upload, ``model_bytes / up_rate``.
     """
     assumed, devices = assembly.run_world, assembly.config.fleet.devices
 
@@ -219,7 +214,7 @@ def measured_world(assembly: Assembly, seconds: Mapping[int, Mapping[str, Sequen
     before = [of(device, "down", "start", "import", "load") for device in range(devices)]
     up = [of(device, "up") for device in range(devices)]
     samples = [int(count) for count in assembly.context.samples]
-    if samples != assumed.samples:  # devices brought their own, and their labels stay with them
+    if samples != assumed.samples:  # devices brought their own samples and keep their labels secret
         assumed = replace(assumed, classes=["samples"], label_counts=[[count] for count in samples])
     return replace(
         assumed,

@@ -1,9 +1,10 @@
-"""The door of the SuperLink: devices come in with their keys, everything else needs what only the server has.
+"""Access control of the SuperLink: devices authenticate with their keys, everything else needs the server's token.
 
     python -m freshet.flower.superlink_auth TOKEN_FILE [options of flower-superlink]
 
-Flower 1.41 serves three interfaces on one port, and only that of the SuperNodes asks who is there: whoever reaches the
-port could start an app of his own on every device. Flower's hook for extensions puts this in front of all of them."""
+Flower 1.41 serves three interfaces on one port, and only the SuperNodes' interface authenticates its callers: anybody
+who reaches the port could start an app on every device. Flower's extension hook puts this middleware before all three.
+"""
 
 import hmac
 import ipaddress
@@ -19,18 +20,18 @@ Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-#: Open to all: SuperNodes sign every call with their keys, and whether a process lives is no secret.
+#: Open to all: SuperNodes sign every call with their keys, and the health check reveals nothing.
 OPEN_TO_ALL, HEALTH = "/v1/fleet/", "/health"
-#: For processes of this machine that have the executor's secret or the token of a task.
+#: For processes on this machine. Flower checks the executor's secret or the token of a task.
 LOCAL_ONLY = "/v1/runtime/"
 _HOOK = "flwr.ee.superlink.extensions"
-#: Refused calls that are told, and lines per hour of each logger that anybody who reaches the port can make write.
+#: Refused calls that are logged, and lines per hour of each logger that strangers can trigger.
 LOGGED_REFUSALS, MAX_LINES_PER_HOUR = 100, 1000
 LIMITED_LOGGERS = ("uvicorn.error", "flwr")
 
 
 def may_pass(path: str, client: str, authorisation: list[bytes], token: str) -> bool:
-    """Whether a call may go on to Flower."""
+    """Whether a call is passed on to Flower."""
     if ".." in path:
         return False
     if path.startswith(OPEN_TO_ALL) or path == HEALTH:
@@ -41,7 +42,7 @@ def may_pass(path: str, client: str, authorisation: list[bytes], token: str) -> 
 
 
 def is_local(client: str) -> bool:
-    """Whether an address is of this machine."""
+    """Whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(client).is_loopback
     except ValueError:
@@ -49,7 +50,7 @@ def is_local(client: str) -> bool:
 
 
 class AuthMiddleware:
-    """ASGI middleware that answers 401 to whoever may not pass; the first of them are in the log of the SuperLink."""
+    """ASGI middleware that answers 401 to unauthorised calls. The first of them are in the SuperLink's log."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, token
@@ -66,14 +67,14 @@ class AuthMiddleware:
             await send({"type": "http.response.body", "body": b""})
 
     def _count(self, scope: Scope) -> None:
-        """Who calls again and again must not fill the disk."""
+        """Log the first refusals only: repeated calls must not fill the disk."""
         self.refused += 1
         if self.refused > LOGGED_REFUSALS:
             return
-        client = (scope.get("client") or ("somebody",))[0]
-        last = "; further ones are not told" if self.refused == LOGGED_REFUSALS else ""
-        told = f"refused: {scope.get('method', '')[:20]} {scope['path'][:100]!r} from {client}{last}"
-        print(told, file=sys.stderr, flush=True)
+        client = (scope.get("client") or ("unknown",))[0]
+        last = "; further ones are not logged" if self.refused == LOGGED_REFUSALS else ""
+        line = f"refused: {scope.get('method', '')[:20]} {scope['path'][:100]!r} from {client}{last}"
+        print(line, file=sys.stderr, flush=True)
 
     def _passes(self, scope: Scope) -> bool:
         client = (scope.get("client") or ("",))[0]
@@ -82,7 +83,7 @@ class AuthMiddleware:
 
 
 def install(token: str) -> None:
-    """Have Flower's SuperLink put the gate in front of its interfaces."""
+    """Make Flower's SuperLink put the middleware before its interfaces."""
     from starlette.middleware import Middleware
 
     hook: Any = ModuleType(_HOOK)
@@ -91,7 +92,7 @@ def install(token: str) -> None:
 
 
 class _HourlyLimit(logging.Filter):
-    """Lets so many lines through in an hour."""
+    """Passes at most MAX_LINES_PER_HOUR lines per hour."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _HourlyLimit(logging.Filter):
 
 
 def limit_logging() -> None:
-    """No line per call, and few of what strangers can cause; filters stay when uvicorn sets up its loggers."""
+    """Log no line per call, and limit lines that strangers can cause. Filters survive uvicorn's logger setup."""
     logging.getLogger("uvicorn.access").addFilter(lambda record: False)
     for name in LIMITED_LOGGERS:
         logging.getLogger(name).addFilter(_HourlyLimit())

@@ -1,8 +1,9 @@
-"""Flower's grid as the driver wants it: no call waits for a device, ``ConnectionError`` only, errors as texts.
+"""Flower's grid as a ``Transport``: no call waits for a device, and the only exception is ``ConnectionError``.
 
-A SuperNode announces its answer and then sends the parts of it, and Flower's ``pull_messages`` waits for the last part
-of all that is announced: one thin uplink would hold up everybody, one answer that cannot be unpacked take others along.
-So every answer is fetched by a thread of its own, and ``receive`` hands out those that are whole."""
+A SuperNode announces its answer and then sends its parts. Flower's ``pull_messages`` waits for the last part of every
+announced answer: one slow uplink would delay everybody, and one broken answer would take others along. So a separate
+thread fetches each answer, and ``receive`` returns the complete ones.
+"""
 
 import copy
 import threading
@@ -26,7 +27,7 @@ ERRORS = {
     7: "the device could not unpack its app",
     8: "the device's app crashed",
 }
-#: Seconds that ``receive`` gives answers that have just been announced, and after which a broken fetch is tried again.
+#: Seconds that ``receive`` waits for newly announced answers, and seconds before a failed fetch is retried.
 _PROMPT_SECONDS, _RETRY_SECONDS = 0.05, 1.0
 
 
@@ -42,50 +43,50 @@ class FlowerTransport:
 
     def send(self, node: int, content: Any, seconds: float) -> str:
         message = Message(content, node, "train", ttl=seconds)
-        number = next(iter(_call(self._grid.push_messages, [message])), None)
-        if not number:
+        message_id = next(iter(_call(self._grid.push_messages, [message])), None)
+        if not message_id:
             raise ConnectionError("the SuperLink did not take the message")
-        return str(number)
+        return str(message_id)
 
     def receive(self, messages: list[str]) -> list[Reply]:
-        """Those answers that are whole; one that nobody waits for any more is given up."""
-        for number in self.fetches.keys() - set(messages):
-            self.fetches.pop(number).cancel()
-        waiting = [number for number in messages if number not in self.fetches]
-        begun = _call(self._new_fetches, waiting) if waiting else []
-        self.fetches |= {fetch.number: fetch for fetch in begun}
-        prompt = time.monotonic() + _PROMPT_SECONDS
-        for fetch in begun:
+        """Return the complete answers. Cancel the fetch of an answer that nobody waits for."""
+        for message_id in self.fetches.keys() - set(messages):
+            self.fetches.pop(message_id).cancel()
+        waiting = [message_id for message_id in messages if message_id not in self.fetches]
+        started = _call(self._new_fetches, waiting) if waiting else []
+        self.fetches |= {fetch.message_id: fetch for fetch in started}
+        deadline = time.monotonic() + _PROMPT_SECONDS
+        for fetch in started:
             fetch.start()
-        for fetch in begun:
-            fetch.join(max(0.0, prompt - time.monotonic()))
+        for fetch in started:
+            fetch.join(max(0.0, deadline - time.monotonic()))
         done = [fetch for fetch in self.fetches.values() if not fetch.is_alive()]
         for fetch in done:
-            del self.fetches[fetch.number]
+            del self.fetches[fetch.message_id]
         return [fetch.reply for fetch in done]
 
     def close(self) -> None:
-        """Give up what is still on its way."""
+        """Cancel all fetches."""
         self.receive([])
 
     def _new_fetches(self, messages: list[str]) -> list["_Fetch"]:
-        """What the SuperLink has of these; it says so once, and keeps the parts until their receipt is confirmed."""
+        """Fetches for newly announced answers. The SuperLink announces once, and keeps the parts until confirmed."""
         client = self._grid._runtime_client
         found = client.PullMessages(PullAppMessagesRequest(message_ids=messages))
         fetches = []
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            alone = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
-            number = str(message.metadata.reply_to_message_id)
-            fetches.append(_Fetch(number, self._grid, _Client(client, alone)))
+            single = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
+            message_id = str(message.metadata.reply_to_message_id)
+            fetches.append(_Fetch(message_id, self._grid, _Client(client, single)))
         return fetches
 
 
 class _Cancelled(Exception):
-    """Nobody waits for this answer any more."""
+    """Nobody waits for this answer."""
 
 
 class _Client:
-    """Flower's client, for which only one answer is announced."""
+    """Flower's client, restricted to one announced answer."""
 
     def __init__(self, client: Any, announced: PullAppMessagesResponse) -> None:
         self._client, self._announced, self.cancelled = client, announced, threading.Event()
@@ -103,11 +104,15 @@ class _Client:
 
 
 class _Fetch(threading.Thread):
-    """Fetches one answer part by part, however long its device takes to send them."""
+    """Fetches one answer part by part, however long its device takes to send it."""
 
-    def __init__(self, number: str, grid: Any, client: _Client) -> None:
-        super().__init__(name=f"answer {number[:8]}", daemon=True)
-        self.number, self.reply, self._client = number, Reply(number, error="its answer was given up"), client
+    def __init__(self, message_id: str, grid: Any, client: _Client) -> None:
+        super().__init__(name=f"answer {message_id[:8]}", daemon=True)
+        self.message_id, self.reply, self._client = (
+            message_id,
+            Reply(message_id, error="the fetch of its answer was cancelled"),
+            client,
+        )
         self._grid = copy.copy(grid)
         self._grid._client = client
 
@@ -118,30 +123,30 @@ class _Fetch(threading.Thread):
         try:
             while not self._client.cancelled.is_set():
                 try:
-                    self.reply = _reply(self.number, self._grid.pull_messages([self.number]))
+                    self.reply = _reply(self.message_id, self._grid.pull_messages([self.message_id]))
                     return
-                except httpx.TransportError:  # the SuperLink is away; it keeps what is not confirmed
+                except httpx.TransportError:  # the SuperLink is down; it keeps unconfirmed parts
                     self._client.cancelled.wait(_RETRY_SECONDS)
         except _Cancelled:
             return
         except Exception as error:
-            self.reply = Reply(self.number, error=f"its answer cannot be unpacked ({type(error).__name__})")
+            self.reply = Reply(self.message_id, error=f"its answer cannot be unpacked ({type(error).__name__})")
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Whatever fails: a SuperLink that is away, or one that answers what nobody understands."""
+    """Turn every failure into ``ConnectionError``: a SuperLink that is down, or one whose answer makes no sense."""
     try:
         return function(*arguments)
     except Exception as error:
         raise ConnectionError(f"{type(error).__name__}: {error}"[:150]) from None
 
 
-def _reply(number: str, found: list[Any]) -> Reply:
+def _reply(message_id: str, found: list[Any]) -> Reply:
     if not found:
-        return Reply(number, error="its answer is too large for the SuperLink")
+        return Reply(message_id, error="its answer is too large for the SuperLink")
     [message] = found
     if message.has_error():
         code, reason = int(message.error.code), str(message.error.reason or "")
         words = f" ({reason.strip()[-300:]})" if code == 2 else ""
-        return Reply(number, error=ERRORS.get(code, f"error {code}") + words)
-    return Reply(number, message.content)
+        return Reply(message_id, error=ERRORS.get(code, f"error {code}") + words)
+    return Reply(message_id, message.content)

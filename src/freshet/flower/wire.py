@@ -1,8 +1,7 @@
-"""The messages of the core as Flower records and back: weights, vectors by name, a few scalars, and nothing else.
+"""Converts the core's messages to Flower records and back: weights, named vectors, a few scalars, nothing else.
 
-What is read came over a network: everything is checked, arrays before a byte of them is interpreted.
-
-Trees of plain values and arrays as bytes: safetensors with a JSON note. Bytes may come from anybody.
+Also converts trees of plain values and arrays to bytes: safetensors with a JSON header entry. Everything that is read
+came over a network and is checked. Arrays are checked before any of their bytes is interpreted.
 """
 
 import json
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
+from freshet.flower import NEEDS_FLOWER
 from freshet.runs.arrays import StoredArray, contents, serialise
 from freshet.runs.checkpoint import Tree, copy_arrays, pack, unpack
 
@@ -26,17 +26,17 @@ _NOTE = "tree"
 
 
 class MalformedMessage(ValueError):
-    """Bytes or records that are not what they should be; the text says why."""
+    """Bytes or records that cannot be read. The text says why."""
 
 
 def to_bytes(tree: Tree) -> bytes:
-    """A tree in one piece."""
+    """Serialise a tree."""
     plain, arrays = pack(tree)
     return b"".join(bytes(piece) for piece in serialise(arrays, {_NOTE: json.dumps(plain)}))
 
 
 def from_bytes(data: bytes) -> Tree:
-    """The inverse of ``to_bytes``; raises ``Malformed``."""
+    """The inverse of ``to_bytes``. Raises ``MalformedMessage``."""
     try:
         found, notes = contents(BytesIO(data))
         tree: Any = copy_arrays(unpack(json.loads(notes[_NOTE]), _views(data, found)))
@@ -52,12 +52,12 @@ def _views(data: bytes, found: dict[str, StoredArray]) -> dict[str, NDArray[Any]
     return {name: whole[a.start : a.end].view(a.dtype).reshape(a.shape) for name, a in found.items()}
 
 
-#: Flower's types; it is loaded when the first message is read or written.
+#: A Flower type. Flower is imported when the first message is read or written.
 RecordDict = Any
 
-#: Characters of a text from outside that are read at most.
+#: Maximum characters of a text from outside.
 MAX_TEXT = 200
-#: The header that numpy writes before a flat array of float32, and how long it may be.
+#: The header that numpy writes before a flat array of float32, and its maximum length.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
     re.DOTALL,
@@ -67,31 +67,31 @@ _MAX_HEADER_BYTES = 256
 
 @dataclass(frozen=True)
 class FreshChannel:
-    """How a device gets the fresh model: by whom it is asked for (``side``), in a second message, or not at all."""
+    """How a device gets the fresh model: ``side`` (from the service), ``messages`` (a second message) or ``none``."""
 
     kind: str = "none"
     address: str = ""
     certificate: str = ""
     token: str = ""
-    #: Whether to look now and then if the server wants the model soon.
+    #: Whether the device polls the service for the server's request to hurry.
     hurries: bool = False
 
 
 @dataclass(frozen=True)
 class Order:
-    """Server to device: train, and how to ask."""
+    """Server to device: train this assignment, and get the fresh model through this channel."""
 
     assignment: Assignment
     session: str
     ticket: str
     channel: FreshChannel
-    #: Mean seconds of the device's completed trips, for rules that are timed.
+    #: Mean seconds of the device's completed trips, for rules that use it.
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class FreshDelivery:
-    """Server to device, the second message of a trip: the fresh model, or nothing newer."""
+    """Server to device, the second message of a trip: the fresh model, or None if there is nothing newer."""
 
     session: str
     ticket: str
@@ -100,14 +100,14 @@ class FreshDelivery:
 
 @dataclass(frozen=True)
 class Answer:
-    """Device to server: an upload, a question for the fresh model, or that the trip is lost."""
+    """Device to server: an upload, a request for the fresh model, or the reason why the trip is lost."""
 
     ticket: str
     upload: Upload | None = None
     slot: Slot | None = None
     lost: str = ""
     samples: int = 0
-    #: Why no fresh model came although one was asked for; empty when nothing went wrong.
+    #: Why the device got no fresh model although it requested one. Empty if nothing went wrong.
     unreached: str = ""
     #: Seconds by phase.
     timing: Mapping[str, float] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Answer:
 
 
 def order_record(order: Order) -> RecordDict:
-    a, way = order.assignment, order.channel
+    a, channel = order.assignment, order.channel
     scalars = {
         "device": a.device,
         "trip": a.trip,
@@ -127,25 +127,25 @@ def order_record(order: Order) -> RecordDict:
         "lr": float(a.lr),
         "session": order.session,
         "ticket": order.ticket,
-        "way": way.kind,
-        "address": way.address,
-        "certificate": way.certificate,
-        "token": way.token,
-        "hurries": way.hurries,
+        "way": channel.kind,
+        "address": channel.address,
+        "certificate": channel.certificate,
+        "token": channel.token,
+        "hurries": channel.hurries,
         "seconds": -1.0 if order.seconds is None else float(order.seconds),
     }
     return _records("train", scalars, a.weights, a.vectors, {"instruction": a.instruction})
 
 
-def delivery_record(onward: FreshDelivery) -> RecordDict:
-    fresh, scalars = onward.fresh, {"session": onward.session, "ticket": onward.ticket}
+def delivery_record(delivery: FreshDelivery) -> RecordDict:
+    fresh, scalars = delivery.fresh, {"session": delivery.session, "ticket": delivery.ticket}
     if fresh is None:
         return _records("onward", scalars, None, NO_VECTORS, {})
     return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
 
 
 def read_order(content: RecordDict) -> Order | FreshDelivery:
-    """What the server wants; raises ``Malformed``."""
+    """Read a message of the server. Raises ``MalformedMessage``."""
     if "onward" in content:
         got = _scalars(content, "onward")
         fresh = None
@@ -160,17 +160,25 @@ def read_order(content: RecordDict) -> Order | FreshDelivery:
     assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
     kind, certificate = short_text(got, "way"), got.get("certificate")
     if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
-        raise MalformedMessage("way or certificate makes no sense")
-    way = FreshChannel(kind, short_text(got, "address"), certificate, short_text(got, "token"), got.get("hurries") is True)
+        raise MalformedMessage("way or certificate is invalid")
+    channel = FreshChannel(
+        kind, short_text(got, "address"), certificate, short_text(got, "token"), got.get("hurries") is True
+    )
     seconds = finite_float(got, "seconds")
-    return Order(assignment, short_text(got, "session"), short_text(got, "ticket"), way, None if seconds < 0 else seconds)
+    return Order(
+        assignment, short_text(got, "session"), short_text(got, "ticket"), channel, None if seconds < 0 else seconds
+    )
 
 
 # ---- device to server
 
 
 def answer_record(answer: Answer) -> RecordDict:
-    scalars: dict[str, Any] = {"ticket": answer.ticket, "samples": answer.samples, "unreached": answer.unreached[:MAX_TEXT]}
+    scalars: dict[str, Any] = {
+        "ticket": answer.ticket,
+        "samples": answer.samples,
+        "unreached": answer.unreached[:MAX_TEXT],
+    }
     numbers: dict[str, Mapping[str, Number]] = {"timing": answer.timing}
     if answer.upload is None:
         if answer.slot is not None:
@@ -182,7 +190,7 @@ def answer_record(answer: Answer) -> RecordDict:
 
 
 def read_answer(content: RecordDict) -> Answer:
-    """What a device answers; raises ``Malformed``. Whether its numbers make sense is for the gates to say."""
+    """Read a device's answer. Raises ``MalformedMessage``. The core's gates judge its numbers."""
     got = _scalars(content, "answer")
     ticket, samples, unreached = short_text(got, "ticket"), integer(got, "samples"), short_text(got, "unreached")
     timing = {name: float(value) for name, value in _numbers(content, "timing").items()}
@@ -194,18 +202,17 @@ def read_answer(content: RecordDict) -> Answer:
         return Answer(ticket, Upload(device, trip, base, weights, steps, report, merged, vectors), **common)
     if "epoch" in got:
         return Answer(ticket, slot=Slot(integer(got, "epoch"), short_text(got, "by"), integer(got, "action")), **common)
-    return Answer(ticket, lost=short_text(got, "lost") or "the device gives no reason", **common)
+    return Answer(ticket, lost=short_text(got, "lost") or "the device gave no reason", **common)
 
 
-# ---- parts
+# ---- reading and writing records
 
 
 def _flower() -> Any:
     try:
         import flwr.app
     except ModuleNotFoundError:
-        problem = "deploying needs Flower, which is not installed; install it: pip install 'freshet-fl[flower]'"
-        raise RunError(problem) from None
+        raise RunError(NEEDS_FLOWER) from None
     return flwr.app
 
 
@@ -246,23 +253,23 @@ def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     if len(found) > 100 or any(
         isinstance(value, bool) or not isinstance(value, int | float) for value in found.values()
     ):
-        raise MalformedMessage(f"{name} has something that is not a number")
+        raise MalformedMessage(f"{name} contains a value that is not a number")
     return found
 
 
 def _arrays(content: RecordDict) -> tuple[Vector, dict[str, Vector]]:
     kind, model, others = _flower().ArrayRecord, content.get("model"), content.get("vectors")
     if not isinstance(model, kind) or set(model) != {"weights"}:
-        raise MalformedMessage("model is not one array of weights")
+        raise MalformedMessage("model is not a single array of weights")
     if others is not None and not isinstance(others, kind):
         raise MalformedMessage("vectors are not arrays")
     return vector("model", model["weights"]), {name: vector(name, each) for name, each in (others or {}).items()}
 
 
 def vector(name: str, array: Any) -> Vector:
-    """A flat float32 array, known by its header before it is read: no pickle, no archive, no size that is not there.
+    """Read a flat float32 array. Its header is checked first: no pickle, no archive, no size that does not match.
 
-    The header is compared, not parsed: numpy's own reader hands it to Python's tokenizer.
+    The header is compared, not parsed: numpy's own reader passes it to Python's tokenizer.
     """
     data = array.data
     start = 10 + int.from_bytes(data[8:10], "little")
@@ -277,19 +284,19 @@ def vector(name: str, array: Any) -> Vector:
 def integer(got: Mapping[str, Any], key: str) -> int:
     value = got.get(key)
     if type(value) is not int:
-        raise MalformedMessage(f"{key} is not a whole number")
+        raise MalformedMessage(f"{key} is not an integer")
     return value
 
 
 def finite_float(got: Mapping[str, Any], key: str) -> float:
     value = got.get(key)
     if not isinstance(value, float) or not math.isfinite(value):
-        raise MalformedMessage(f"{key} is not a number")
+        raise MalformedMessage(f"{key} is not a finite float")
     return value
 
 
 def short_text(got: Mapping[str, Any], key: str) -> str:
     value = got.get(key)
     if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise MalformedMessage(f"{key} is not a short text")
+        raise MalformedMessage(f"{key} is not a short string")
     return value

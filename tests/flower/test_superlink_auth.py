@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from freshet.flower.superlink_auth import MAX_LINES_PER_HOUR, LIMITED_LOGGERS, LOGGED_REFUSALS, AuthMiddleware, install, may_pass, limit_logging
+from freshet.flower.superlink_auth import (
+    LIMITED_LOGGERS,
+    LOGGED_REFUSALS,
+    MAX_LINES_PER_HOUR,
+    AuthMiddleware,
+    install,
+    limit_logging,
+    may_pass,
+)
 
 TOKEN = "t" * 64
 GOOD = [f"Bearer {TOKEN}".encode()]
@@ -89,7 +97,7 @@ def test_refusals_are_counted_and_only_the_first_are_told(capsys: pytest.Capture
     asyncio.run(flood())
     said = capsys.readouterr().err
     assert reached == gate.refused == 3 * LOGGED_REFUSALS
-    assert said.count("refused:") == LOGGED_REFUSALS and said.count("further ones are not told") == 1
+    assert said.count("refused:") == LOGGED_REFUSALS and said.count("further ones are not logged") == 1
     assert len(said) < 200 * (LOGGED_REFUSALS + 1)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from freshet.assembly import Overrides
 from freshet.config import resolve
 from freshet.errors import RunError
 from freshet.flower import commands, hosting
 from freshet.flower.folder import init
 from freshet.flower.running import LocalRun, Stopped, run_server, stoppable
-from freshet.assembly import Overrides
 from freshet.runs.lock import RunLock
 
 ATTEND = """
@@ -68,7 +68,7 @@ def test_a_node_that_ends_is_started_again_and_that_is_said(tmp_path: Path) -> N
     assert len(set(nodes(tmp_path / "told", 3))) >= 3
     watcher.send_signal(signal.SIGTERM)
     said, _ = watcher.communicate(timeout=60)
-    assert "device 3: its SuperNode ended with code 7; started again in" in said
+    assert "device 3: its SuperNode ended with code 7; restarting in" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -19,7 +19,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 
 #: Seconds for anything that should happen; machines may be slow, and a hang must not last for ever.
-PATIENCE = 400.0
+TIMEOUT_SECONDS = 400.0
 
 
 def tables(method: str, devices: int, rounds: int, **run: Any) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def events(local: LocalRun, *kinds: str, device: int | None = None) -> list[dict
     return [e for e in events_of(local.server.out, *kinds) if device is None or e.get("device") == device]
 
 
-def await_(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
+def wait_for(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
     """Wait for something."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < end:
         found = happened()
         if found:
@@ -59,26 +59,26 @@ def await_(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any] 
     raise AssertionError(f"{what} did not happen")
 
 
-def until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
+def wait_until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
     """Wait for something while the federation goes on."""
 
     def goes_on() -> None:
         assert local.poll() is None, f"the run ended before {what}"
 
-    return await_(happened, what, goes_on)
+    return wait_for(happened, what, goes_on)
 
 
-def adds_up(directory: Path) -> bool:
+def passes_audit(directory: Path) -> bool:
     """Whether a log holds together; the run must have been stopped, or its last line may be half a line."""
     found = audit(RunDirectory(directory))
     assert found.passed, found.problem
     return True
 
 
-def finished(local: LocalRun) -> RunDirectory:
+def finished_run(local: LocalRun) -> RunDirectory:
     """The run at its end: whole files, and a log that adds up."""
-    assert local.wait(PATIENCE) == "finished"
-    assert adds_up(local.server.out)
+    assert local.wait(TIMEOUT_SECONDS) == "finished"
+    assert passes_audit(local.server.out)
     for name in ("config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"):
         assert (local.server.out / name).is_file()
     return RunDirectory(local.server.out)
@@ -89,7 +89,7 @@ def checkpoints(directory: Path) -> int:
     return max((int(path.name) for path in (directory / "checkpoint").glob("[0-9]*")), default=0)
 
 
-def with_words(word: str, mark: str) -> list[int]:
+def find_processes(word: str, mark: str) -> list[int]:
     """Processes with a word in their command and a mark (a path of the test) in their command or environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -104,7 +104,7 @@ def with_words(word: str, mark: str) -> list[int]:
 
 def client_processes(folder: Folder, node: int) -> list[int]:
     """Client apps of a device that train now."""
-    return with_words("flwr-clientapp", str(folder.root / "memory" / f"node_{node}"))
+    return find_processes("flwr-clientapp", str(folder.root / "memory" / f"node_{node}"))
 
 
 # ---- devices that stand still, that come late, that leave
@@ -146,7 +146,7 @@ app = Device().app(Path(__file__).with_name("federation.toml"))
 '''
 
 
-def standing_still(root: Path, holds: Path, *names: str) -> None:
+def install_stalling_app(root: Path, holds: Path, *names: str) -> None:
     """Before a federation is made in ``root``: its devices stand still while ``holds`` has a file before_K, after_K, or
     before_K_T, after_K_T for trip T alone; stands_K_T says that one does."""
     package = root / "app" / APP
@@ -157,7 +157,7 @@ def standing_still(root: Path, holds: Path, *names: str) -> None:
         (holds / name).touch()
 
 
-def behind_doors(doors: Path) -> Callable[[Folder, int], Command]:
+def start_on_demand(doors: Path) -> Callable[[Folder, int], Command]:
     """Devices that start as soon as a file of their number is there."""
     wait = 'until [ -e "$0" ]; do sleep 0.2; done; exec "$@"'
 
@@ -171,7 +171,7 @@ def behind_doors(doors: Path) -> Callable[[Folder, int], Command]:
 # ---- a network that stalls
 
 
-class Network:
+class StallableProxy:
     """Carries bytes from ports of 127.0.0.2, where devices look for the server, to those of 127.0.0.1, where it is."""
 
     HOST = "127.0.0.2"
@@ -226,7 +226,12 @@ class Network:
 def freshet(*words: str, env: dict[str, str], cwd: Path) -> str:
     """What a command of Freshet prints; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-m", "freshet", *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-m", "freshet", *words],
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

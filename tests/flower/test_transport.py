@@ -16,7 +16,6 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from freshet.cli.deploy import trip_cost_lines
 from freshet.flower.driver import Reply
 from freshet.flower.transport import ERRORS, FlowerTransport
 
@@ -191,20 +190,3 @@ def test_an_announced_answer_survives_a_superlink_that_is_away_for_a_while() -> 
     post, found = post_over(Away(sent(reply(content=records())))), list[Reply]()
     until(lambda: bool(found.extend(post.receive(["asked"])) or found))
     assert [(each.message, each.error) for each in found] == [("asked", "")]
-
-
-def test_where_a_trips_time_went_is_printed_by_phase() -> None:
-    phases = {
-        "down": 1.5,
-        "start": 0.5,
-        "import": 2.0,
-        "load": 0.25,
-        "train": 9.0,
-        "up": 1.0,
-        "whole": 14.25,
-        "cpu": 3.0,
-    }
-    lines = trip_cost_lines({"uploads": 7, "messages": 9, "trips": 8, "trip_seconds": phases})
-    assert lines[0] == "a trip in seconds (medians of 7, 9 messages for 8 trips):"
-    assert [line.split()[2] for line in lines[1:]] == ["down", "start", "import", "load", "train", "up", "whole"]
-    assert trip_cost_lines({"trip_seconds": {}}) == []
