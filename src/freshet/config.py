@@ -17,6 +17,7 @@ from freshet.core.defence import DefenceOptions
 from freshet.core.layout import Layout
 from freshet.core.method import NON_SEMANTIC, Facts, Method, Options, first_problem
 from freshet.core.scheduling import Trigger, TriggerKind
+from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_name, method_options
 from freshet.methods._shared.rounds import RoundMethod
@@ -30,14 +31,6 @@ from freshet.training.outgoing import AttackOptions
 CUSTOM = "custom"
 #: Tasks whose primary metric is an accuracy.
 JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
-DEFAULT_MODELS = {
-    "digits": "digits",
-    "fashion-mnist": "lenet5",
-    "cifar10": "lenet5",
-    "cifar100": "lenet5",
-    "imdb": "textcnn",
-    "tiny-imagenet": "resnet20",
-}
 
 
 class DataOptions(Options):
@@ -352,7 +345,8 @@ def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
                 given.setdefault("in_flight", max(1, min(3 * given["per_round"], devices)))
     if section == "model" and not given.get("name"):
         data = tables.get("data", {}).get("name", "digits")
-        given["name"] = DEFAULT_MODELS.get(data, "mlp") if isinstance(data, str) else "mlp"
+        spec = CATALOGUE.get(data) if isinstance(data, str) else None
+        given["name"] = "mlp" if spec is None else spec.model
     return given
 
 
