@@ -281,7 +281,7 @@ def test_groups_make_the_natural_partition_and_as_many_devices():
         Federation(net, (X, Y), (X, Y), groups=users[:-1], run=RUN)
     with pytest.raises(DataError, match="groups names a column"):
         Federation(net, (X, Y), (X, Y), groups="user", run=RUN)
-    with pytest.raises(DataError, match="groups are for data of your own"):
+    with pytest.raises(DataError, match="groups apply to your own data only"):
         Federation(groups=users)
 
 

@@ -1,4 +1,4 @@
-"""Data sets in memory, where they come from, and how they are dealt to devices."""
+"""Data sets: sources, arrays in memory, and partitions over devices."""
 
 from freshet.data.dataset import DataSet, check, from_arrays
 from freshet.data.partition import SCHEMES, Skew, label_counts, partition, skew

@@ -1,7 +1,7 @@
-"""Data that people bring: pairs of arrays, torch Datasets, and tables with named columns (Hugging Face ``datasets``).
+"""Adapters for user data: pairs of arrays, torch Datasets, and tables with named columns (Hugging Face ``datasets``).
 
-A source has a length, gives the inputs of some rows, and knows all labels; nothing here imports the libraries that the
-data come from."""
+Nothing here imports the libraries that the data come from.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from freshet.errors import DataError
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
-#: Rows of a table or Dataset that are read at a time.
+#: Rows of a table or Dataset to read at a time.
 CHUNK_ROWS = 1000
 _LABELS = ("label", "labels", "y", "target", "targets")
 
 
 class SampleSource(Protocol):
-    """Samples that are read by number."""
+    """Samples that can be read by number."""
 
     @property
     def class_names(self) -> tuple[str, ...]: ...
@@ -30,13 +30,13 @@ class SampleSource(Protocol):
     def __len__(self) -> int: ...
 
     def inputs(self, rows: Indices) -> Sequence[Any]:
-        """The inputs of these samples."""
+        """Return the inputs of these samples."""
 
     def labels(self) -> Array:
-        """The labels of all samples."""
+        """Return the labels of all samples."""
 
     def column(self, name: str) -> Array:
-        """A further column, such as the user that each sample belongs to."""
+        """Return another column, such as the user of each sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class PairSource:
         return [self._pair(row)[0] for row in rows.tolist()]
 
     def labels(self) -> Array:
-        """From the list that most Datasets keep, if it agrees with the samples; else by going through them once."""
+        """Return the list that most Datasets keep if it agrees with three samples, else read all samples."""
         known = stored_labels(self.items)
         if known is not None and all(
             np.array_equal(known[row], to_numpy(self._pair(row)[1])) for row in {0, len(self) // 2, len(self) - 1}
@@ -101,18 +101,18 @@ class TableSource:
         return as_array(self.where, self._only(name)[:][name])
 
     def _only(self, name: str) -> Any:
-        """The table without what is not asked for, unless a transform of the user's may need it."""
+        """Return the table with this column only, unless a user's transform may need the others."""
         custom = getattr(self.table, "format", {}).get("type") == "custom"
         return self.table if custom else self.table.select_columns([name])
 
 
 def is_table(given: Any) -> bool:
-    """Whether this is a Hugging Face Dataset, or looks like one."""
+    """Return whether this looks like a Hugging Face Dataset."""
     return all(hasattr(given, name) for name in ("column_names", "features", "select_columns"))
 
 
 def as_source(where: str, given: Any, x: str = "", y: str = "") -> SampleSource | None:
-    """Given data as a source; None for a pair of arrays, which is in memory already."""
+    """Wrap the given data as a source. Return None for a pair of arrays, which is already in memory."""
     if isinstance(given, tuple | list) and len(given) == 2:
         return None
     if isinstance(given, dict):
@@ -126,7 +126,7 @@ def as_source(where: str, given: Any, x: str = "", y: str = "") -> SampleSource 
 
 
 def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
-    """The columns with inputs and labels: as named, or as can be told without doubt."""
+    """Return the input and label columns: as named, or guessed if there is no doubt."""
     names = list(table.column_names)
     listed = ", ".join(names)
     if not y:
@@ -146,14 +146,14 @@ def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
 
 
 def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Array, Array, tuple[str, ...]]:
-    """Inputs, labels and class names in memory."""
+    """Read inputs, labels and class names into memory."""
     source = as_source(where, given, x, y)
     if source is None:
         return as_inputs(where, as_array(where, given[0])), as_labels(where, as_array(where, given[1])), ()
     if len(source) == 0:
         raise DataError(f"{where} set is empty; at least one sample is needed")
     rows = (np.arange(start, min(start + CHUNK_ROWS, len(source))) for start in range(0, len(source), CHUNK_ROWS))
-    if isinstance(source, PairSource):  # x and y come together, and may be costly
+    if isinstance(source, PairSource):  # reading x also reads y, and may be costly
         pairs = [source._pair(row) for row in range(len(source))]
         inputs = stack(where, [pair[0] for pair in pairs])
         return as_inputs(where, inputs), as_labels(where, as_array(where, [to_numpy(pair[1]) for pair in pairs])), ()
@@ -164,7 +164,7 @@ def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Arra
 
 
 def stored_labels(items: Any) -> Array | None:
-    """The labels that a Dataset keeps as one list, as torchvision's and torch's own do; None if it has none."""
+    """Return the labels that a Dataset keeps as one list, as those of torchvision and torch do; else None."""
     if hasattr(items, "dataset") and hasattr(items, "indices"):  # a Subset
         inner = stored_labels(items.dataset)
         return None if inner is None else inner[np.asarray(items.indices, dtype=np.int64)]
@@ -181,12 +181,12 @@ def stored_labels(items: Any) -> Array | None:
 
 
 def to_numpy(value: Any) -> Any:
-    """A number or array instead of a tensor."""
+    """Turn a tensor into an array; return anything else unchanged."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def stack(where: str, items: Sequence[Any]) -> Array:
-    """Single samples as one array."""
+    """Stack single samples into one array."""
     if hasattr(items, "detach"):
         return as_array(where, items)
     arrays = [as_array(where, item) for item in items]
@@ -205,7 +205,7 @@ def as_array(where: str, value: Any) -> Array:
 
 
 def as_inputs(where: str, x: Array) -> Array:
-    """Inputs in one of the three types that travel through Freshet."""
+    """Convert inputs to one of the three types of Freshet: uint8, int32 or float32."""
     if x.ndim == 0:
         raise DataError(f"{where} samples are a single number; an array with one row per sample is needed")
     if x.dtype == np.uint8:
@@ -223,7 +223,7 @@ def as_inputs(where: str, x: Array) -> Array:
 
 
 def as_labels(where: str, y: Array) -> Array:
-    """Class labels and tokens as int64, real targets as float32."""
+    """Convert class labels and tokens to int64, real targets to float32."""
     if y.dtype.kind == "f":
         return np.ascontiguousarray(y, dtype=np.float32)
     if y.dtype.kind not in "iub" and y.size:
@@ -233,9 +233,9 @@ def as_labels(where: str, y: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class LazyRows:
-    """Inputs that stay where they are until a batch of them is taken: ``rows[index]`` is a part, ``read`` the numbers.
+    """Inputs that stay in their source until a batch is read. ``rows[index]`` selects, ``read`` reads.
 
-    It has the shape and type of the array it stands for, as the first sample tells; every sample is checked when read.
+    Shape and type are those of the equivalent array, taken from the first sample. Every sample is checked when read.
     """
 
     where: str
@@ -271,7 +271,7 @@ class LazyRows:
         return LazyRows(self.where, self.source, self.index[rows], self.sample_shape, self.dtype, self.limit)
 
     def read(self, rows: Indices) -> Array:
-        """These samples in memory."""
+        """Read these samples into memory."""
         x = as_inputs(self.where, stack(self.where, self.source.inputs(self.index[rows])))
         if x.shape[1:] != self.sample_shape or x.dtype != self.dtype:
             raise DataError(
@@ -294,5 +294,5 @@ def _bad_rows(x: Array, limit: int | None) -> Indices:
 
 
 def evenly_spaced(count: int, most: int) -> Indices:
-    """Up to ``most`` numbers, evenly spaced over 0..count-1."""
+    """Return up to ``most`` numbers, evenly spaced over 0..count-1."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))

@@ -1,7 +1,7 @@
-"""Reading foreign archives and folders, member by member, in memory: nothing is ever unpacked to disk.
+"""Read untrusted archives and folders member by member, in memory. Nothing is unpacked to disk.
 
-Every name is checked, sizes are bounded before and while reading, links, pipes and devices are refused, and whatever a
-damaged file makes the standard library raise comes out as one DataError.
+Every name is checked. Sizes are bounded before and while reading. Links, pipes and devices are refused. Whatever the
+standard library raises on a damaged file becomes one DataError.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from freshet.files import open_regular
 
 MAX_MEMBER_BYTES = 1 << 28  # bytes; the largest official member is 155 MB
 MAX_TOTAL_BYTES = 1 << 31  # bytes of all members together; the largest official archive unpacks to less than 1 GB
-MAX_EXPANSION = 20  # an archive of more than SMALL bytes unpacks to so many times its size; official ones stay below 4
-EXPANSION_FREE_BYTES = 1 << 26
+MAX_EXPANSION = 20  # unpacked over packed size; official archives stay below 4
+EXPANSION_FREE_BYTES = 1 << 26  # archives that unpack to less may expand freely
 MAX_MEMBERS = 1_000_000
-MAX_HEADER_BYTES = 1 << 16  # bytes of one member's headers in a tar; those of official ones have 512
+MAX_HEADER_BYTES = 1 << 16  # headers of one tar member; official ones have 512 bytes
 
 NameFilter = Callable[[str], bool]
 
 
 @contextmanager
 def as_data_errors(path: Path) -> Iterator[None]:
-    """Turn what a broken file makes the decoders raise into one sentence."""
+    """Turn the decoders' errors on a broken file into one sentence."""
     try:
         yield
     except FreshetError:
         raise
     except OSError as error:  # unreadable, bad gzip, or Pillow's UnidentifiedImageError
         reason = error.strerror or _first_line(error)
-        raise DataError(f"{path} cannot be read ({reason}); get it again or mend its rights") from error
-    except MemoryError:  # which is no fault of the file
+        raise DataError(f"{path} cannot be read ({reason}); get it again or fix its permissions") from error
+    except MemoryError:  # not the file's fault
         raise
-    except Exception as error:  # decoders raise many types on foreign bytes; all mean the same to the user
+    except Exception as error:  # decoders raise many types on untrusted bytes; all mean the same to the user
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise DataError(f"{path} is damaged, cut short or of another format ({reason}); get it again") from error
 
@@ -52,7 +52,7 @@ def _first_line(error: Exception) -> str:
 
 
 def members(path: Path, wanted: NameFilter, limit: int = MAX_MEMBER_BYTES) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted members of a folder, a zip or a (compressed) tar, in a stable order."""
+    """Yield names and contents of the wanted members of a folder, zip or (compressed) tar, in a stable order."""
     with as_data_errors(path):
         if path.is_dir():
             yield from _folder(path, wanted, limit)
@@ -63,7 +63,7 @@ def members(path: Path, wanted: NameFilter, limit: int = MAX_MEMBER_BYTES) -> It
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Contents of a plain, .gz or .xz file; more than ``limit`` bytes (a decompression bomb) is refused."""
+    """Return the contents of a plain, .gz or .xz file. Refuse more than ``limit`` bytes (a decompression bomb)."""
     with open_decoded(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -73,7 +73,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 @contextmanager
 def open_decoded(path: Path) -> Iterator[BinaryIO]:
-    """A plain, .gz or .xz file, open for reading; what a broken one makes its reader raise is one sentence."""
+    """Open a plain, .gz or .xz file for reading. Errors on a broken file become one sentence."""
     with as_data_errors(path), open_regular(path, links=False) as raw, _decoder(path, raw) as file:
         yield cast(BinaryIO, file)
 
@@ -85,7 +85,7 @@ def _decoder(path: Path, file: BinaryIO) -> gzip.GzipFile | lzma.LZMAFile | Bina
 
 
 def safe_name(archive: Path, name: str) -> str:
-    """The member's name if it stays inside its folder; hostile names are refused."""
+    """Return the member's name if it stays inside its folder; refuse it otherwise."""
     pure = PurePosixPath(name.replace("\\", "/"))
     drive = len(name) > 1 and name[1] == ":"
     if pure.is_absolute() or drive or ".." in pure.parts or "\0" in name:
@@ -132,15 +132,15 @@ def _zip(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, byte
 
 
 class _Headers:
-    """What ``tarfile`` reads of an archive: headers, long names and attributes, whole, before it tells their length.
+    """Give ``tarfile`` a bounded stream: it reads long names and attributes whole, whatever their length.
 
-    Those of one member have a bound, and nothing of a member is remembered when the next one comes.
+    The headers of one member are bounded. Nothing of a member is kept when the next one comes.
     """
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream, self._left = path, stream, MAX_HEADER_BYTES
         self.tell, self.seek = stream.tell, stream.seek
-        self._archive: Any = tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")  # noqa: SIM115 (of our stream)
+        self._archive: Any = tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")  # noqa: SIM115 (the stream is not ours to close)
 
     def read(self, size: int) -> bytes:
         self._left -= size
@@ -178,7 +178,7 @@ def _tar(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, byte
 
 
 def _decompress(file: BinaryIO) -> BinaryIO:
-    """The tar in a file, as its first bytes say that it is compressed."""
+    """Return the tar stream of a file. The first bytes tell the compression."""
     head = file.read(6)
     file.seek(0)
     readers: dict[bytes, Callable[[BinaryIO], object]] = {

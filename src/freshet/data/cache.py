@@ -1,7 +1,7 @@
-"""Decoded arrays kept as .npy files, because decoding some formats takes many seconds.
+"""A cache of decoded arrays as .npy files, because decoding some formats takes many seconds.
 
-The store is optional: whatever goes wrong with it (no space, no rights, damaged, removed meanwhile) counts as a miss.
-Entries are written to a temporary folder and renamed, and read only if every file has the recorded checksum.
+The cache is optional. Any problem (no space, no permission, damaged, removed meanwhile) counts as a miss.
+Entries are written to a temporary folder and renamed. An entry is used only if every file has the recorded checksum.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from freshet.data.dataset import Array
 
-_VERSION = 1  # raise it when a reader's output changes: old entries are then never found
-_MAX_ENTRIES = 4  # entries per data set; the oldest go first
+_VERSION = 1  # increase it when a reader's output changes, so that old entries are ignored
+_MAX_ENTRIES = 4  # per data set; the oldest are removed first
 
 
 def cache_dir() -> Path:
-    """The user's cache folder for Freshet: FRESHET_CACHE, or the platform's usual place."""
-    if chosen := os.environ.get("FRESHET_CACHE"):
-        return Path(chosen).expanduser()
+    """Return the user's cache folder for Freshet: FRESHET_CACHE, or the platform's default."""
+    if folder := os.environ.get("FRESHET_CACHE"):
+        return Path(folder).expanduser()
     import pooch
 
     return Path(pooch.os_cache("freshet"))
 
 
 def fingerprint(paths: tuple[Path, ...], *options: Any) -> str:
-    """A key that changes when a source file's size or time changes, or when another result is asked for."""
+    """Return a key that changes with the size or time of a source file and with the options."""
     digest = hashlib.sha256(json.dumps([_VERSION, *options]).encode())
     for path in paths:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -43,7 +43,7 @@ def fingerprint(paths: tuple[Path, ...], *options: Any) -> str:
 
 
 def fetch(name: str, key: str) -> dict[str, Array] | None:
-    """The stored arrays, or None if there are none that can be trusted."""
+    """Return the stored arrays, or None if they are missing or damaged."""
     folder = _folder(name, key)
     try:
         recorded = json.loads((folder / "index.json").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def fetch(name: str, key: str) -> dict[str, Array] | None:
 
 
 def store(name: str, key: str, arrays: dict[str, Array]) -> None:
-    """Keep the arrays for the next load; never fails."""
+    """Store the arrays for the next load. Never fails."""
     target = _folder(name, key)
     temporary: Path | None = None
     try:

@@ -1,8 +1,7 @@
-"""The one shape in which data travel through Freshet: arrays in memory, checked once, shared by all workers.
+"""The one form of data in Freshet: arrays in memory, checked once, shared by all workers.
 
-Inputs that are too large for memory stay where they are and are read by the batch (``LazyRows``).
-
-Class labels in another form than one integer per sample: what they look like, and what makes integers of them.
+Inputs too large for memory stay in their source and are read by the batch (``LazyRows``). Class labels must be one
+integer per sample; errors about other forms name the expression that converts them.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ Array = npt.NDArray[Any]
 
 
 class Remedy(NamedTuple):
-    """What labels look like, and the expression in ``y`` that makes class labels of them."""
+    """What labels look like, and the expression in ``y`` that turns them into class labels."""
 
     looks: str
     give: str
 
 
 def are_class_labels(y: Array) -> bool:
-    """Whether there is one integer per sample."""
+    """Return whether there is one integer per sample."""
     return y.dtype.kind == "i" and y.ndim == 1
 
 
 def label_remedy(y: Array) -> Remedy | None:
-    """How to make class labels of these, or None if they are such already or look like none."""
+    """Return how to turn ``y`` into class labels; None if it has them already or cannot be converted."""
     if are_class_labels(y) or not _are_whole_numbers(y):
         return None
     cast, floats = (".astype(int)", " of floats") if y.dtype.kind == "f" else ("", "")
@@ -52,7 +51,7 @@ def _are_whole_numbers(y: Array) -> bool:
 
 
 def mismatch_remedy(y_train: Array, y_test: Array) -> str:
-    """What to do about training and test labels of different types or shapes, as the end of a sentence; or nothing."""
+    """Return the end of a sentence: what to do about training and test labels of different types or shapes."""
     for side, y, other in (("train", y_train, y_test), ("test", y_test, y_train)):
         found = label_remedy(y) if are_class_labels(other) else None
         if found is not None:
@@ -62,19 +61,19 @@ def mismatch_remedy(y_train: Array, y_test: Array) -> str:
 
 
 Rows = Array | LazyRows
-#: Images that are read for the channel mean and spread of a data set that is not in memory.
+#: Images to read for the channel mean and standard deviation of a data set outside memory.
 STATISTICS_SAMPLES = 2000
-#: The target of a token that does not count.
+#: The target of a token that the loss ignores.
 IGNORED_TOKEN = -100
 
-_SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams: a split never reuses another's draws
+_SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random streams, so that two splits never share draws
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """Training and test samples of one task.
 
-    ``x`` is uint8 (N, C, H, W) for images, int32 (N, length) for token ids, float32 of any shape for everything else.
+    ``x`` is uint8 (N, C, H, W) for images, int32 (N, length) for token ids, and float32 of any shape otherwise.
     """
 
     name: str
@@ -84,24 +83,24 @@ class DataSet:
     y_test: Array
     classes: int
     class_names: tuple[str, ...] = ()
-    mean: tuple[float, ...] | None = None  # per channel, in units of 0..1, for uint8 images; None: x is used as it is
+    mean: tuple[float, ...] | None = None  # per channel, in units of 0..1, for uint8 images; None: no normalisation
     std: tuple[float, ...] | None = None
     pad_id: int | None = None  # text only: the id that fills short samples
     vocabulary: int | None = None  # text only: number of token ids
-    groups: Array | None = None  # natural client of each training sample
-    full_counts: tuple[int, int] | None = None  # training and test samples of the full data set, where that is known
-    held_out: bool = False  # the test samples are a part of the training set
+    groups: Array | None = None  # client of each training sample, for the natural partition
+    full_counts: tuple[int, int] | None = None  # training and test samples of the full data set, if known
+    held_out: bool = False  # the test samples come from the training set
 
     @property
     def has_classes(self) -> bool:
-        """Whether every sample has one class label, so that samples can be dealt by class."""
+        """Whether every sample has one class label, so that samples can be partitioned by class."""
         return self.y_train.dtype == np.int64 and self.y_train.ndim == 1
 
     def with_validation(self, fraction: float, seed: int) -> DataSet:
-        """Hold out a stratified part of the training samples and put it in the place of the test set.
+        """Hold out a stratified part of the training samples as the test set.
 
-        Tuning works on the result and so cannot see the real test set. Every class keeps its share; which samples
-        are held out depends on ``seed`` alone.
+        Tuning works on the result, so it cannot see the real test set. Every class keeps its share. The choice of
+        samples depends on ``seed`` alone.
         """
         held = self.validation_indices(fraction, seed)
         keep = np.setdiff1d(np.arange(len(self.y_train)), held, assume_unique=True)
@@ -116,7 +115,7 @@ class DataSet:
         )
 
     def validation_indices(self, fraction: float, seed: int) -> Array:
-        """Which training samples ``with_validation`` holds out, sorted."""
+        """Return the training samples that ``with_validation`` holds out, sorted."""
         if not 0.0 < fraction < 1.0:
             raise ConfigError("data.validation", f"{fraction} is not a share of the training set; allowed: 0 < x < 1")
         held = stratified_indices(self.y_train, round(fraction * len(self.y_train)), _stream(seed, _SPLIT_KEY))
@@ -125,7 +124,7 @@ class DataSet:
         return held
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> DataSet:
-        """A stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""
+        """Return a stratified part with ``train`` and ``test`` samples (None: all), for scaled-down runs."""
         a = _subset_rows("data.train_samples", self.y_train, train, seed)
         b = _subset_rows("data.test_samples", self.y_test, test, seed + 1)
         return replace(
@@ -138,24 +137,24 @@ class DataSet:
         )
 
     def facts(self) -> dict[str, Any]:
-        """How many samples there are, and how many the full data set has."""
+        """Return the numbers of samples used and of samples in the full data set."""
         train, test = len(self.y_train), len(self.y_test)
         whole = self.full_counts or (train, test)
         facts = {"name": self.name, "train": train, "test": test, "whole_train": whole[0], "whole_test": whole[1]}
         return facts | {"held_out": self.held_out, "part": self.reduction_notice()}
 
     def reduction_notice(self) -> str | None:
-        """One sentence when this is not the whole data set, for whoever reads results; else None."""
+        """Return a sentence for readers of results if this is not the full data set, else None."""
         train, test = len(self.y_train), len(self.y_test)
         whole = self.full_counts or (train, test)
         if (train, test) == whole and not self.held_out:
             return None
-        said = [f"trains on {train:,} of {whole[0]:,} samples" if train != whole[0] else "trains on all samples"]
+        parts = [f"trains on {train:,} of {whole[0]:,} samples" if train != whole[0] else "trains on all samples"]
         if self.held_out:
-            said.append(f"tests on {test:,} samples held out of the training set")
+            parts.append(f"tests on {test:,} samples held out of the training set")
         else:
-            said.append(f"tests on {test:,} of {whole[1]:,}" if test != whole[1] else "tests on all test samples")
-        return f"{self.name} is not whole: {' and '.join(said)}"
+            parts.append(f"tests on {test:,} of {whole[1]:,}" if test != whole[1] else "tests on all test samples")
+        return f"{self.name} is not whole: {' and '.join(parts)}"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -178,7 +177,7 @@ def _subset_rows(key: str, labels: Array, count: int | None, seed: int) -> Array
 
 
 def stratified_indices(labels: Array, count: int, rng: np.random.Generator) -> Array:
-    """Sorted indices of ``count`` samples in which every class keeps its share (largest remainders rounded up)."""
+    """Return sorted indices of ``count`` samples. Every class keeps its share (largest remainders rounded up)."""
     if labels.dtype != np.int64 or labels.ndim != 1:
         return np.sort(rng.permutation(len(labels))[:count])
     values, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -191,7 +190,7 @@ def stratified_indices(labels: Array, count: int, rng: np.random.Generator) -> A
 
 
 def check(dataset: DataSet) -> DataSet:
-    """Return the data set if it can be trained on; otherwise raise one sentence that names what is wrong."""
+    """Return the data set if it can be trained on, else raise one sentence that names the problem."""
     name = dataset.name
     if dataset.has_classes and dataset.classes < 2:
         raise DataError(f"{name}: {dataset.classes} class(es) leave nothing to learn; at least 2 are needed")
@@ -230,11 +229,13 @@ def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     else:
         counted = y if y.ndim == 1 else y[y != IGNORED_TOKEN]
         low, high = int(counted.min(initial=0)), int(counted.max(initial=0))
-    counted_by_class = dataset.y_train.dtype == y.dtype == np.int64  # else the types disagree, which is told instead
+    counted_by_class = (
+        dataset.y_train.dtype == y.dtype == np.int64
+    )  # else the types disagree, which is reported instead
     if low < 0 or (high >= dataset.classes and counted_by_class):
         bad = low if low < 0 else high
         raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
-    if isinstance(x, LazyRows):  # the first sample stands for all; each is checked when it is read
+    if isinstance(x, LazyRows):  # check the first sample now, the others when they are read
         x = x.read(np.zeros(1, np.int64))
     if x.dtype == np.uint8:
         _check_images(where, x)
@@ -284,12 +285,12 @@ def from_arrays(
     label_column: str = "",
     lazy: bool = False,
 ) -> DataSet:
-    """A checked DataSet from a user's own data.
+    """Make a checked DataSet from a user's data.
 
     ``train`` and ``test`` are each a pair ``(x, y)`` of arrays or tensors, a torch ``Dataset`` of such pairs, or a
-    Hugging Face ``Dataset`` whose columns are named. Floats become float32, integer (samples, length) arrays become
-    token ids, uint8 stays uint8 and gets the channel mean and spread of the training images. Datasets are read once, or
-    with ``lazy`` batch by batch whenever they are needed. ``groups`` is an array or the name of a column.
+    Hugging Face ``Dataset``. Floats become float32, and integer (samples, length) arrays become token ids. uint8 stays
+    uint8 and gets the channel mean and standard deviation of the training images. Datasets are read once, or with
+    ``lazy`` batch by batch. ``groups`` is an array or the name of a column.
     """
     columns = (input_column, label_column)
     sides = {
@@ -330,7 +331,7 @@ def from_arrays(
 
 
 class OwnDataOptions(Protocol):
-    """Those settings of ``data`` that concern data from Python."""
+    """The settings of ``data`` that apply to data given from Python."""
 
     @property
     def lazy(self) -> bool: ...
@@ -342,34 +343,34 @@ class OwnDataOptions(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def own_data(name: str, train: Any, test: Any, groups: Any, wishes: OwnDataOptions) -> DataSet | None:
-    """The data that were given from Python, or None when none were."""
+def own_data(name: str, train: Any, test: Any, groups: Any, options: OwnDataOptions) -> DataSet | None:
+    """Return the data given from Python, or None if there are none."""
     if isinstance(train, DataSet):
         if test is not None:
-            raise DataError("a DataSet has its test samples in it: leave test out")
+            raise DataError("a DataSet holds its test samples; leave test out")
         return train if groups is None else check(replace(train, groups=adapters.as_array("groups", groups)))
     if train is None:
         if test is not None:
-            raise DataError("training data are missing: give train=(x, y) or a Dataset beside test")
+            raise DataError("training data are missing; give train=(x, y) or a Dataset besides test")
         if groups is not None:
-            raise DataError("groups are for data of your own: give train and test beside them")
+            raise DataError("groups apply to your own data only; give train and test too")
         return None
     if test is None:
-        raise DataError("test data are missing: give test=(x, y) or a Dataset beside train")
+        raise DataError("test data are missing; give test=(x, y) or a Dataset besides train")
     return from_arrays(
         name,
         train,
         test,
         groups=groups,
-        input_column=wishes.input_column,
-        label_column=wishes.label_column,
-        lazy=wishes.lazy,
-        vocabulary=wishes.vocabulary if wishes.lazy else None,
+        input_column=options.input_column,
+        label_column=options.label_column,
+        lazy=options.lazy,
+        vocabulary=options.vocabulary if options.lazy else None,
     )
 
 
 def _outputs(*targets: Array) -> int:
-    """Classes of labels and tokens; of real targets, how many there are per sample."""
+    """Return the number of classes of labels and tokens, or of real targets per sample."""
     if targets[0].dtype == np.float32:
         return int(np.prod(targets[0].shape[1:], dtype=np.int64))
     return 1 + max((int(y.max()) for y in targets if y.size), default=1)
@@ -378,18 +379,18 @@ def _outputs(*targets: Array) -> int:
 def _side(
     where: str, given: Any, columns: tuple[str, str], lazy: bool, vocabulary: int | None
 ) -> tuple[Rows, Array, tuple[str, ...]]:
-    """Inputs, labels and class names of the training or the test set."""
+    """Return inputs, labels and class names of the training or the test set."""
     source = adapters.as_source(where, given, *columns) if lazy else None
     if source is None:
         return adapters.read_samples(where, given, *columns)
     rows = LazyRows.of(where, source, vocabulary)
     if rows.dtype == np.int32 and vocabulary is None:
-        raise DataError(f"{where} token ids that are not read at once need a vocabulary size; give vocabulary")
+        raise DataError(f"{where} token ids read lazily need a vocabulary size; give vocabulary")
     return rows, adapters.as_labels(where, source.labels()), source.class_names
 
 
 def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Channel mean and spread of uint8 images; of images that are not in memory, those of an even sample."""
+    """Return channel mean and standard deviation of uint8 images; outside memory, of an even sample."""
     if x.dtype != np.uint8 or not x.size:
         return None, None
     return channel_statistics(
@@ -398,7 +399,7 @@ def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | 
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of uint8 (N, C, H, W), in units of 0..1; a flat channel gets std 1."""
+    """Return mean and standard deviation per channel of uint8 (N, C, H, W), in 0..1. A flat channel gets std 1."""
     if images.ndim != 4:
         raise DataError(f"images have shape {images.shape}; uint8 images need (samples, C, H, W)")
     levels = np.arange(256) / 255.0

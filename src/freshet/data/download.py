@@ -1,4 +1,4 @@
-"""Fetching an official archive into the user's cache, with a checksum, a progress bar and one-sentence errors."""
+"""Download an official archive to the user's cache, with a checksum, a progress bar and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Remote:
 
 
 def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS, pause: float = 1.0) -> Path:
-    """Path of the verified file in ``folder``. A broken attempt leaves nothing behind and is tried afresh."""
+    """Download a verified file to ``folder`` and return its path. A failed attempt leaves nothing behind."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -37,9 +37,9 @@ def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS,
             time.sleep(pause * 2 ** (attempt - 1))
         for url in remote.urls:
             try:
-                # pooch writes to a temporary file and moves it into place only when the checksum is right
+                # pooch moves its temporary file into place only if the checksum matches
                 return Path(pooch.retrieve(url, remote.checksum, remote.filename, folder, downloader=_fetch))
-            except OSError as error:  # requests' errors are OSErrors too
+            except OSError as error:  # includes the errors of requests
                 reason = f"{url}: {_describe(error)}"
             except ValueError:
                 reason = f"what {url} sent has a wrong checksum (expected {remote.checksum})"
@@ -50,9 +50,9 @@ def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS,
 
 
 def _fetch(url: str, output_file: str, pooch: object) -> None:
-    """Downloader for pooch that keeps the bytes as they are stored.
+    """Download for pooch without decoding.
 
-    pooch's own undoes a gzip that the server declares as Content-Encoding, and then no archive's checksum fits.
+    pooch's default downloader undoes a gzip declared as Content-Encoding. Checksums of archives would then never match.
     """
     import requests
     import urllib3
@@ -77,7 +77,7 @@ def _fetch(url: str, output_file: str, pooch: object) -> None:
 
 
 def verify_file(path: Path, checksum: str) -> bool:
-    """Whether the file has the checksum ``algorithm:hex``."""
+    """Return whether the file has the checksum ``algorithm:hex``."""
     algorithm, _, expected = checksum.partition(":")
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest() == expected
@@ -98,7 +98,7 @@ def _describe(error: OSError) -> str:
 
 
 class DownloadBar:
-    """A progress bar on stderr, drawn only where somebody can see it."""
+    """A progress bar on stderr, drawn only on a terminal."""
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self.label, self.stream = label, stream or sys.stderr

@@ -1,6 +1,6 @@
-"""How the training samples are dealt to the devices. Pure functions of the labels and one random generator.
+"""Partition training samples over devices: pure functions of the labels and one random generator.
 
-Every scheme returns one sorted index array per device; the arrays are disjoint and together hold every sample.
+Every scheme returns one sorted index array per device. The arrays are disjoint and together hold every sample.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
 
 SCHEMES = ("dirichlet", "dirichlet_by_device", "iid", "by_label", "natural")
-_PURPOSE = 0x50415254  # keeps this stream apart from every other use of the same seed
-_MAX_CONCENTRATION = 1e8  # beyond this concentration the draws are uniform to float precision, and sums would overflow
+_PURPOSE = 0x50415254  # separates this stream from other uses of the seed
+_MAX_CONCENTRATION = 1e8  # above this, draws are uniform to float precision and sums would overflow
 
 
 def partition(
@@ -33,7 +33,7 @@ def partition(
     shards_per_device: int = 2,
     groups: npt.NDArray[Any] | None = None,
 ) -> list[Indices]:
-    """Deal all samples to ``devices`` devices; the same arguments always give the same parts."""
+    """Assign every sample to one of ``devices`` devices. The same arguments give the same partition."""
     labels = np.asarray(labels)
     _check_request(labels, devices, min_samples)
     if seed < 0:
@@ -55,7 +55,7 @@ def partition(
 
 
 def iid(labels: Labels, devices: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffle and cut: sizes differ by at most one sample."""
+    """Shuffle and cut. Sizes differ by at most one sample."""
     owner = np.empty(len(labels), np.int64)
     owner[rng.permutation(len(labels))] = np.arange(len(labels)) % devices
     return _indices_by_device(owner, devices)
@@ -64,10 +64,10 @@ def iid(labels: Labels, devices: int, rng: np.random.Generator) -> list[Indices]
 def dirichlet(
     labels: Labels, devices: int, rng: np.random.Generator, concentration: float, min_samples: int = 1
 ) -> list[Indices]:
-    """Each class is spread over the devices in shares drawn from Dir(concentration, ..., concentration).
+    """Spread each class over the devices in shares drawn from Dir(concentration, ..., concentration).
 
-    Small concentrations give few classes per device and very unequal sizes. Instead of drawing again until every
-    device has ``min_samples``, the largest devices hand samples down (see ``raise_minimum``): always one pass.
+    Small concentrations give few classes per device and very unequal sizes. If a device has fewer than
+    ``min_samples``, the largest devices hand samples over (see ``raise_minimum``); nothing is drawn again.
     """
     alpha = np.full(devices, _check_concentration(concentration))
     owner = np.empty(len(labels), np.int64)
@@ -80,10 +80,10 @@ def dirichlet(
 
 
 def dirichlet_by_device(labels: Labels, devices: int, rng: np.random.Generator, concentration: float) -> list[Indices]:
-    """Each device draws its own class mix from a Dirichlet around the global mix; sizes differ by at most one.
+    """Draw each device's class mix from a Dirichlet around the global mix. Sizes differ by at most one.
 
-    Samples are not repeated, so a device whose classes have run out fills up from what it wants among the rest.
-    Devices are served in random order, and the order is the only reason for that fill.
+    Samples are not repeated. If a device's classes run out, it fills up from the classes that remain.
+    Devices are served in random order.
     """
     values, inverse, left = np.unique(labels, return_inverse=True, return_counts=True)
     alpha = (_check_concentration(concentration) * left * (len(values) / len(labels))).astype(np.float64)
@@ -102,7 +102,7 @@ def dirichlet_by_device(labels: Labels, devices: int, rng: np.random.Generator, 
 def by_label(
     labels: Labels, devices: int, rng: np.random.Generator, shards_per_device: int = 2, min_samples: int = 1
 ) -> list[Indices]:
-    """Sort by label, cut into equal shards, deal ``shards_per_device`` random shards to each (McMahan et al., 2017)."""
+    """Sort by label, cut into equal shards, give each device ``shards_per_device`` of them (McMahan et al., 2017)."""
     shards = devices * shards_per_device
     if shards_per_device < 1 or shards > len(labels):
         raise ConfigError(
@@ -121,12 +121,12 @@ def by_label(
 def natural(
     labels: Labels, devices: int, rng: np.random.Generator, groups: npt.NDArray[Any], min_samples: int = 0
 ) -> list[Indices]:
-    """One device per group of the user's column, in sorted order; with fewer devices, whole groups share a device."""
+    """Give each group its own device, in sorted order. With fewer devices, whole groups share a device."""
     column = np.asarray(groups)
     if column.shape != (len(labels),):
         raise ConfigError("data.groups", f"the column has shape {column.shape}; allowed: one entry per training sample")
     if column.dtype.kind == "f" and np.isnan(column).any():
-        raise ConfigError("data.groups", "the column has entries that are no number; give every sample a group")
+        raise ConfigError("data.groups", "the column has entries that are not a number; give every sample a group")
     try:
         names, inverse = np.unique(column, return_inverse=True)
     except TypeError as error:
@@ -144,18 +144,21 @@ def natural(
 
 
 def raise_minimum(owner: Indices, devices: int, minimum: int, rng: np.random.Generator) -> Indices:
-    """Move samples from the largest devices until each has at least ``minimum``; the total never changes.
+    """Move samples from the largest devices until each device has at least ``minimum``. The total never changes.
 
-    The largest are cut to a common level (the highest that frees enough), as if one sample at a time were taken from
-    whichever is largest. What a giver hands over is a random part of its own and stays together, so that receivers
-    keep a skewed mix. Needs ``devices * minimum <= len(owner)``.
+    The largest devices are cut to a common level, the highest that frees enough samples. This equals taking one sample
+    at a time from the largest device. Each gives a random part of its samples, which stays together, so that
+    receivers keep a skewed mix. Requires ``devices * minimum <= len(owner)``.
     """
     sizes = np.bincount(owner, minlength=devices)
     missing = np.maximum(minimum - sizes, 0)
     deficit = int(missing.sum())
     if deficit == 0:
         return owner
-    low, high = minimum, int(sizes.max())  # excess(low) >= deficit always holds; find the highest such level
+    low, high = (
+        minimum,
+        int(sizes.max()),
+    )  # find the highest level with excess(level) >= deficit; it always holds for low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if int(np.maximum(sizes - middle, 0).sum()) >= deficit else (low, middle)
@@ -173,7 +176,7 @@ def raise_minimum(owner: Indices, devices: int, minimum: int, rng: np.random.Gen
 
 
 def label_counts(labels: Labels, parts: list[Indices], classes: int) -> npt.NDArray[np.int64]:
-    """Matrix of samples per device (rows) and class (columns)."""
+    """Count the samples per device (rows) and class (columns)."""
     counts = np.zeros((len(parts), classes), np.int64)
     for row, part in zip(counts, parts, strict=True):
         row += np.bincount(labels[part], minlength=classes)
@@ -195,7 +198,7 @@ class Skew:
 
 
 def skew(labels: Labels, parts: list[Indices], classes: int) -> Skew:
-    """The figures that ``freshet data partition`` prints."""
+    """Compute the figures that ``freshet data partition`` prints."""
     counts = label_counts(labels, parts, classes)
     sizes = counts.sum(axis=1)
     filled = counts[sizes > 0]
@@ -236,7 +239,7 @@ def _check_concentration(value: float) -> float:
 
 
 def _draw(rng: np.random.Generator, alpha: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """One Dirichlet draw; where the concentration is so small that it underflows, the limit: all on one entry."""
+    """Draw from a Dirichlet. If a small concentration underflows, return the limit: all on one entry."""
     if len(alpha) == 1:
         return np.ones(1)
     with np.errstate(all="ignore"):
@@ -247,12 +250,12 @@ def _draw(rng: np.random.Generator, alpha: npt.NDArray[np.float64]) -> npt.NDArr
     return shares
 
 
-def _class_counts(size: int, wish: npt.NDArray[np.float64], left: Indices, rng: np.random.Generator) -> Indices:
-    """Counts per class for one device: its wish where samples are left, then again among the classes that remain."""
+def _class_counts(size: int, mix: npt.NDArray[np.float64], left: Indices, rng: np.random.Generator) -> Indices:
+    """Draw one device's samples per class from its mix. Draw again among the other classes if a class runs out."""
     taken = np.zeros_like(left)
     while size > 0:
         open_ = left > taken
-        weight = np.where(open_, wish, 0.0)
+        weight = np.where(open_, mix, 0.0)
         if weight.sum() < 1e-12:
             weight = np.where(open_, left - taken, 0).astype(np.float64)
         step = np.minimum(rng.multinomial(size, weight / weight.sum()), left - taken)

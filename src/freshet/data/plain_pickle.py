@@ -1,9 +1,9 @@
 """Read a pickle of plain data (dicts, lists, numbers, strings, numeric numpy arrays) without executing it.
 
-The CIFAR python archives are pickles, and unpickling runs whatever the file says. This small interpreter walks the
-opcodes with ``pickletools`` and builds values only from a fixed list; it never imports, looks up or calls anything
-that a file names. It hashes, compares and prints nothing nested, which a few bytes can make endless, and what it builds
-is bounded by the size of the file.
+The CIFAR python archives are pickles, and unpickling runs code from the file. This small interpreter walks the
+opcodes with ``pickletools`` and builds values only from a fixed list. It never imports, looks up or calls anything
+that a file names. It never hashes, compares or prints nested values, which a few bytes can make endless. The size of
+the file bounds what it builds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PY2_STRINGS = {"BINSTRING", "SHORT_BINSTRING"}  # Python 2's str: bytes, which 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SCALARS = (str, bytes, int, float, type(None))
-#: Containers inside containers; the files that are read have four.
+#: Deepest nesting of containers. The files in use have four levels.
 MAX_DEPTH = 10
-#: Bytes that an empty container or a tuple takes, and what a small file may take in any case.
-_CONTAINER, _FREE = 64, 1 << 20
+#: Bytes of an empty container or a tuple, and the bytes that even a small file may use.
+_CONTAINER_BYTES, _FREE_BYTES = 64, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Array:
 
 
 def load_plain(data: bytes) -> Any:
-    """The value in the pickle; DataError if the file asks for anything but plain data."""
+    """Return the value in the pickle. Raise DataError if the file asks for anything but plain data."""
     try:
         machine = _Machine(len(data))
         value = machine.run(data)
@@ -68,7 +68,7 @@ def load_plain(data: bytes) -> Any:
         return _resolve(value)
     except DataError:
         raise
-    except Exception as error:  # foreign bytes can break the parser in many ways; all mean the same to the user
+    except Exception as error:  # untrusted bytes break the parser in many ways; all mean the same to the user
         problem = f"{type(error).__name__}: {str(error)[:160]}"
         raise DataError(f"the pickle is damaged or not plain data ({problem})") from error
 
@@ -80,8 +80,8 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.steps = 0
-        self.budget = 4 * size  # bytes that conversions may create: a tiny file cannot fill the memory
-        self.containers = 16 * size + _FREE  # and containers
+        self.budget = 4 * size  # bytes that conversions may create, so that a tiny file cannot fill the memory
+        self.containers = 16 * size + _FREE_BYTES  # the same for containers
 
     def run(self, data: bytes) -> Any:
         for opcode, arg, _ in pickletools.genops(data):
@@ -97,7 +97,7 @@ class _Machine:
         if name in ("PROTO", "FRAME"):
             return
         if name in _EMPTY or name == "TUPLE" or name in _FIXED_TUPLES:
-            self.containers -= _CONTAINER
+            self.containers -= _CONTAINER_BYTES
             if self.containers < 0:
                 raise DataError("the pickle holds far more containers than data; it is refused")
         if name in _LITERALS:
@@ -130,7 +130,7 @@ class _Machine:
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
             for key in items[::2]:
-                if not isinstance(key, _SCALARS):  # to hash what is nested can take for ever
+                if not isinstance(key, _SCALARS):  # hashing nested values can take forever
                     raise DataError(f"the pickle has a {type(key).__name__} as a key; it is refused")
             _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
@@ -220,12 +220,12 @@ def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[Any, A
 
 
 def _for_message(value: Any) -> str:
-    """A value for a message: a text that is not long, or the name of its type."""
+    """Return a short text for a message: the text cut off, or the name of the type."""
     return value[:80] if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _check_nesting(value: Any, steps: int) -> None:
-    """Raise unless the value, with all that occurs in it several times counted so often, is no larger than its file."""
+    """Raise if the value is nested too deeply, or larger than its file when repeated items count each time."""
     level, left = [value], steps
     for _ in range(MAX_DEPTH):
         inside: list[Any] = []
@@ -242,7 +242,7 @@ def _check_nesting(value: Any, steps: int) -> None:
 
 
 def _resolve(value: Any) -> Any:
-    """Replace the stand-ins by arrays, at the top and in a dict's values: no batch nests them deeper."""
+    """Replace the placeholders by arrays, at the top and in a dict's values. No batch nests them deeper."""
     if isinstance(value, _Array):
         if value.value is None:
             raise DataError("the pickle holds an array without contents")

@@ -1,4 +1,4 @@
-"""Shards that a user gives: which samples each device holds and is tested on, in any form that people have them in."""
+"""Shards given by a user: which samples each device trains and is tested on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DeviceTests:
     data: tuple[Array, Array] | None = None
 
     def as_test_of(self, dataset: DataSet) -> DataSet:
-        """The data set with the devices' own samples in the place of its test set."""
+        """Return the data set with the devices' samples as its test set."""
         x, y = self.data or (dataset.x_test, dataset.y_test)
         return replace(dataset, x_test=x, y_test=y)
 
 
 def as_device_tests(given: Any, devices: int, dataset: DataSet, columns: tuple[str, str] = ("", "")) -> DeviceTests:
-    """Per device numbers of test samples, in every form that shards have, or data of its own, as for ``test``."""
+    """Convert test shards: sample numbers per device in any form of shards, or data per device as for ``test``."""
     key = "test_shards"
     parts = _by_device(given, devices, key)
     own = [_is_data(part) for part in parts]
@@ -38,7 +38,7 @@ def as_device_tests(given: Any, devices: int, dataset: DataSet, columns: tuple[s
         return DeviceTests(as_shards(given, devices, len(dataset.y_test), key))
     if len(parts) != devices or not all(own):
         lack = f"device {own.index(False)} has none" if not all(own) else f"there are {len(parts)} for {devices}"
-        raise ConfigError(key, f"every device needs test data of its own once one has them, but {lack}")
+        raise ConfigError(key, f"all devices need their own test data, or none, but {lack}")
     sides = [read_samples(f"{key}: device {device}", part, *columns)[:2] for device, part in enumerate(parts)]
     brief = replace(dataset, x_train=dataset.x_train[:1], y_train=dataset.y_train[:1], groups=None)
     for device, (x, y) in enumerate(sides):
@@ -49,14 +49,14 @@ def as_device_tests(given: Any, devices: int, dataset: DataSet, columns: tuple[s
 
 
 def _is_data(part: Any) -> bool:
-    """Whether a device's part is data, and not numbers of samples: a pair whose halves are arrays, or a Dataset."""
+    """Return whether a part is data (a pair of arrays or a Dataset) and not sample numbers."""
     if isinstance(part, tuple | list):
         return len(part) == 2 and all(getattr(half, "ndim", 0) > 0 or isinstance(half, list) for half in part)
     return not hasattr(part, "dtype") and not isinstance(part, range | set | frozenset) and hasattr(part, "__getitem__")
 
 
 def as_shards(given: Any, devices: int, samples: int, key: str = "shards") -> list[Indices]:
-    """One index array per device from lists, arrays, tensors or boolean masks, in a sequence or a dict by device."""
+    """Convert lists, arrays, tensors or masks, in a sequence or a dict by device, to one index array per device."""
     parts = _by_device(given, devices, key)
     if len(parts) != devices:
         raise ConfigError(key, f"there must be one per device ({devices}), but {len(parts)} were given")
@@ -64,7 +64,7 @@ def as_shards(given: Any, devices: int, samples: int, key: str = "shards") -> li
 
 
 def without_held_out(shards: list[Indices], held: Array, samples: int) -> list[Indices]:
-    """The shards of ``samples`` samples once some are held out, in the numbering of those that remain."""
+    """Return the shards without the held-out samples, renumbered among the remaining ones."""
     keep = np.setdiff1d(np.arange(samples), held, assume_unique=True)
     place = np.full(samples, -1, np.int64)
     place[keep] = np.arange(len(keep))
@@ -76,7 +76,7 @@ def without_held_out(shards: list[Indices], held: Array, samples: int) -> list[I
 
 
 def device_count(given: Any) -> int | None:
-    """For how many devices shards were given, or None if that cannot be told."""
+    """Return the number of devices that shards are given for, or None if it is unknown."""
     return len(given) if hasattr(given, "__len__") and not isinstance(given, str) else None
 
 
@@ -116,4 +116,4 @@ def _indices(part: Any, device: int, samples: int, key: str) -> Indices:
         raise ConfigError(key, f"device {device} has no samples; every device needs at least one")
     if found.min() < 0 or found.max() >= samples:
         raise ConfigError(key, f"device {device} names a sample outside 0..{samples - 1}")
-    return np.require(found, np.int64, ["C", "W"])  # torch does not like to read what it may not write
+    return np.require(found, np.int64, ["C", "W"])  # torch warns about arrays that are not writable
