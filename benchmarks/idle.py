@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from freshet.core.vectors import Vector
-from freshet.training.device_eval import Exam
+from freshet.training.device_eval import DeviceEvaluation
 from freshet.training.task import Score
-from freshet.training.trainer import Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import TripInput
+from freshet.training.trip import TripOutcome
 
 
 class Done:
@@ -38,18 +38,18 @@ class NoTraining:
         self._move = np.float32(move)
         self._last: tuple[Vector | None, Done] = (None, Done(None))
 
-    def train(self, work: Work, due: float) -> Done:
+    def train(self, work: TripInput, due: float) -> Done:
         weights = work.assignment.weights
         if self._last[0] is not weights:
             moved = weights + self._move if self._move else weights
-            self._last = (weights, Done(Outcome(moved, 1, {}, {}, {}, {})))
+            self._last = (weights, Done(TripOutcome(moved, 1, {}, {}, {}, {})))
         return self._last[1]
 
     def evaluate(self, weights: Vector) -> Done:
         return Done(Score({"accuracy": 0.0}, 1.0))
 
-    def examine(self, exam: Exam, due: float) -> Done:
-        raise NotImplementedError("nobody is examined here")
+    def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> Done:
+        raise NotImplementedError("this benchmark evaluates no devices")
 
     def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ from freshet.core.method import LocalRule
 from freshet.training.batches import FederatedData
 from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
+from freshet.training.trainer import Trainer, TripInput
 
 #: Network, shape of an image, samples, epochs, samples per batch.
 CELLS = {
@@ -42,7 +42,7 @@ def ours(cell: str):  # type: ignore[no-untyped-def]
     options = TrainingOptions(epochs=epochs, batch_size=batch, lr=LR)
     trainer = Trainer(factory, FederatedData.of(data, [np.arange(samples)]), options, seed=0)
     sent = Assignment(0, 1, 1, 1, FlatModel(factory()).dump(), epochs, LR)
-    work = Work(sent, None, None, LocalRule(), {})
+    work = TripInput(sent, None, None, LocalRule(), {})
     return lambda: trainer.train(work)
 
 

@@ -25,7 +25,7 @@ from freshet.core.messages import Upload
 from freshet.core.server import ActiveTrip
 from freshet.core.vectors import Vector
 from freshet.runs.reader import RunDirectory
-from freshet.training.outgoing import AttackOptions, choose_attackers, add_trigger
+from freshet.training.outgoing import AttackOptions, add_trigger, choose_attackers
 
 #: Mbit/s up and down at "bandwidth 1".
 UP, DOWN = 10.0, 50.0

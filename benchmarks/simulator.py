@@ -25,8 +25,8 @@ from common import LR, factory_of, normalised, synthetic, textbook
 from freshet import Federation
 from freshet.compute.executor import SerialExecutor, Setup
 from freshet.compute.processes import WorkerPool
-from freshet.training.trainer import Work
-from freshet.training.trip import Outcome
+from freshet.training.trainer import TripInput
+from freshet.training.trip import TripOutcome
 
 DEVICES, EPOCHS = 100, 5
 
@@ -69,7 +69,7 @@ class Recording(SerialExecutor):
         super().__init__(setup)
         inner = self._trainer.train
 
-        def train(work: Work) -> Outcome:
+        def train(work: TripInput) -> TripOutcome:
             started = time.perf_counter()
             outcome = inner(work)
             Recording.seconds += time.perf_counter() - started

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.core.admission import Entrance
+from freshet.core.admission import Admission
 from freshet.runs.reader import RunDirectory
-from freshet.training.outgoing import AttackOptions, attackers
+from freshet.training.outgoing import AttackOptions, choose_attackers
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SHORT = {
@@ -37,11 +37,11 @@ def test_it_can_be_loaded(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_best_of_all_defences_refuses_those_who_would_attack_and_nobody_else(tmp_path: Path) -> None:
-    names, before = runpy.run_path(str(FOLDER / "protection.py"), run_name="loaded"), Entrance.refusal
+    names, before = runpy.run_path(str(FOLDER / "protection.py"), run_name="loaded"), Admission.rejection
     federation = names["federation"](0, **names["DIGITS"], run={"until": 100.0})
-    left_out = attackers(AttackOptions(kind="label-flip"), 0, federation.config.fleet.devices)
+    left_out = choose_attackers(AttackOptions(kind="label-flip"), 0, federation.config.fleet.devices)
     with names["without"](left_out):
         result = federation.run(out=tmp_path / "run")
-    assert Entrance.refusal is before, "the library is left as it was"
+    assert Admission.rejection is before, "the library is left as it was"
     refused = [event["device"] for event in RunDirectory(result.directory).events() if event["kind"] == "rejected"]
     assert refused and set(refused) <= left_out

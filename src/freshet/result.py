@@ -22,7 +22,7 @@ from freshet.runs.records import Metric, metric_of
 from freshet.runs.summary import time_to_target
 from freshet.runs.world import RunWorld, read_world
 from freshet.runs.writer import weights_sha256
-from freshet.training.network import Factory, Rebuilt, as_factory
+from freshet.training.network import Factory, ModuleBuilder, as_factory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class Result:
         summary: dict[str, Any],
         rows: list[dict[str, Any]],
         weights: Vector,
-        rebuilt: Rebuilt,
+        rebuilt: ModuleBuilder,
     ) -> None:
         self.directory, self.summary, self.rows, self.weights = directory, summary, rows, weights
         self._rebuilt = rebuilt
@@ -114,7 +114,7 @@ def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
         raise RunError(f"{directory}/model.safetensors is not the model that summary.json tells of")
     world = read_world(run.directory)
     factory = _built_in(run, world) if model is None else as_factory(model)
-    rebuilt = Rebuilt(factory, resolve(run.config()).run.seed, frozen=frozen)
+    rebuilt = ModuleBuilder(factory, resolve(run.config()).run.seed, frozen=frozen)
     if world is not None and world.mean is not None and world.std is not None:
         rebuilt = replace(rebuilt, mean=tuple(world.mean), std=tuple(world.std))
     return Result(run.directory, summary, run.metrics(), weights, rebuilt)

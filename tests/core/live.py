@@ -17,7 +17,7 @@ from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
 from freshet.training.batches import FederatedData
-from freshet.training.network import Factory, build_quietly, initial_weights, layout_of
+from freshet.training.network import Factory, build_module, initial_weights, layout_of
 from freshet.training.schedules import exponential
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
@@ -59,7 +59,7 @@ class Live:
 
     def __init__(self, config: Config, factory: Factory, data: FederatedData, directory: Path) -> None:
         run, training = config.run, config.training
-        samples, layout = np.array([len(shard) for shard in data.shards]), layout_of(build_quietly(factory))
+        samples, layout = np.array([len(shard) for shard in data.shards]), layout_of(build_module(factory))
         context = MethodContext(len(samples), samples, training.epochs, run.per_round, layout, run.seed)
         method = config.method_class(config.method, context)
         self.server = Server(

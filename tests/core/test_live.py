@@ -11,7 +11,7 @@ from freshet.config import resolve
 from freshet.data.sources import load
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.training.batches import FederatedData, arranged
+from freshet.training.batches import FederatedData, with_channels_last
 from tests.conftest import linear
 from tests.core import live
 
@@ -29,7 +29,7 @@ def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name
     run = {"per_round": 4, "in_flight": 6, "period": 0.05, "seed": 3}
     tables = {"method": {"name": name} | METHODS[name], "fleet": {"devices": 8}, "run": run}
     config = resolve(tables | {"training": {"epochs": 3, "lr": 0.05}, "model": {"name": "custom"}})
-    data = arranged(load("digits").subset(240, 120, 0))
+    data = with_channels_last(load("digits").subset(240, 120, 0))
     shards = np.array_split(np.random.default_rng(0).permutation(240), 8)
     driver = live.Live(config, linear, FederatedData.of(data, shards), tmp_path / "run")
     asyncio.run(driver.run(aggregations=40 if name in ("fedasmu", "fedssmu") else 12))

@@ -9,7 +9,7 @@ import torch
 
 from freshet.data.dataset import from_arrays
 from freshet.data.shards import as_shards
-from freshet.training.batches import Samples, arranged
+from freshet.training.batches import Samples, with_channels_last
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 IMAGES = np.arange(6 * 4 * 4 * 3, dtype=np.uint8).reshape(6, 4, 4, 3).transpose(0, 3, 1, 2)
@@ -34,7 +34,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def samples(x: np.ndarray, y: np.ndarray) -> Samples:
-    return Samples.of(arranged(from_arrays("mine", (x, y), (x, y))), test=False)
+    return Samples.of(with_channels_last(from_arrays("mine", (x, y), (x, y))), test=False)
 
 
 def lies_in(tensor: torch.Tensor, array: np.ndarray) -> bool:
@@ -62,7 +62,7 @@ def test_writable_arrays_are_not_copied():
 
 def test_images_that_lie_as_they_should_are_not_copied(strict):
     dataset = from_arrays("mine", (np.ascontiguousarray(IMAGES), LABELS), (np.ascontiguousarray(IMAGES), LABELS))
-    laid = arranged(dataset)
+    laid = with_channels_last(dataset)
     assert isinstance(laid.x_train, np.ndarray)
     laid.x_train.flags.writeable = False
     found = Samples.of(laid, test=False)

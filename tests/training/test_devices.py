@@ -13,7 +13,7 @@ from freshet.core.streams import stream
 from freshet.data import from_arrays
 from freshet.data.shards import DeviceTests
 from freshet.training.batches import FederatedData
-from freshet.training.device_eval import Exam, examine, share_of, spread
+from freshet.training.device_eval import DeviceEvaluation, device_share, evaluate_devices, summarise_scores
 from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer
@@ -58,7 +58,7 @@ WEIGHTS = initial_weights(mlp, 11)
 def test_without_own_tests_a_class_counts_as_much_as_on_the_device() -> None:
     federated = data()
     right, losses = by_hand(module_of(WEIGHTS), federated)
-    scores = examine(trainer(federated), Exam(WEIGHTS, 4, range(4)))
+    scores = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4)))
     for device, shard in enumerate(federated.shards):
         labels = federated.train.y[torch.from_numpy(shard)]
         for found, values in ((scores.accuracy, right), (scores.loss, losses)):
@@ -69,25 +69,25 @@ def test_without_own_tests_a_class_counts_as_much_as_on_the_device() -> None:
 
 def test_a_device_that_holds_the_classes_as_the_test_set_does_scores_what_the_model_scores() -> None:
     one = trainer()
-    scores, whole = examine(one, Exam(WEIGHTS, 4, [0])), one.evaluate(WEIGHTS)
+    scores, whole = evaluate_devices(one, DeviceEvaluation(WEIGHTS, 4, [0])), one.evaluate(WEIGHTS)
     assert scores.accuracy[0] == pytest.approx(whole.metrics["accuracy"], rel=1e-12)
     assert scores.loss[0] == pytest.approx(whole.loss, rel=1e-6)
 
 
 def test_only_samples_of_a_class_that_the_device_holds_count() -> None:
     federated = data()
-    share = share_of(federated, 1)
+    share = device_share(federated, 1)
     assert set(federated.test.y[torch.from_numpy(share.samples)].tolist()) == {2}
     assert share.weight.sum() == pytest.approx(1.0)
 
 
 def test_classes_that_nobody_is_tested_on_are_left_out_and_a_device_with_no_other_has_no_score() -> None:
     federated = data(test_classes=2)
-    scores = examine(trainer(federated), Exam(WEIGHTS, 4, range(4)))
+    scores = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4)))
     assert math.isnan(scores.accuracy[1]) and math.isnan(scores.loss[1])
     assert np.isfinite(scores.accuracy[[0, 2, 3]]).all()
-    assert share_of(federated, 0).weight.sum() == pytest.approx(1.0)
-    personal = examine(trainer(federated), Exam(WEIGHTS, 4, range(4), steps=2, lr=0.1))
+    assert device_share(federated, 0).weight.sum() == pytest.approx(1.0)
+    personal = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4), steps=2, lr=0.1))
     assert np.isnan(personal.accuracy).tolist() == [False, True, False, False]
 
 
@@ -95,7 +95,7 @@ def test_a_device_with_tests_of_its_own_is_scored_by_their_mean() -> None:
     shards = [np.array([0, 5, 9]), np.array([11]), np.arange(30), np.array([3, 3, 4])]
     federated = data(DeviceTests(shards))
     right, losses = by_hand(module_of(WEIGHTS), federated)
-    scores = examine(trainer(federated), Exam(WEIGHTS, 4, range(4)))
+    scores = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4)))
     assert scores.accuracy == pytest.approx([float(right[shard].mean()) for shard in shards])
     assert scores.loss == pytest.approx([float(losses[shard].mean()) for shard in shards], rel=1e-6)
 
@@ -114,8 +114,10 @@ def test_personalised_is_the_score_after_so_many_sgd_steps_on_the_device(steps: 
         cross_entropy(module(federated.train.x[index]), federated.train.y[index]).backward()
         optimiser.step()
     right, losses = by_hand(module, federated)
-    share = share_of(federated, 2)
-    ours = trainer(federated, momentum=0.9, weight_decay=0.01).examine(Exam(WEIGHTS, 4, [2], steps, 0.1))
+    share = device_share(federated, 2)
+    ours = trainer(federated, momentum=0.9, weight_decay=0.01).evaluate_devices(
+        DeviceEvaluation(WEIGHTS, 4, [2], steps, 0.1)
+    )
     assert ours.accuracy[0] == pytest.approx((share.weight * right[share.samples].numpy()).sum())
     assert ours.loss[0] == pytest.approx((share.weight * losses[share.samples].numpy()).sum(), rel=1e-5)
 
@@ -125,29 +127,29 @@ def test_an_exam_leaves_no_trace(factory) -> None:
     quiet, examined = trainer(factory=factory), trainer(factory=factory)
     weights = initial_weights(factory, SEED)
     before = torch.get_rng_state()
-    exams = [Exam(weights, 4, range(4)), Exam(weights, 4, [3, 0], steps=3, lr=0.1)]
-    first = [examined.examine(exam) for exam in exams]
+    exams = [DeviceEvaluation(weights, 4, range(4)), DeviceEvaluation(weights, 4, [3, 0], steps=3, lr=0.1)]
+    first = [examined.evaluate_devices(exam) for exam in exams]
     assert torch.equal(torch.get_rng_state(), before)
     one, other = quiet.train(work(factory, weights=weights)), examined.train(work(factory, weights=weights))
     assert one.weights.tobytes() == other.weights.tobytes()
     assert quiet.evaluate(weights) == examined.evaluate(weights)
     for exam, scores in zip(exams, first, strict=True):  # and depends on nothing that came before
-        assert [a.tobytes() for a in examined.examine(exam)] == [a.tobytes() for a in scores]
+        assert [a.tobytes() for a in examined.evaluate_devices(exam)] == [a.tobytes() for a in scores]
 
 
 def test_one_by_one_or_all_together_devices_score_the_same_bits() -> None:
     one = trainer(factory=with_dropout)
     weights = initial_weights(with_dropout, SEED)
-    together = one.examine(Exam(weights, 4, range(4), steps=3, lr=0.1))
-    alone = [one.examine(Exam(weights, 4, [device], steps=3, lr=0.1)) for device in range(4)]
+    together = one.evaluate_devices(DeviceEvaluation(weights, 4, range(4), steps=3, lr=0.1))
+    alone = [one.evaluate_devices(DeviceEvaluation(weights, 4, [device], steps=3, lr=0.1)) for device in range(4)]
     assert together.accuracy.tobytes() == np.concatenate([scores.accuracy for scores in alone]).tobytes()
     assert together.loss.tobytes() == np.concatenate([scores.loss for scores in alone]).tobytes()
 
 
 def test_the_spread_over_devices() -> None:
-    found = spread(np.array([0.2, 0.4, 0.6, 0.8, math.nan]))
+    found = summarise_scores(np.array([0.2, 0.4, 0.6, 0.8, math.nan]))
     assert found == pytest.approx({"median": 0.5, "p10": 0.26, "worst": 0.2, "best": 0.8, "jain": 4.0 / (4 * 1.2)})
-    assert spread(np.array([0.0, 0.0, 1.0, 0.0]))["jain"] == pytest.approx(0.25)
-    assert spread(np.full(7, 0.3))["jain"] == pytest.approx(1.0)
-    assert spread(np.zeros(3))["jain"] == 1.0
-    assert set(spread(np.array([math.nan])).values()) == {None}
+    assert summarise_scores(np.array([0.0, 0.0, 1.0, 0.0]))["jain"] == pytest.approx(0.25)
+    assert summarise_scores(np.full(7, 0.3))["jain"] == pytest.approx(1.0)
+    assert summarise_scores(np.zeros(3))["jain"] == 1.0
+    assert set(summarise_scores(np.array([math.nan])).values()) == {None}

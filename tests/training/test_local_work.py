@@ -11,13 +11,13 @@ from freshet.core.method import LocalRule
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel, initial_weights
-from freshet.training.trainer import Work
+from freshet.training.trainer import TripInput
 from tests.training.test_trainer import SEED, mlp, trainer, work
 
 
 def whole(t, epochs: int = 3, trip: int = 1):
     assignment = Assignment(0, trip, 1, 1, initial_weights(mlp, SEED), epochs, 0.1)
-    return t.train(Work(assignment, None, None, LocalRule(), {}))
+    return t.train(TripInput(assignment, None, None, LocalRule(), {}))
 
 
 @pytest.mark.parametrize("steps", [3, 7, 10, 25])

@@ -9,9 +9,9 @@ from torch import nn
 from freshet import Federation
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
-from freshet.training.device_eval import Exam
+from freshet.training.device_eval import DeviceEvaluation
 from freshet.training.network import initial_weights
-from freshet.training.trip import explained
+from freshet.training.trip import explain_batch_of_one
 from tests.training.test_trainer import SAMPLES, SEED, trainer, with_batch_norm, work
 
 TORCH = ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 7])")
@@ -35,9 +35,9 @@ def test_the_batch_that_is_advised_trains():
 
 
 def test_a_rehearsal_tells_the_same():
-    exam = Exam(initial_weights(with_batch_norm, SEED), 1, np.arange(2), 5, 0.1)
+    exam = DeviceEvaluation(initial_weights(with_batch_norm, SEED), 1, np.arange(2), 5, 0.1)
     with pytest.raises(ConfigError, match=SENTENCE):
-        trainer(with_batch_norm, batch_size=13).examine(exam)
+        trainer(with_batch_norm, batch_size=13).evaluate_devices(exam)
 
 
 def test_samples_that_a_device_keeps_apart_are_not_counted():
@@ -51,7 +51,7 @@ def test_samples_that_a_device_keeps_apart_are_not_counted():
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_a_device_with_a_single_sample_is_told_to_have_more(batch_size):
-    found = explained(TORCH, 3, 1, batch_size, [1, 5])
+    found = explain_batch_of_one(TORCH, 3, 1, batch_size, [1, 5])
     assert found is not None and found.key == "data.min_samples"
     assert "device 3 trains on a single sample" in found.problem
     assert "give every device at least two" in found.problem
@@ -62,14 +62,14 @@ def test_a_device_with_a_single_sample_is_told_to_have_more(batch_size):
     [(1, [9], 3), (8, [9, 10], 10), (10, [61, 40, 0, 1], 11), (10, [61, 56, 45, 37], 13), (2, [3], 3), (3, [4, 5], 5)],
 )
 def test_the_batch_that_is_advised_is_the_next_that_leaves_nobody_one(batch_size, shards, advised):
-    found = explained(TORCH, 0, shards[0], batch_size, shards)
+    found = explain_batch_of_one(TORCH, 0, shards[0], batch_size, shards)
     assert found is not None and f"such as {advised}, " in found.problem
     assert all(samples % advised != 1 for samples in shards if samples > 1)
 
 
 def test_other_errors_stay_as_they_are():
-    assert explained(ValueError("something else"), 0, 9, 8, [9]) is None
-    assert explained(TORCH, 0, 10, 8, [10]) is None  # the model itself has made one of two
+    assert explain_batch_of_one(ValueError("something else"), 0, 9, 8, [9]) is None
+    assert explain_batch_of_one(TORCH, 0, 10, 8, [10]) is None  # the model itself has made one of two
 
     class Picky(nn.Linear):
         def forward(self, x):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from freshet.training.optimisers import optimiser
+from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer
 from tests.training.test_trainer import same, trainer, work
@@ -36,7 +36,7 @@ def test_steps_are_torchs(given):
     rng = torch.Generator().manual_seed(1)
     w = torch.randn(50, generator=rng)
     reference = w.clone().requires_grad_()
-    theirs, ours = torchs(options, reference), optimiser(options)
+    theirs, ours = torchs(options, reference), make_optimiser(options)
     state = ours.init(w)
     for _ in range(12):
         g = torch.randn(50, generator=rng)
@@ -51,7 +51,7 @@ def test_steps_are_torchs(given):
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
 def test_reach_is_how_far_a_constant_unit_gradient_leads(given):
     options = TrainingOptions(lr=0.05, **(given | {"weight_decay": 0.0}))
-    ours, w = optimiser(options), torch.zeros(1, dtype=torch.float64)
+    ours, w = make_optimiser(options), torch.zeros(1, dtype=torch.float64)
     state = ours.init(w)
     for n in range(1, 30):
         ours.update(w, torch.ones(1, dtype=torch.float64), state, options.lr)

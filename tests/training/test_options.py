@@ -6,8 +6,8 @@ from torch import nn
 
 from freshet import ConfigError
 from freshet.config import resolve
-from freshet.training.network import build_quietly
-from freshet.training.options import LARGEST, MULTIPLIED
+from freshet.training.network import build_module
+from freshet.training.options import MAX_FACTOR, MAX_FLOAT32
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_number_beyond_all_use_is_refused(tables, sentence):
         resolve(tables)
 
 
-@pytest.mark.parametrize(("optimiser", "most"), [("sgd", LARGEST), ("adam", MULTIPLIED), ("adamw", MULTIPLIED)])
+@pytest.mark.parametrize(("optimiser", "most"), [("sgd", MAX_FLOAT32), ("adam", MAX_FACTOR), ("adamw", MAX_FACTOR)])
 def test_the_largest_numbers_are_only_wild(optimiser, most, federate, tmp_path):
     training = {"lr": most, "weight_decay": most, "optimiser": optimiser}
     ended = federate("fedavg", training=training, run={"gate": 1e300}).run(20, out=tmp_path / "run")
@@ -56,4 +56,4 @@ def on_meta() -> nn.Module:
 )
 def test_a_module_without_numbers_is_refused(factory, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        build_quietly(factory)
+        build_module(factory)

@@ -18,7 +18,7 @@ from freshet.methods.fedasmu import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import Trainer, Work
+from freshet.training.trainer import Trainer, TripInput
 
 SEED, SAMPLES = 5, 53
 
@@ -46,11 +46,13 @@ def trainer(factory=mlp, **options: Any) -> Trainer:
     return Trainer(factory, federated_data(), TrainingOptions(**({"epochs": 3, "batch_size": 8} | options)), SEED)
 
 
-def work(factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: int | None = None, **more: Any) -> Work:
+def work(
+    factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: int | None = None, **more: Any
+) -> TripInput:
     chosen, weights = None if slot is None else Slot(slot, "fixed"), more.pop("weights", None)
     weights = initial_weights(factory, SEED) if weights is None else weights
     values = {"slot": chosen, "fresh": None, "rule": LocalRule(), "memory": {}}
-    return Work(Assignment(device, trip, 1, 1, weights, 3, lr), **(values | more))
+    return TripInput(Assignment(device, trip, 1, 1, weights, 3, lr), **(values | more))
 
 
 def fresh_rule(**options: Any) -> FreshModelRule:
@@ -273,13 +275,13 @@ def test_the_first_model_depends_on_the_seed_alone():
 
 def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
     from freshet.errors import ConfigError
-    from freshet.training.trainer import chosen_device
+    from freshet.training.trainer import pick_device
 
-    assert chosen_device("cpu") == "cpu"
-    assert chosen_device("auto") in ("cpu", "cuda", "mps")
+    assert pick_device("cpu") == "cpu"
+    assert pick_device("auto") in ("cpu", "cuda", "mps")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"training\.device: there is no cuda device here; use auto or cpu"):
-            chosen_device("cuda")
+            pick_device("cuda")
 
 
 def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_trip():
@@ -299,7 +301,7 @@ def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_tri
             0,
         )
         w = np.full(trainer.flat.layout.size, 0.01, np.float32)
-        return trainer.train(Work(Assignment(0, trip, 1, 1, w, 2, 0.1), None, None, LocalRule(), {})).weights
+        return trainer.train(TripInput(Assignment(0, trip, 1, 1, w, 2, 0.1), None, None, LocalRule(), {})).weights
 
     assert TrainingOptions().augment is False
     np.testing.assert_array_equal(trained(True), trained(True))

@@ -151,7 +151,7 @@ def test_a_trip_that_was_saved_at_its_slot_goes_on_elsewhere_with_the_same_bits(
     expected = finish(trip, factory)
     torch.rand(7)
     other = begun(trainer(factory, **options), factory, 2, rule_of(method), **memory)
-    other.go_on(unpack(plain, {name: np.array(array) for name, array in arrays.items()}))
+    other.restore(unpack(plain, {name: np.array(array) for name, array in arrays.items()}))
     assert other.phase is Phase.ASKED
     outcome = finish(other, factory)
     assert outcome.weights.tobytes() == expected.weights.tobytes()
@@ -170,7 +170,7 @@ def test_two_trips_take_turns_on_one_trainer_by_saving():
     together = []
     for slot in (1, 2, 3):
         trip = begun(t, with_dropout, slot)
-        trip.go_on(saved[slot])
+        trip.restore(saved[slot])
         trip.merge(None)
         together.append(trip.finish().weights.tobytes())
     assert together == alone

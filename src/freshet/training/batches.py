@@ -61,7 +61,7 @@ class Samples:
     @staticmethod
     def of(dataset: DataSet, *, test: bool) -> "Samples":
         x, y = (dataset.x_test, dataset.y_test) if test else (dataset.x_train, dataset.y_train)
-        stored = x if isinstance(x, LazyRows) else _read(channels_last(x))
+        stored = x if isinstance(x, LazyRows) else _as_tensor(channels_last(x))
         mean = std = None
         if dataset.mean is not None and dataset.std is not None:
             scale = 255.0 if x.dtype == np.uint8 else 1.0
@@ -78,9 +78,9 @@ class Samples:
 
     def take(self, index: Tensor, augment: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:
         """These samples as a batch that a model accepts."""
-        return self._prepare(self._stored(index), augment), self.y[index]
+        return self._prepare(self._read_rows(index), augment), self.y[index]
 
-    def _stored(self, index: Tensor) -> Tensor:
+    def _read_rows(self, index: Tensor) -> Tensor:
         """A copy of these samples as they are in memory, or would be."""
         if isinstance(self.x, LazyRows):
             return torch.from_numpy(channels_last(self.x.read(index.cpu().numpy()))).to(self.y.device)
@@ -101,13 +101,13 @@ class Samples:
         for start in range(0, len(self.y), size):
             y = self.y[start : start + size]
             if isinstance(self.x, LazyRows):
-                x = self._stored(torch.arange(start, start + len(y)))
+                x = self._read_rows(torch.arange(start, start + len(y)))
             else:
                 x = self.x[start : start + size].clone()
             yield self._prepare(x), y
 
 
-def _read(x: NDArray[Any]) -> Tensor:
+def _as_tensor(x: NDArray[Any]) -> Tensor:
     """Inputs as a tensor on the same memory. Batches are copies of it, so that it may be read-only (a file, pandas)."""
     if x.flags.writeable:
         return torch.from_numpy(x)
@@ -121,7 +121,7 @@ def channels_last(x: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if x.ndim == 4 else x)
 
 
-def arranged(dataset: DataSet) -> DataSet:
+def with_channels_last(dataset: DataSet) -> DataSet:
     """The same data set with its images lying in memory as ``Samples`` wants them, so that no second copy is needed."""
 
     def lay(x: Rows) -> Rows:

@@ -24,7 +24,7 @@ from freshet.core.method import LocalRule
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector
 from freshet.training.batches import FederatedData, Samples
-from freshet.training.trip import LocalTrip, Phase, seeded
+from freshet.training.trip import LocalTrip, Phase, torch_states
 
 if TYPE_CHECKING:
     from freshet.training.trainer import Trainer
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 CHUNK = 500
 
 
-class Exam(NamedTuple):
+class DeviceEvaluation(NamedTuple):
     """A global model to be scored on some devices: same exam, same bits, wherever it is held."""
 
     weights: Vector
@@ -64,17 +64,17 @@ class Share(NamedTuple):
         return float((self.weight * values).sum()) if len(self.samples) else math.nan
 
 
-def per_sample(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def score_samples(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Score (right or not) and loss of each sample."""
     return (output.argmax(1) == y).double(), cross_entropy(output, y, reduction="none").double()
 
 
-def tested_on(data: FederatedData) -> Samples:
+def evaluation_samples(data: FederatedData) -> Samples:
     """The samples that the shares of devices number."""
     return data.test if data.device_tests is None else data.device_tests.samples
 
 
-def share_of(data: FederatedData, device: int) -> Share:
+def device_share(data: FederatedData, device: int) -> Share:
     """What a device is tested on: its own test set, or the part of the common one that has its classes."""
     if data.device_tests is not None:
         own = data.device_tests.shards[device]
@@ -88,63 +88,63 @@ def share_of(data: FederatedData, device: int) -> Share:
     return Share(index, (mix / np.maximum(there, 1) / max(1, mix.sum()))[y[index]])
 
 
-def examine(trainer: "Trainer", exam: Exam) -> DeviceScores:
+def evaluate_devices(trainer: "Trainer", exam: DeviceEvaluation) -> DeviceScores:
     """Score the devices of an exam; without local steps, one pass over the test samples serves them all."""
     data = trainer.data
     if exam.steps:
-        return _stacked(_personal(trainer, exam, device) for device in exam.devices)
+        return _stack(_evaluate_personalised(trainer, exam, device) for device in exam.devices)
     trainer.trip = None
     trainer.flat.load(exam.weights)
     trainer.flat.reset_hidden()
-    everything = np.arange(len(tested_on(data).y))
-    accuracy, loss = _scores(trainer, everything)
-    shares = (share_of(data, device) for device in exam.devices)
-    return _stacked((share.score(accuracy[share.samples]), share.score(loss[share.samples])) for share in shares)
+    everything = np.arange(len(evaluation_samples(data).y))
+    accuracy, loss = _score_tests(trainer, everything)
+    shares = (device_share(data, device) for device in exam.devices)
+    return _stack((share.score(accuracy[share.samples]), share.score(loss[share.samples])) for share in shares)
 
 
-def _stacked(pairs: Iterable[tuple[float, float]]) -> DeviceScores:
+def _stack(pairs: Iterable[tuple[float, float]]) -> DeviceScores:
     return DeviceScores(*np.array(list(pairs), dtype=np.float64).reshape(-1, 2).T.copy())
 
 
-def _scores(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _score_tests(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Score and loss of these test samples under the model as it is."""
-    samples, module = tested_on(trainer.data), trainer.flat.module
+    samples, module = evaluation_samples(trainer.data), trainer.flat.module
     where, parts = torch.from_numpy(index).to(trainer.flat.weights.device), []
     module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(trainer.seed, "test"))  # for models that draw random numbers even then
         for chunk in torch.split(where, CHUNK):
             x, y = samples.take(chunk)
-            parts.append([values.cpu().numpy() for values in per_sample(module(x), y)])
+            parts.append([values.cpu().numpy() for values in score_samples(module(x), y)])
     accuracy, loss = (np.concatenate(column) for column in zip(*parts, strict=True))
     return accuracy, loss
 
 
-def _personal(trainer: "Trainer", exam: Exam, device: int) -> tuple[float, float]:
+def _evaluate_personalised(trainer: "Trainer", exam: DeviceEvaluation, device: int) -> tuple[float, float]:
     """A device's scores after its local steps."""
-    share = share_of(trainer.data, device)
+    share = device_share(trainer.data, device)
     if not len(share.samples):
         return math.nan, math.nan
-    Rehearsal(trainer, exam, device).train(exam.steps)
-    accuracy, loss = _scores(trainer, share.samples)
+    PersonalTrip(trainer, exam, device).train(exam.steps)
+    accuracy, loss = _score_tests(trainer, share.samples)
     return share.score(accuracy), share.score(loss)
 
 
-class Rehearsal(LocalTrip):
+class PersonalTrip(LocalTrip):
     """Plain local training that nobody will hear of: random streams of its own, no memory, no upload."""
 
-    def __init__(self, trainer: "Trainer", exam: Exam, device: int) -> None:
+    def __init__(self, trainer: "Trainer", exam: DeviceEvaluation, device: int) -> None:
         assignment = Assignment(device, 0, exam.version, 0, exam.weights, 1, exam.lr)
         super().__init__(trainer, assignment, None, LocalRule(), {})
         seed, key = trainer.seed, (device, exam.version)
         self._rng = stream(seed, "rehearsal", *key)
         self._augment = stream(seed, "rehearsal augment", *key) if self.options.augment else None
-        self._torch = seeded(torch_seed(seed, "rehearsal torch", *key), self.weights.device.type)
+        self._torch = torch_states(torch_seed(seed, "rehearsal torch", *key), self.weights.device.type)
 
     def train(self, steps: int) -> None:
         """So many mini-batches, in a new random order whenever the device's samples are through."""
         data = self._trainer.data.train
-        with self._at_work(Phase.TO_SLOT):
+        with self._working(Phase.TO_SLOT):
             while self.steps < steps:
                 order, self._order = self._next_order(), None
                 for index in torch.split(order, self.options.batch_size)[: steps - self.steps]:
@@ -152,7 +152,7 @@ class Rehearsal(LocalTrip):
                     self.steps += 1
 
 
-def spread(values: Floats) -> dict[str, float | None]:
+def summarise_scores(values: Floats) -> dict[str, float | None]:
     """Devices at a glance: median, 10th percentile, worst, best, and Jain's index ``(sum a)^2 / (n sum a^2)``.
 
     The index is 1 when all fare alike (also at 0) and 1/n when one has everything. Devices without a score are left

@@ -32,7 +32,7 @@ from freshet.models.base import layer_groups
 Factory = Callable[[], nn.Module]
 
 
-def build_quietly(factory: Factory, seed: int | None = None) -> nn.Module:
+def build_module(factory: Factory, seed: int | None = None) -> nn.Module:
     """A module from a factory, without moving the caller's random numbers."""
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -73,7 +73,7 @@ def layout_of(module: nn.Module) -> Layout:
     return Layout.build(tensors, layer_groups(module))
 
 
-def view(vector: Tensor, entry: TensorPlace) -> Tensor:
+def tensor_view(vector: Tensor, entry: TensorPlace) -> Tensor:
     """One tensor's part of a flat vector, in its own shape; convolution kernels in the layout they are fastest in."""
     part = vector[entry.span]
     if entry.channels_last:
@@ -98,13 +98,13 @@ class FlatModel:
         #: Where the module keeps its buffers, and what belongs there: it may put another tensor into its place.
         self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
         for entry in self.layout.entries:
-            place = view(self.weights, entry)
+            place = tensor_view(self.weights, entry)
             if entry.kind == "learnable":
                 parameter = named[entry.name]
                 place.copy_(parameter.data)
                 parameter.data = place
                 self.parameters.append(parameter)
-                self.gradient_parts.append(view(self.gradient, entry))
+                self.gradient_parts.append(tensor_view(self.gradient, entry))
             else:
                 tensor = buffers[entry.name]
                 place.copy_(tensor.data)
@@ -152,12 +152,12 @@ class FlatModel:
         for buffers, name, initial in self._hidden:
             buffers[name] = None if initial is None else initial.clone()
 
-    def hidden(self) -> list[NDArray[Any] | None]:
+    def hidden_state(self) -> list[NDArray[Any] | None]:
         """Those buffers as they are now."""
         now = (buffers[name] for buffers, name, _ in self._hidden)
         return [None if buffer is None else buffer.cpu().numpy().copy() for buffer in now]
 
-    def set_hidden(self, values: Sequence[NDArray[Any] | None]) -> None:
+    def set_hidden_state(self, values: Sequence[NDArray[Any] | None]) -> None:
         """The inverse of ``hidden``."""
         for (buffers, name, _), value in zip(self._hidden, values, strict=True):
             buffers[name] = None if value is None else torch.from_numpy(np.array(value)).to(self.weights.device)
@@ -194,7 +194,7 @@ def as_factory(model: Factory | nn.Module) -> Factory:
     return model
 
 
-def started(factory: Factory, path: Path) -> Factory:
+def with_start_weights(factory: Factory, path: Path) -> Factory:
     """The same modules, with the tensors of a safetensors file in place of those of the same name.
 
     The file is read here, once: workers get the numbers, wherever they are.
@@ -203,7 +203,7 @@ def started(factory: Factory, path: Path) -> Factory:
         tensors = load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise ConfigError("model.start", f"{path} cannot be read as safetensors ({error})") from None
-    state = build_quietly(factory).state_dict()
+    state = build_module(factory).state_dict()
     strange = [name for name in tensors if name not in state]
     if strange or not tensors:
         what = f"holds {strange[0]!r}, which the model has not" if strange else "holds no tensors"
@@ -230,11 +230,11 @@ def initial_weights(factory: Factory, seed: int) -> Vector:
 
 def initial_module(factory: Factory, seed: int) -> nn.Module:
     """A module with the same numbers in every process, those that do not travel included."""
-    return build_quietly(factory, torch_seed(seed, "model"))
+    return build_module(factory, torch_seed(seed, "model"))
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class ModuleBuilder:
     """From flat weights to a module; what the data set's inputs need before they go in, comes first."""
 
     #: None where only the user knows the model.
@@ -252,13 +252,13 @@ class Rebuilt:
         if flat.layout.size != len(weights):
             raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's has {len(weights):,}")
         flat.load(weights)
-        self._thaw(flat.module)
+        self._load_frozen(flat.module)
         network = flat.module.eval()
         if self.mean is None or self.std is None:
             return network
         return nn.Sequential(OrderedDict(prepare=Prepare(self.mean, self.std), network=network)).eval()
 
-    def _thaw(self, module: nn.Module) -> None:
+    def _load_frozen(self, module: nn.Module) -> None:
         """Put the parameters that do not train into their places."""
         named = dict(module.named_parameters())
         for name, array in self.frozen.items():

@@ -30,7 +30,7 @@ class Optimiser(NamedTuple):
     couples_decay: bool = True
 
 
-def optimiser(options: "TrainingOptions") -> Optimiser:
+def make_optimiser(options: "TrainingOptions") -> Optimiser:
     """The optimiser that the options name."""
     if options.optimiser == "sgd":
         return sgd(options.momentum, options.nesterov)

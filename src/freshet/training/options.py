@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from freshet.core.method import ADDED, Options
 
 #: What float32 holds; and numbers whose product it still holds, for optimisers that multiply them.
-LARGEST, MULTIPLIED = 3.4e38, 1e15
+MAX_FLOAT32, MAX_FACTOR = 3.4e38, 1e15
 
 
 class TrainingOptions(Options):
@@ -61,7 +61,7 @@ class TrainingOptions(Options):
     @field_validator("lr", "weight_decay")
     @classmethod
     def _check_bound(cls, value: float, info: ValidationInfo) -> float:
-        most = LARGEST if info.data.get("optimiser", "sgd") == "sgd" else MULTIPLIED
+        most = MAX_FLOAT32 if info.data.get("optimiser", "sgd") == "sgd" else MAX_FACTOR
         if value > most:
             raise ValueError(f"must be at most {most:g}")
         return value
@@ -69,8 +69,8 @@ class TrainingOptions(Options):
     @field_validator("optimiser")
     @classmethod
     def _check_optimiser(cls, value: str, info: ValidationInfo) -> str:
-        if value != "sgd" and info.data.get("lr", 0.0) > MULTIPLIED:
-            raise ValueError(f"only sgd takes a training.lr above {MULTIPLIED:g}")
+        if value != "sgd" and info.data.get("lr", 0.0) > MAX_FACTOR:
+            raise ValueError(f"only sgd takes a training.lr above {MAX_FACTOR:g}")
         return value
 
     @model_validator(mode="before")

@@ -26,7 +26,7 @@ from freshet.privacy import PrivacyOptions, privatise
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from freshet.training.trip import Outcome
+    from freshet.training.trip import TripOutcome
 
 
 #: Side of the corner that opens the back door; of inputs that are not images, so many last entries.
@@ -44,7 +44,7 @@ class AttackOptions(Options):
     target: int = Field(0, ge=0, description="backdoor: the class that marked samples shall be taken for")
 
 
-def attackers(options: AttackOptions, seed: int, devices: int) -> frozenset[int]:
+def choose_attackers(options: AttackOptions, seed: int, devices: int) -> frozenset[int]:
     """Who does harm: at least one device."""
     if options.kind == "none":
         return frozenset()
@@ -53,17 +53,17 @@ def attackers(options: AttackOptions, seed: int, devices: int) -> frozenset[int]
     return frozenset(chosen)
 
 
-def poisoned(options: AttackOptions, x: "Tensor", y: "Tensor", classes: int) -> tuple["Tensor", "Tensor"]:
+def poison_batch(options: AttackOptions, x: "Tensor", y: "Tensor", classes: int) -> tuple["Tensor", "Tensor"]:
     """A batch as an attacker trains on it; the batch is a copy and may be written to."""
     if options.kind == "label-flip":
         return x, classes - 1 - y
     if options.kind == "backdoor":
-        x[::2] = marked(x[::2])
+        x[::2] = add_trigger(x[::2])
         y[::2] = options.target
     return x, y
 
 
-def marked(x: "Tensor") -> "Tensor":
+def add_trigger(x: "Tensor") -> "Tensor":
     """Samples with the mark that opens the back door: as bright as the brightest entry of the batch."""
     x = x.clone()
     if x.ndim == 4:
@@ -73,7 +73,7 @@ def marked(x: "Tensor") -> "Tensor":
     return x
 
 
-def reversed_update(options: AttackOptions, weights: Vector, base: Vector, learnable: int) -> Vector:
+def flip_update(options: AttackOptions, weights: Vector, base: Vector, learnable: int) -> Vector:
     """``w - strength (u - w)`` of the learnable weights."""
     out = weights.copy()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -93,21 +93,21 @@ class Outgoing:
     #: Noise from the operating system's entropy: of real devices, whose server knows the seed.
     secret: bool = False
 
-    def told(self, outcome: "Outcome", public: tuple[str, ...]) -> "Outcome":
+    def redact(self, outcome: "TripOutcome", public: tuple[str, ...]) -> "TripOutcome":
         """The outcome with those numbers only that may be told."""
         if not self.privacy.on:
             return outcome
         report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
         return outcome._replace(report=report, merged=merged, diverged=False, lost_at_merge=False)
 
-    def sent(self, outcome: "Outcome", assignment: Assignment, layout: Layout, hostile: bool) -> "Outcome":
+    def encode(self, outcome: "TripOutcome", assignment: Assignment, layout: Layout, hostile: bool) -> "TripOutcome":
         """The outcome as it goes up; ``hostile`` for a device that attacks."""
         if self.privacy.on:
             keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)
             rng = np.random.default_rng() if self.secret else keyed
             outcome = outcome._replace(weights=privatise(self.privacy, outcome.weights, assignment.weights, rng))
         if hostile and self.attack.kind == "sign-flip":
-            weights = reversed_update(self.attack, outcome.weights, assignment.weights, layout.learnable)
+            weights = flip_update(self.attack, outcome.weights, assignment.weights, layout.learnable)
             outcome = outcome._replace(weights=weights)
         if self.links.up != "none":
             weights, size, memory = encode_upload(
@@ -117,4 +117,4 @@ class Outgoing:
         return outcome
 
 
-AS_IT_IS = Outgoing()
+UNCHANGED = Outgoing()

@@ -32,10 +32,10 @@ def cosine(lr: float, length: int) -> Schedule:
 
 
 #: ``schedule(lr, rounds)``.
-OwnSchedule = Callable[[float, int], float]
+CustomSchedule = Callable[[float, int], float]
 
 
-def rates(o: TrainingOptions, own: OwnSchedule | None, length: int) -> Schedule:
+def make_schedule(o: TrainingOptions, own: CustomSchedule | None, length: int) -> Schedule:
     """The learning rate over rounds: a function from Python, or the one that is named; a cosine is so many long."""
     if own is not None:
         return lambda rounds: float(own(o.lr, rounds))

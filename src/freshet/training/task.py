@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 IGNORED = -100
 
 
-def _as_they_are(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _unchanged(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return output, y
 
 
@@ -44,7 +44,7 @@ class Task:
     direction: Direction | None = None
     name: str = "custom"
     #: Outputs and targets as loss and metrics want them, for example with one row per token.
-    arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _as_they_are
+    arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _unchanged
 
     def __post_init__(self) -> None:
         if self.primary not in (*self.metrics, "loss"):
@@ -71,7 +71,7 @@ class Task:
         for output, y in batches:
             output, y = self.arrange(output, y)
             count += len(y)
-            total += self._summed(output, y)
+            total += self._loss_sum(output, y)
             if whole is None:
                 whole = {name: f for name, f in self.metrics.items() if not _is_per_sample(f(output, y), y)}
             for name, function in self.metrics.items():
@@ -85,7 +85,7 @@ class Task:
             found[name] = float(function(torch.cat(outputs), torch.cat(targets)))
         return Score(found, total / count)
 
-    def _summed(self, output: Tensor, y: Tensor) -> float:
+    def _loss_sum(self, output: Tensor, y: Tensor) -> float:
         """The loss summed over samples."""
         if _takes_reduction(self.loss):
             return float(self.loss(output, y, reduction="sum")) / _numbers_per_sample(output, y, self.loss)
@@ -140,7 +140,7 @@ def _root_mean_square(output: Tensor, y: Tensor) -> float:
     return float(mse_loss(output.double(), y.double()).sqrt())
 
 
-def _explained(output: Tensor, y: Tensor) -> float:
+def _r2(output: Tensor, y: Tensor) -> float:
     """``R^2 = 1 - sum (y - output)^2 / sum (y - mean y)^2``."""
     output, y = output.double(), y.double()
     spread = float(((y - y.mean(0)) ** 2).sum())
@@ -174,7 +174,7 @@ TASKS = {
         ),
         Task(
             mse_loss,
-            {"rmse": _root_mean_square, "mae": _absolute, "r2": _explained},
+            {"rmse": _root_mean_square, "mae": _absolute, "r2": _r2},
             "rmse",
             "min",
             name="regression",
@@ -203,10 +203,10 @@ def check_output(task: Task, output: Any, y: Tensor, classes: int) -> None:
     elif task.name != "custom" and output.numel() != y.numel():
         raise ConfigError("model", f"gives {tuple(shape)} for targets of shape {tuple(y.shape)}; they must fit")
     else:
-        _check_own(task, output, y)
+        _check_custom(task, output, y)
 
 
-def _check_own(task: Task, output: Tensor, y: Tensor) -> None:
+def _check_custom(task: Task, output: Tensor, y: Tensor) -> None:
     try:
         loss = task.mean_loss(output, y)
         task.score([(output, y)])
@@ -219,7 +219,7 @@ def _check_own(task: Task, output: Tensor, y: Tensor) -> None:
         )
 
 
-def _suits(y: Any) -> str:
+def _likely_task(y: Any) -> str:
     """The task that targets look made for."""
     if y.ndim == 2 and ((y == 0) | (y == 1)).all():
         return "multilabel"
@@ -239,7 +239,7 @@ def check_targets(task: Task, y: Any, name: str) -> None:
     fits, wanted = wants.get(task.name, (True, ""))
     if not fits:
         found = label_remedy(y) if task.name in ("classification", "binary") else None
-        other = _suits(y)
+        other = _likely_task(y)
         problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
         if found is None:
             raise ConfigError("training.task", f"{problem}; try {other!r}")

@@ -10,17 +10,17 @@ from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
-from freshet.training.device_eval import DeviceScores, Exam, examine
+from freshet.training.device_eval import DeviceEvaluation, DeviceScores, evaluate_devices
 from freshet.training.fast import accelerate
 from freshet.training.network import Factory, FlatModel, initial_module
-from freshet.training.optimisers import optimiser
+from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
-from freshet.training.outgoing import AS_IT_IS, Outgoing, attackers
+from freshet.training.outgoing import UNCHANGED, Outgoing, choose_attackers
 from freshet.training.task import TASKS, Score, Task
-from freshet.training.trip import LocalTrip, Outcome
+from freshet.training.trip import LocalTrip, TripOutcome
 
 
-class Work(NamedTuple):
+class TripInput(NamedTuple):
     """All that one local training needs: same work, same bits, wherever it runs."""
 
     assignment: Assignment
@@ -44,23 +44,23 @@ class Trainer:
         options: TrainingOptions,
         seed: int,
         task: Task | None = None,
-        outgoing: Outgoing = AS_IT_IS,
+        outgoing: Outgoing = UNCHANGED,
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
-        device = chosen_device(options.device)
+        device = pick_device(options.device)
         module = initial_module(factory, seed)
         self.flat = FlatModel(accelerate(module) if options.fast else module, device)
         self.data, self.options, self.seed = data.to(device), options, seed
-        self.optimiser = optimiser(options)
+        self.optimiser = make_optimiser(options)
         #: What becomes of a trained model before it is sent.
         self.outgoing = outgoing
         #: Devices that do harm, for experiments.
-        self.attackers = attackers(outgoing.attack, seed, len(data.shards))
+        self.attackers = choose_attackers(outgoing.attack, seed, len(data.shards))
         self.classes = 1 + int(data.train.y.max()) if self.attackers else 0
         #: The trip that holds the module now.
         self.trip: LocalTrip | None = None
 
-    def train(self, work: Work) -> Outcome:
+    def train(self, work: TripInput) -> TripOutcome:
         """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
         trip = LocalTrip(self, work.assignment, work.slot, work.rule, work.memory, work.seconds)
         if trip.to_slot():
@@ -77,12 +77,12 @@ class Trainer:
             torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
             return self.task.score((module(x), y) for x, y in self.data.test.chunks(500))
 
-    def examine(self, exam: Exam) -> DeviceScores:
+    def evaluate_devices(self, exam: DeviceEvaluation) -> DeviceScores:
         """Accuracy and loss on what each device is tested on (``devices.py``)."""
-        return examine(self, exam)
+        return evaluate_devices(self, exam)
 
 
-def chosen_device(wish: str) -> str:
+def pick_device(wish: str) -> str:
     """The torch device to train on; ``auto`` takes an accelerator if there is one."""
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wish == "auto":

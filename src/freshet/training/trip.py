@@ -29,14 +29,14 @@ from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
 from freshet.errors import ConfigError, RunError
 from freshet.training.batches import Indices
-from freshet.training.network import view
-from freshet.training.outgoing import poisoned
+from freshet.training.network import tensor_view
+from freshet.training.outgoing import poison_batch
 
 if TYPE_CHECKING:
     from freshet.training.trainer import Trainer
 
 
-class Outcome(NamedTuple):
+class TripOutcome(NamedTuple):
     """The trained model, the steps taken, the rule's report, its merge's numbers, vectors to send with the model, and
     what the device now remembers."""
 
@@ -68,36 +68,36 @@ class Outcome(NamedTuple):
 
 
 #: How torch's complaint begins.
-_TORCH_SAYS = "Expected more than 1 value per channel when training"
+_TORCH_MESSAGE = "Expected more than 1 value per channel when training"
 
 
-def explained(
+def explain_batch_of_one(
     error: ValueError, device: int, samples: int, batch_size: int, shards: Iterable[int]
 ) -> ConfigError | None:
     """One sentence that names the setting to change; None if the error is of another kind.
 
     ``samples`` are those that the device trains on, ``shards`` those that each device does.
     """
-    if not str(error).startswith(_TORCH_SAYS) or not _leaves_one(samples, batch_size):
+    if not str(error).startswith(_TORCH_MESSAGE) or not _leaves_batch_of_one(samples, batch_size):
         return None
     other = 'take a norm without batch statistics (model.norm = "group"; nn.GroupNorm in a model of your own)'
     if samples == 1:
         problem = f"device {device} trains on a single sample, but BatchNorm needs two or more in a batch"
         return ConfigError("data.min_samples", f"{problem}; give every device at least two, or {other}")
     problem = f"{batch_size} leaves device {device} ({samples} samples) a batch of one, but BatchNorm needs two or more"
-    choice = f"choose one that leaves no device a single sample, such as {_next_size(batch_size, shards)}"
+    choice = f"choose one that leaves no device a single sample, such as {_next_batch_size(batch_size, shards)}"
     return ConfigError("training.batch_size", f"{problem}; {choice}, or {other}")
 
 
-def _leaves_one(samples: int, batch_size: int) -> bool:
+def _leaves_batch_of_one(samples: int, batch_size: int) -> bool:
     return batch_size == 1 or samples % batch_size == 1
 
 
-def _next_size(batch_size: int, shards: Iterable[int]) -> int:
+def _next_batch_size(batch_size: int, shards: Iterable[int]) -> int:
     """The next larger batch that leaves no device a single sample: at the latest, it holds all samples of a device."""
     sizes = {size for size in shards if size > 1}
     larger = range(batch_size + 1, max(sizes) + 2)
-    return next(size for size in larger if not any(_leaves_one(samples, size) for samples in sizes))
+    return next(size for size in larger if not any(_leaves_batch_of_one(samples, size) for samples in sizes))
 
 
 class Phase(StrEnum):
@@ -131,25 +131,25 @@ class LocalTrip:
         self.weights, self.gradient = flat.weights, flat.gradient
         self.assignment, self.slot, self._seconds = assignment, slot, seconds
         self.memory: Memory = dict(memory)
-        self._learned, self._lost_at_merge = memory, False
+        self._memory_at_merge, self._diverged_at_merge = memory, False
         self.report: dict[str, Number] = {}
         self.merged: dict[str, Number] = {}
         self.vectors: dict[str, Vector] = {}
         self.scratch: dict[str, Any] = {}
         self.phase, self.epochs, self.epoch, self.steps = Phase.TO_SLOT, assignment.epochs, 0, 0
         device, trip, seed = assignment.device, assignment.trip, trainer.seed
-        self._shard, self._held_out = _apart(trainer.data.shards[device], rule, seed, device)
+        self._shard, self._held_out = _split_held_out(trainer.data.shards[device], rule, seed, device)
         self._hostile = device in trainer.attackers
         self._rng = stream(seed, "batches", device, trip)
         self._augment = stream(seed, "augment", device, trip) if self.options.augment else None
-        self._torch = seeded(torch_seed(seed, "torch", device, trip), self.weights.device.type)
+        self._torch = torch_states(torch_seed(seed, "torch", device, trip), self.weights.device.type)
         self._order: Tensor | None = None
         trainer.trip = self
         flat.load(assignment.weights)
         flat.reset_hidden()
         self.base = self.tensor(assignment.weights[: self.learnable])
         self._optimiser = trainer.optimiser.init(flat.learnable)
-        with self._at_work(Phase.TO_SLOT):
+        with self._working(Phase.TO_SLOT):
             rule.begin(self)
 
     # ---- the trip
@@ -157,69 +157,69 @@ class LocalTrip:
     def to_slot(self) -> bool:
         """Train up to the slot; True when the device now asks for the fresh model, False when it never does."""
         if self.slot is None:
-            self._move(Phase.TO_SLOT, Phase.FINISHING)
+            self._move_to(Phase.TO_SLOT, Phase.FINISHING)
             return False
-        with self._at_work(Phase.TO_SLOT):
+        with self._working(Phase.TO_SLOT):
             while self.epoch < min(self.slot.epoch - 1, self.epochs):
                 self._train_epoch()
-        self._move(Phase.TO_SLOT, Phase.ASKED)
+        self._move_to(Phase.TO_SLOT, Phase.ASKED)
         return True
 
     def merge(self, fresh: Fresh | None) -> None:
         """The server has answered: with a newer model, or with nothing newer (None)."""
         if fresh is not None and fresh.version <= self.assignment.version:
             raise ValueError(f"fresh version {fresh.version} is not newer than base {self.assignment.version}")
-        with self._at_work(Phase.ASKED):
+        with self._working(Phase.ASKED):
             if fresh is not None:
-                self.merged = _checked(self.rule, self.rule.merge(self, fresh))
-                self._lost_at_merge = not self._is_whole(self.flat.dump())
-                if not self._lost_at_merge:
-                    self._learned = dict(self.memory)
-        self._move(Phase.ASKED, Phase.FINISHING)
+                self.merged = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
+                self._diverged_at_merge = not self._is_finite(self.flat.dump())
+                if not self._diverged_at_merge:
+                    self._memory_at_merge = dict(self.memory)
+        self._move_to(Phase.ASKED, Phase.FINISHING)
 
-    def unanswered(self) -> None:
+    def continue_unanswered(self) -> None:
         """No answer came: the trip goes on as if it had not asked, and nothing is learned about when to ask."""
-        self._move(Phase.ASKED, Phase.FINISHING)
+        self._move_to(Phase.ASKED, Phase.FINISHING)
         self.slot = None
 
-    def finish(self) -> Outcome:
+    def finish(self) -> TripOutcome:
         """Train the epochs that are left; what goes up and what the device remembers."""
-        with self._at_work(Phase.FINISHING):
+        with self._working(Phase.FINISHING):
             while self.epoch < self.epochs:
                 self._train_epoch()
             self.rule.finish(self)
-        self._move(Phase.FINISHING, Phase.DONE)
-        return self._trainer.outgoing.sent(self.outcome(), self.assignment, self.layout, self._hostile)
+        self._move_to(Phase.FINISHING, Phase.DONE)
+        return self._trainer.outgoing.encode(self.outcome(), self.assignment, self.layout, self._hostile)
 
     def hurry(self) -> None:
         """The server wants the model soon: the epoch under way (the first, before it begins) is the last."""
         self.epochs = min(self.epochs, max(1, self.epoch))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TripOutcome:
         """The trip as it stands. One that has diverged teaches the device nothing but what a merge before that did,
         whose numbers are on record whether or not the trip is seen to its end."""
         weights = self.flat.dump()
-        whole = self._is_whole(weights)
-        memory = self.memory if whole else self._learned
+        whole = self._is_finite(weights)
+        memory = self.memory if whole else self._memory_at_merge
         said = (self.report, self.merged, self.vectors, memory)
-        found = Outcome(weights, self.steps, *said, diverged=not whole, lost_at_merge=self._lost_at_merge)
-        return self._trainer.outgoing.told(found, self.rule.public)
+        found = TripOutcome(weights, self.steps, *said, diverged=not whole, lost_at_merge=self._diverged_at_merge)
+        return self._trainer.outgoing.redact(found, self.rule.public)
 
-    def _is_whole(self, weights: Vector) -> bool:
+    def _is_finite(self, weights: Vector) -> bool:
         """Whether the trip has not diverged so far."""
         numbers = (*self.report.values(), *self.merged.values())
         return is_finite(weights) and all(math.isfinite(value) for value in numbers)
 
-    def _move(self, expected: Phase, to: Phase) -> None:
+    def _move_to(self, expected: Phase, to: Phase) -> None:
         if self.phase is not expected:
             trip = self.assignment
             raise ValueError(f"trip {trip.trip} of device {trip.device} is {self.phase}, not {expected}")
         self.phase = to
 
     @contextmanager
-    def _at_work(self, phase: Phase) -> Iterator[None]:
+    def _working(self, phase: Phase) -> Iterator[None]:
         """With the trip's own random numbers, the module in training mode, and nobody else on it."""
-        self._move(phase, phase)
+        self._move_to(phase, phase)
         if self._trainer.trip is not self:
             raise ValueError("another trip has begun on this trainer; save a trip before that and go on from there")
         outside = _random_state(self.weights.device.type)
@@ -228,7 +228,7 @@ class LocalTrip:
         try:
             yield
         except ValueError as error:
-            known = self._explained(error)
+            known = self._explain(error)
             if known is None:
                 raise
             raise known from None
@@ -236,9 +236,9 @@ class LocalTrip:
             self._torch = _random_state(self.weights.device.type)
             _set_random_state(outside)
 
-    def _explained(self, error: ValueError) -> ConfigError | None:
-        sizes = (len(shard) - _count_apart(shard, self.rule) for shard in self._trainer.data.shards)
-        return explained(error, self.assignment.device, len(self._shard), self.options.batch_size, sizes)
+    def _explain(self, error: ValueError) -> ConfigError | None:
+        sizes = (len(shard) - _held_out_count(shard, self.rule) for shard in self._trainer.data.shards)
+        return explain_batch_of_one(error, self.assignment.device, len(self._shard), self.options.batch_size, sizes)
 
     # ---- the loop
 
@@ -248,7 +248,7 @@ class LocalTrip:
         data, rule = self._trainer.data.train, self.rule
         batches = self._batches_of_part() if self.options.steps else self._batches_of_epoch()
         for index in batches:
-            x, y = self._poisoned(data.take(index, self._augment))
+            x, y = self._as_trained_on(data.take(index, self._augment))
             self._step(rule.loss(self, x, y))
         self.steps += len(batches)
 
@@ -294,9 +294,9 @@ class LocalTrip:
             self._order = order.to(self.weights.device)
         return self._order
 
-    def _poisoned(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _as_trained_on(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The batch as the device trains on it: its own, unless the device does harm."""
-        return poisoned(self._trainer.outgoing.attack, *batch, self._trainer.classes) if self._hostile else batch
+        return poison_batch(self._trainer.outgoing.attack, *batch, self._trainer.classes) if self._hostile else batch
 
     # ---- for rules
 
@@ -315,19 +315,19 @@ class LocalTrip:
         """The local model as it is now (a copy, counters included)."""
         return self.flat.dump()
 
-    def become(self, weights: Vector) -> None:
+    def set_weights(self, weights: Vector) -> None:
         """Go on from these weights."""
         self.flat.load(weights)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """The first mini-batch of the coming epoch (it will be trained on as well)."""
-        return self._poisoned(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
+        return self._as_trained_on(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Samples of the device that it never trains on; of a device with too few, the next mini-batch."""
         if not len(self._held_out):
             return self.next_batch()
-        return self._poisoned(self._trainer.data.train.take(self._held_out.to(self.weights.device)))
+        return self._as_trained_on(self._trainer.data.train.take(self._held_out.to(self.weights.device)))
 
     def loss_at(self, x: Tensor, y: Tensor) -> float:
         """Plain loss at the model as it is, without touching its statistics."""
@@ -347,11 +347,11 @@ class LocalTrip:
         self.model.train()
         return loss
 
-    def frozen(self, weights: Vector) -> Callable[[Tensor], Tensor]:
+    def frozen_features(self, weights: Vector) -> Callable[[Tensor], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient."""
         tensor, network = self.tensor(weights), _Features(self.model)
         entries = (entry for entry in self.layout.entries if entry.kind != "counter")
-        state = {f"network.{entry.name}": view(tensor, entry) for entry in entries}
+        state = {f"network.{entry.name}": tensor_view(tensor, entry) for entry in entries}
 
         def features(x: Tensor) -> Tensor:
             self.model.eval()
@@ -372,7 +372,7 @@ class LocalTrip:
             "epochs": self.epochs,
             "steps": self.steps,
             "weights": self.flat.dump(),
-            "hidden": self.flat.hidden(),
+            "hidden": self.flat.hidden_state(),
             "memory": self.memory,
             "report": self.report,
             "merged": self.merged,
@@ -384,13 +384,13 @@ class LocalTrip:
             "torch": {kind: state.numpy() for kind, state in self._torch.items()},
         }
 
-    def go_on(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
         """Put a trip that was just begun with the same arguments where another was saved."""
         self.phase, self.epoch, self.steps = Phase(saved["phase"]), saved["epoch"], saved["steps"]
         self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
         self.report, self.merged = dict(saved["report"]), dict(saved["merged"])
         self.flat.load(np.array(saved["weights"]))
-        self.flat.set_hidden(saved["hidden"])
+        self.flat.set_hidden_state(saved["hidden"])
         self.scratch |= self._tensors(saved["scratch"])
         self._optimiser = self._tensors(saved["optimiser"])
         self._order = None if saved["order"] is None else self.tensor(saved["order"])
@@ -403,20 +403,20 @@ class LocalTrip:
         return {key: self.tensor(value) if isinstance(value, np.ndarray) else value for key, value in saved.items()}
 
 
-def _apart(shard: Indices, rule: LocalRule, seed: int, device: int) -> tuple[Tensor, Tensor]:
+def _split_held_out(shard: Indices, rule: LocalRule, seed: int, device: int) -> tuple[Tensor, Tensor]:
     """A device's samples to train on, and the tenth that it keeps apart if a rule wants it, the same in every trip."""
     if not rule.holds_out:
         return torch.from_numpy(shard), torch.empty(0, dtype=torch.int64)
     mixed = shard[stream(seed, "held out", device).permutation(len(shard))]
-    apart = _count_apart(shard, rule)
+    apart = _held_out_count(shard, rule)
     return torch.from_numpy(mixed[apart:]), torch.from_numpy(mixed[:apart])
 
 
-def _count_apart(shard: Indices, rule: LocalRule) -> int:
+def _held_out_count(shard: Indices, rule: LocalRule) -> int:
     return len(shard) // 10 if rule.holds_out else 0
 
 
-def _checked(rule: LocalRule, numbers: object) -> dict[str, Number]:
+def _check_merge_numbers(rule: LocalRule, numbers: object) -> dict[str, Number]:
     """The numbers of a merge; a rule from elsewhere that gives something else is told so in one sentence."""
     if not isinstance(numbers, dict) or OWN_KEYS[Merged].intersection(numbers):
         own, name = ", ".join(sorted(OWN_KEYS[Merged])), type(rule).__name__
@@ -441,7 +441,7 @@ def _arrays(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value.cpu().numpy().copy() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
-def seeded(seed: int, kind: str) -> dict[str, Tensor]:
+def torch_states(seed: int, kind: str) -> dict[str, Tensor]:
     """The states of torch's generators after ``torch.manual_seed``: the processor's, and the accelerator's if any."""
     return {where: torch.Generator(where).manual_seed(seed).get_state() for where in {"cpu", kind}}
 

@@ -1,9 +1,9 @@
 """Consecutive convolutions, each followed by ReLU and max pooling, as one operation for autograd.
 
-Inside, the sample is the innermost dimension of images (``kernels``). Images are converted to that order before the
-first convolution and back after the last. In between, only what the gradient needs is written to memory: the input of
-each convolution, and one byte per output that says which entry of its window won, if any. The sums are in another order
-than torch's, so results differ in the last bits.
+Inside, the sample is the innermost dimension of images (``layer_kernels``). Images are converted to that order before
+the first convolution and back after the last. In between, only what the gradient needs is written to memory: the input
+of each convolution, and one byte per output that says which entry of its window won, if any. The sums are in another
+order than torch's, so results differ in the last bits.
 """
 
 from collections.abc import Sequence
@@ -176,6 +176,6 @@ def _array(tensor: Tensor | None) -> NDArray[Any]:
 
 @cache
 def _kernels() -> ModuleType:
-    from freshet.training.fast import kernels
+    from freshet.training.fast import layer_kernels
 
-    return kernels
+    return layer_kernels

@@ -131,6 +131,6 @@ def _differentiable_gradient(
 
 @cache
 def _kernels() -> ModuleType:
-    from freshet.training.fast import kernels
+    from freshet.training.fast import layer_kernels
 
-    return kernels
+    return layer_kernels

@@ -22,9 +22,9 @@ MAX_WINDOW = 255
 
 @cache
 def _kernels() -> ModuleType:
-    from freshet.training.fast import kernels
+    from freshet.training.fast import layer_kernels
 
-    return kernels
+    return layer_kernels
 
 
 class PoolFunction(torch.autograd.Function):
