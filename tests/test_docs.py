@@ -109,7 +109,7 @@ def test_every_linked_file_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_file_it_names_is_there(page: Path) -> None:
-    """`tests/sim/test_resume.py`, `benchmarks/peers.md`; of tests the name alone will do: `test_fuzz.py`."""
+    """`tests/sim/test_driver_resume.py`, `benchmarks/peers.md`; of tests the name alone will do: `test_fuzz.py`."""
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:tests|src|benchmarks|scripts|examples|results)/[^`\s:]*)", text):
         assert "..." in name or any(ROOT.glob(name.rstrip("/"))), f"{page.name} names {name}"

@@ -21,7 +21,7 @@ from freshet import ConfigError, Observer, RunError
 from freshet.compute import ray as on_ray
 from freshet.methods.asmu.meta import MetaSelector
 from freshet.report import live
-from freshet.report.export import harmless
+from freshet.report.export import neutralise
 from freshet.runs import checkpoint, writer
 from freshet.runs.reader import RunDirectory
 
@@ -58,7 +58,7 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_go_on(tmp_path: Pat
     open_own = writer.open_own
     monkeypatch.setattr(writer, "open_own", lambda path, **how: Full(open_own(path, **how), 2000))
     with pytest.raises(
-        RunError, match=r"cannot be written \(No space left on device\); mend that, then: freshet resume"
+        RunError, match=r"cannot be written \(No space left on device\); fix this, then run: freshet resume"
     ):
         small("fedavg", run=SAVED).run(60, out=tmp_path / "full")
     monkeypatch.undo()
@@ -162,7 +162,7 @@ def test_a_run_that_would_never_end_is_refused_with_its_numbers(tmp_path: Path, 
     given = {"run": trigger} | given
     if method == "fedavg" and "period" in given["run"]:
         given = {"run": {"eval_every": 1e-300}}
-    with pytest.raises(ConfigError, match=r"would make .* in .* s, more than 100,000,000; choose more"):
+    with pytest.raises(ConfigError, match=r"would make .* in .* s, more than 100,000,000; increase it"):
         small(method, **given).run(out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -206,8 +206,8 @@ def test_no_command_of_a_terminal_comes_through(command, finished, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1"])
 def test_a_cell_that_a_spreadsheet_would_run_is_plain_text(text: str) -> None:
-    assert harmless(text)[0] in "'\\"
-    assert harmless("fedavg") == "fedavg"
+    assert neutralise(text)[0] in "'\\"
+    assert neutralise("fedavg") == "fedavg"
 
 
 NESTED = "[" * 200_000
@@ -294,7 +294,7 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
     from http.client import HTTPConnection
 
     monkeypatch.setattr(live._Handler, "timeout", 120.0)  # honest clients on a busy machine have their time
-    with live.Server(finished("fedavg").directory) as server:
+    with live.WatchServer(finished("fedavg").directory) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         slow = half_asked(server.server_port)

@@ -12,7 +12,7 @@ from freshet.experiments.store import State, Store
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from tests.conftest import small
-from tests.sim.test_resume import traces
+from tests.sim.helpers import outputs
 
 
 class StopIn(Observer):
@@ -47,7 +47,7 @@ def test_an_observer_ends_a_run_and_it_can_go_on_to_the_same_end(method: str, tm
     cut.module()
     going_on = small("fedasmu").resume(cut.directory)
     assert (going_on.summary["status"], "stopped" in going_on.summary) == ("finished", False)
-    assert traces(cut.directory) == traces(whole.directory)
+    assert outputs(cut.directory) == outputs(whole.directory)
 
 
 def test_a_stop_in_the_midst_of_an_event_waits_for_its_end_and_for_every_other_observer(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_run_stops_with_the_first_test_that_reaches_its_target(executor: str, 
     log = (cut.directory / "events.jsonl").read_bytes()
     assert (whole.directory / "events.jsonl").read_bytes().startswith(log), "the same up to there"
     small("fedasmu", run=run).resume(cut.directory)
-    assert traces(cut.directory) == traces(whole.directory), "with its target behind it, it goes on to its end"
+    assert outputs(cut.directory) == outputs(whole.directory), "with its target behind it, it goes on to its end"
 
 
 def test_ctrl_c_at_the_test_that_reaches_the_target_does_not_make_the_run_forget_it(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_ctrl_c_at_the_test_that_reaches_the_target_does_not_make_the_run_forget
     if cut.summary["status"] == "interrupted":
         cut = small("fedavg", run=run).resume(cut.directory)
     assert (cut.summary["status"], cut.summary["stopped"]) == ("stopped", whole.summary["stopped"])
-    assert traces(cut.directory) == traces(whole.directory)
+    assert outputs(cut.directory) == outputs(whole.directory)
 
 
 def test_a_target_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_target_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:
         small("fedavg", run={"target": 1.0, "stop_at_target": stops}).run(60, out=tmp_path / str(stops))
         for stops in (False, True)
     ]
-    assert traces(results[0].directory) == traces(results[1].directory)
+    assert outputs(results[0].directory) == outputs(results[1].directory)
     assert [result.summary["status"] for result in results] == ["finished", "finished"]
 
 

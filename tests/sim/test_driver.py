@@ -1,4 +1,4 @@
-"""Virtual time, seen from the log: exact times of every leg, causality, limits, rounds, losses, laziness."""
+"""Virtual time in the log: exact times of every leg, causality, limits, rounds, losses, deferred training."""
 
 import json
 from collections import Counter
@@ -79,18 +79,18 @@ def test_every_time_of_a_trip_follows_from_the_fleet(two_devices):
     np.testing.assert_allclose([row[2] for row in logged], [row[2] for row in expected], rtol=1e-12)
 
 
-def test_nothing_newer_is_a_short_reply_without_a_merge(two_devices):
+def test_a_request_without_a_newer_model_gets_a_short_reply_and_no_merge(two_devices):
     request = events(two_devices, "request")[0]
     assert (request["device"], request["fresh"]) == (0, None)
     assert [row["device"] for row in events(two_devices, "merge")] == [1]
 
 
-def test_bytes_are_those_of_the_legs_that_were_travelled(two_devices):
+def test_bytes_are_counted_per_leg(two_devices):
     assert two_devices.summary["bytes_down"] == 2 * MODEL + CONTROL + MODEL
     assert two_devices.summary["bytes_up"] == 2 * CONTROL + 2 * MODEL
 
 
-def test_a_request_is_answered_with_the_model_of_its_arrival_and_not_of_another_moment(finished):
+def test_a_request_is_answered_with_the_model_at_its_arrival(finished):
     version, merged_later, trips = 1, 0, {}
     for row in events(finished("fedasmu")):
         if row["kind"] == "trigger":
@@ -100,7 +100,7 @@ def test_a_request_is_answered_with_the_model_of_its_arrival_and_not_of_another_
         if row["kind"] == "merge":
             merged_later += row["fresh"] < version
         version += row["kind"] == "aggregate"
-    assert merged_later > 0  # the model moved on while some answer was on its way
+    assert merged_later > 0  # the model changed while some answer was on its way
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
@@ -111,20 +111,20 @@ def test_between_request_and_merge_lies_exactly_one_download(finished, federate,
     assert len(merges) > 1
     for merge in merges:
         request = requests[merge["device"], merge["trip"]]
-        download = fleet.down(merge["device"], MODEL)
+        download = fleet.download_seconds(merge["device"], MODEL)
         assert download > 0
         assert merge["time"] - request["time"] == pytest.approx(download, rel=1e-9)
         assert merge["fresh"] == request["fresh"] > merge["base"]
 
 
-def test_a_device_really_trains_after_its_merge(finished, federate):
+def test_a_device_trains_after_its_merge(finished, federate):
     fleet = federate("fedasmu").fleet
     uploads = {(row["device"], row["trip"]): row["time"] for row in events(finished("fedasmu"), "upload")}
     checked = 0
     for merge in events(finished("fedasmu"), "merge"):
         device, trip = merge["device"], merge["trip"]
         if (device, trip) in uploads:
-            trained = uploads[device, trip] - merge["time"] - fleet.up(device, MODEL)
+            trained = uploads[device, trip] - merge["time"] - fleet.upload_seconds(device, MODEL)
             epochs = 4 - (merge["slot"] - 1)
             assert trained == pytest.approx(epochs * fleet.train_seconds[device] / 4, rel=1e-9)
             checked += 1
@@ -141,8 +141,8 @@ def test_nothing_happens_after_the_end(finished):
 # ---- triggers
 
 
-def test_the_periodic_trigger_starts_all_of_its_devices_whenever_fewer_than_the_cap_are_busy(finished):
-    """m' = 3 every 4 s while fewer than 6 of the 8 devices train; what is left over if fewer are idle."""
+def test_the_periodic_trigger_starts_its_devices_whenever_fewer_than_the_cap_are_busy(finished):
+    """m' = 3 every 4 s while fewer than 6 of the 8 devices train, or all idle ones if fewer."""
     rows = events(finished("fedasmu"))
     starts = Counter(row["time"] for row in rows if row["kind"] == "trigger")
     ends = [row["time"] for row in rows if row["kind"] in ("upload", "lost")]
@@ -177,7 +177,7 @@ def test_under_constant_concurrency_a_round_equivalent_is_the_number_in_flight(f
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedssmu"])
-def test_a_round_starts_when_the_last_upload_of_the_one_before_has_arrived(finished, method):
+def test_a_round_starts_with_the_last_upload_of_the_one_before(finished, method):
     rounds: dict[int, list[float]] = {}
     arrived: dict[int, list[float]] = {}
     current = {}
@@ -214,7 +214,7 @@ def test_lost_uploads_and_leaving_devices_never_stop_a_run(federate, tmp_path, m
     passes_audit(result)
 
 
-def test_a_device_that_left_is_not_triggered_before_it_is_back(federate, tmp_path):
+def test_a_device_that_left_is_not_triggered_before_it_returns(federate, tmp_path):
     federation = federate("fedasmu", fleet={"on_seconds": 12.0, "off_seconds": 12.0})
     result = federation.run(80, out=tmp_path / "run")
     triggers = events(result, "trigger")
@@ -222,7 +222,7 @@ def test_a_device_that_left_is_not_triggered_before_it_is_back(federate, tmp_pat
     assert all(federation.fleet.available(row["device"], row["time"]) for row in triggers)
 
 
-def test_a_round_in_which_all_are_lost_counts_and_keeps_the_model(federate, tmp_path):
+def test_a_round_with_all_uploads_lost_counts_and_keeps_the_model(federate, tmp_path):
     federation = federate("fedavg", fleet=fleet_of(*[5.0] * 8, loss=1.0))
     result = federation.run(60, out=tmp_path / "run")
     aggregates = events(result, "aggregate")
@@ -234,7 +234,7 @@ def test_a_round_in_which_all_are_lost_counts_and_keeps_the_model(federate, tmp_
     passes_audit(result)
 
 
-def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch):
+def test_the_store_keeps_only_versions_in_flight(federate, tmp_path, monkeypatch):
     from freshet.sim.driver import Simulation
 
     kept: list[Simulation] = []
@@ -246,19 +246,19 @@ def test_the_store_keeps_only_what_is_in_flight(federate, tmp_path, monkeypatch)
     assert {version for version, _, _ in server.store.items()} == needed | {server.version}
 
 
-# ---- laziness
+# ---- deferred training
 
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Every training is computed the moment it is submitted."""
-    original = executor.Lazy.__init__
+    """Every training is computed when it is submitted."""
+    original = executor.LazyFuture.__init__
 
     def compute_now(self, compute):
         original(self, compute)
         self.result()
 
-    monkeypatch.setattr(executor.Lazy, "__init__", compute_now)
+    monkeypatch.setattr(executor.LazyFuture, "__init__", compute_now)
 
 
 TROUBLE = {
@@ -274,7 +274,7 @@ def lazy_run(request, federate, tmp_path_factory) -> tuple[Any, dict[str, Any], 
     return method, fleet, federate(method, fleet=fleet).run(80, out=tmp_path_factory.mktemp("lazy") / "run")
 
 
-def test_what_is_never_computed_could_not_have_mattered(lazy_run, federate, tmp_path, eager):
+def test_training_that_is_never_computed_does_not_matter(lazy_run, federate, tmp_path, eager):
     method, fleet, lazy = lazy_run
     result = federate(method, fleet=fleet).run(80, out=tmp_path / "run")
     read = [(r.directory / "events.jsonl").read_bytes() for r in (lazy, result)]
@@ -298,8 +298,8 @@ def test_discards_change_neither_version_nor_model(federate, tmp_path):
     passes_audit(result)
 
 
-def test_when_everything_is_discarded_the_model_stays_as_it_was(federate, tmp_path):
-    """tau_max 1: only an upload that nobody overtook counts; all later ones of the same trigger are too stale."""
+def test_discarded_uploads_leave_the_model_unchanged(federate, tmp_path):
+    """tau_max 1: only the first upload counts; all later ones of the same trigger are too stale."""
     run = {"per_round": 8, "in_flight": 8, "period": 1000.0}
     result = federate({"name": "fedasmu", "tau_max": 1}, run=run).run(60, out=tmp_path / "run")
     assert (result.summary["aggregations"], result.summary["discards"]) == (1, 7)
@@ -309,7 +309,7 @@ def test_when_everything_is_discarded_the_model_stays_as_it_was(federate, tmp_pa
     assert only.summary["weights_sha256"] == result.summary["weights_sha256"]
 
 
-def test_a_diverging_trip_is_rejected_and_the_run_goes_on(federate, tmp_path):
+def test_a_diverging_trip_is_rejected_and_the_run_continues(federate, tmp_path):
     result = federate("fedasmu", training={"lr": 1e38, "lr_decay": 1.0}).run(30, out=tmp_path / "run")
     assert result.summary["status"] == "finished"
     assert result.summary["aggregations"] == 0
@@ -329,7 +329,7 @@ def test_a_diverging_trip_is_rejected_and_the_run_goes_on(federate, tmp_path):
     ],
     ids=json.dumps,
 )
-def test_controls_that_run_away_never_put_a_nan_into_the_model_nor_stop_the_run(federate, tmp_path, options):
+def test_extreme_controls_neither_put_a_nan_into_the_model_nor_stop_the_run(federate, tmp_path, options):
     result = federate({"name": "fedasmu"} | options).run(40, out=tmp_path / "run")
     assert result.summary["status"] == "finished"
     assert np.isfinite(result.weights).all()

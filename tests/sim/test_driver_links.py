@@ -1,4 +1,4 @@
-"""Runs over thin links: bytes and times follow, resuming and executors change nothing, every method works."""
+"""Runs with compressed links: bytes, times, resuming, executors, and every method."""
 
 import json
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from freshet.methods import registry
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 
-from .test_resume import Crash, CrashError, traces
+from .helpers import Crash, CrashError, outputs
 
 LINKS = {"down": "int8", "up": "topk", "keep": 0.2}
-#: What the linear model of the small federation weighs: 650 numbers.
+#: Bytes of the linear model of the small federation: 650 numbers.
 WHOLE, INT8, TOPK = 4 * 650, 650 + 4 * 3, 8 * 130
 
 Federate = Callable[..., Federation]
-#: Seconds until enough has happened, where trips take long: by a larger network, or by more epochs.
+#: Seconds of methods with long trips: a larger network, or more epochs.
 UNTIL = {"moon": 300.0, "fedsa": 120.0}
 
 
@@ -30,7 +30,9 @@ def events(directory: Path, kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
-def test_every_method_runs_over_thin_links_and_is_audited(method: str, federate: Federate, tmp_path: Path) -> None:
+def test_every_method_runs_with_compressed_links_and_passes_the_audit(
+    method: str, federate: Federate, tmp_path: Path
+) -> None:
     network = {"model": {"name": "digits", "head": True}} if method == "moon" else {}
     result = federate(method, links=LINKS, **network).run(UNTIL.get(method, 60.0), out=tmp_path / "run")
     assert result.summary["status"] == "finished" and result.summary["uploads"] > 3
@@ -39,7 +41,7 @@ def test_every_method_runs_over_thin_links_and_is_audited(method: str, federate:
     assert found.passed, found.problem
 
 
-def test_bytes_are_what_the_messages_weigh_and_time_follows(federate: Federate, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_compressed_messages_and_times_follow(federate: Federate, tmp_path: Path) -> None:
     plain = federate("fedavg").run(60, out=tmp_path / "plain")
     thin = federate("fedavg", links=LINKS).run(60, out=tmp_path / "thin")
     assert {event["bytes"] for event in events(plain.directory, "upload")} == {WHOLE}
@@ -51,7 +53,7 @@ def test_bytes_are_what_the_messages_weigh_and_time_follows(federate: Federate, 
     assert first[plain] - first[thin] == pytest.approx(saved)
 
 
-def test_fresh_models_come_down_in_fewer_bytes(federate: Federate, tmp_path: Path) -> None:
+def test_fresh_models_are_compressed_too(federate: Federate, tmp_path: Path) -> None:
     result = federate("fedasmu", links=LINKS).run(120, out=tmp_path / "run")
     asked = events(result.directory, "request")
     answered = sum(event["fresh"] is not None for event in asked)
@@ -61,7 +63,7 @@ def test_fresh_models_come_down_in_fewer_bytes(federate: Federate, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu", "fedbuff", "scaffold", "moon"])
-def test_a_run_that_crashes_goes_on_with_the_same_bits(method: str, federate: Federate, tmp_path: Path) -> None:
+def test_a_crashed_run_resumes_with_the_same_bits(method: str, federate: Federate, tmp_path: Path) -> None:
     def made() -> Federation:
         network = {"model": {"name": "digits", "head": True}} if method == "moon" else {}
         fleet, run = {"loss": 0.1, "on_seconds": 100.0, "off_seconds": 20.0}, {"checkpoint_every": 7.0}
@@ -75,17 +77,17 @@ def test_a_run_that_crashes_goes_on_with_the_same_bits(method: str, federate: Fe
     with pytest.raises(CrashError):
         made().resume(tmp_path / "cut", observers=[Crash(total // 4)])
     made().resume(tmp_path / "cut")
-    assert traces(tmp_path / "cut") == traces(whole.directory)
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)
 
 
 def test_worker_processes_give_the_same_bits(federate: Federate, tmp_path: Path) -> None:
     one = federate("fedasmu", links=LINKS, fleet={"loss": 0.1}).run(60, out=tmp_path / "one")
     run = {"executor": "processes", "workers": 2}
     two = federate("fedasmu", links=LINKS, fleet={"loss": 0.1}, run=run).run(60, out=tmp_path / "two")
-    assert traces(one.directory) == traces(two.directory)
+    assert outputs(one.directory) == outputs(two.directory)
 
 
-def test_a_deployment_refuses_thin_links_in_one_sentence(federate: Federate) -> None:
+def test_a_deployment_rejects_compressed_links(federate: Federate) -> None:
     check_deployable(federate("fedavg").config)
     with pytest.raises(ConfigError, match="links: is for simulations"):
         check_deployable(federate("fedavg", links=LINKS).config)

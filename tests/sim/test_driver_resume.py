@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere goes on as if nothing had happened: the same log, the same model, bit for bit."""
+"""A run stopped at any moment and resumed gives the same log and the same model, bit for bit."""
 
 import json
 import os
@@ -18,7 +18,8 @@ from freshet import Federation, Observer, RunError
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.sim.device_memory import DeviceStore
+
+from .helpers import Crash, CrashError, outputs
 
 SMALL = {
     "training": {"epochs": 3, "batch_size": 20},
@@ -39,42 +40,14 @@ METHODS = [
 ]
 
 
-class CrashError(Exception):
-    pass
-
-
-class Crash(Observer):
-    """Ends a run abruptly when so many events have been written."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-        self.said: list[str] = []
-
-    def on_event(self, event: dict) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise CrashError
-
-    def on_message(self, message: str) -> None:
-        self.said.append(message)
-
-
 def federation(method: str, until: float = 150.0, every: float = 17.0) -> Federation:
     run = {"executor": "serial", "per_round": 4, "in_flight": 8, "until": until, "checkpoint_every": every}
     options = {"name": method} | ({"K": 3} if method in ("fedbuff", "port") else {})
     return Federation(method=options, seed=3, run=run, **SMALL)
 
 
-def traces(directory: Path) -> tuple[bytes, str, list]:
-    summary = json.loads((directory / "summary.json").read_text())
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        assert row.pop("wall_seconds") >= 0
-    return (directory / "events.jsonl").read_bytes(), summary["weights_sha256"], rows
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
+def test_a_run_that_crashes_repeatedly_equals_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
     whole = federation(method).run(out=tmp_path / "whole")
     total, rng = len((tmp_path / "whole" / "events.jsonl").read_bytes().splitlines()), random.Random(method)
     directory, crashes = tmp_path / "cut", 0
@@ -90,9 +63,9 @@ def test_a_run_that_crashes_again_and_again_ends_as_the_uninterrupted_one(method
         break
     else:
         federation(method).resume(directory)
-    assert traces(directory) == traces(whole.directory)
+    assert outputs(directory) == outputs(whole.directory)
     assert audit(RunDirectory(directory)).passed
-    assert len(list((directory / "checkpoint").iterdir())) == 1, "a finished run keeps its last checkpoint only"
+    assert len(list((directory / "checkpoint").iterdir())) == 1, "a finished run keeps only its last checkpoint"
 
 
 @pytest.mark.timeout(900)
@@ -117,7 +90,7 @@ def test_ten_kills_at_random_moments_change_nothing(method: str, executor: str, 
         kills += 1
         command = ["resume", str(directory), "--quiet"]
     subprocess.run([sys.executable, "-m", "freshet", *command], check=True, capture_output=True)
-    assert traces(directory) == traces(whole.directory)
+    assert outputs(directory) == outputs(whole.directory)
 
 
 def _newest(directory: Path) -> int:
@@ -125,58 +98,58 @@ def _newest(directory: Path) -> int:
     return max((int(p.name) for p in folder.iterdir() if p.name.isdigit()), default=0) if folder.is_dir() else 0
 
 
-def stopped(tmp_path: Path, after: int = 70) -> Path:
+def crashed_run(tmp_path: Path, after: int = 70) -> Path:
     with pytest.raises(CrashError):
         federation("fedasmu").run(out=tmp_path / "cut", observers=[Crash(after)])
     return tmp_path / "cut"
 
 
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
-    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), crashed_run(tmp_path)
     newest = directory / "checkpoint" / f"{_newest(directory):06d}"
     content = bytearray((newest / "arrays.safetensors").read_bytes())
     content[len(content) // 2] ^= 1
     (newest / "arrays.safetensors").write_bytes(content)
     watcher = Crash(10**9)
     federation("fedasmu").resume(directory, observers=[watcher])
-    assert any("is damaged (arrays.safetensors does not match its checksum)" in said for said in watcher.said)
-    assert traces(directory) == traces(whole.directory)
+    assert any("is damaged (arrays.safetensors does not match its checksum)" in message for message in watcher.messages)
+    assert outputs(directory) == outputs(whole.directory)
 
 
-def test_an_incomplete_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
-    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+def test_an_incomplete_last_line_is_removed_and_reported(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), crashed_run(tmp_path)
     with (directory / "events.jsonl").open("ab") as file:
         file.write(b'{"seq": 9999, "time": 1')
     watcher = Crash(10**9)
     federation("fedasmu").resume(directory, observers=[watcher])
-    assert any("the last one incomplete" in said and "cut off" in said for said in watcher.said)
-    assert traces(directory) == traces(whole.directory)
+    assert any("the last one incomplete" in message and "cut off" in message for message in watcher.messages)
+    assert outputs(directory) == outputs(whole.directory)
 
 
-def test_a_log_that_was_cut_before_the_newest_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
-    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), stopped(tmp_path)
+def test_a_log_shorter_than_the_newest_checkpoint_resumes_from_the_one_before(tmp_path: Path) -> None:
+    whole, directory = federation("fedasmu").run(out=tmp_path / "whole"), crashed_run(tmp_path)
     log = directory / "events.jsonl"
     newest = json.loads((directory / "checkpoint" / f"{_newest(directory):06d}" / "state.json").read_text())
     os.truncate(log, newest["state"]["log"]["events"] - 1)
     watcher = Crash(10**9)
     federation("fedasmu").resume(directory, observers=[watcher])
-    assert any("events.jsonl was cut off before it" in said for said in watcher.said)
-    assert traces(directory) == traces(whole.directory)
+    assert any("events.jsonl was cut off before it" in message for message in watcher.messages)
+    assert outputs(directory) == outputs(whole.directory)
 
 
-def test_without_anybody_who_watches_a_cut_is_said_in_the_log_of_the_process(tmp_path: Path, caplog) -> None:
-    directory = stopped(tmp_path)
+def test_without_observers_a_removed_line_is_logged(tmp_path: Path, caplog) -> None:
+    directory = crashed_run(tmp_path)
     with (directory / "events.jsonl").open("ab") as file:
         file.write(b'{"seq"')
     federation("fedasmu").resume(directory)
     assert "the last one incomplete" in caplog.text
 
 
-def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
     finished = federation("fedavg", until=20.0).run(out=tmp_path / "done")
     with pytest.raises(RunError, match="already finished"):
         federation("fedavg", until=20.0).resume(finished.directory)
-    directory = stopped(tmp_path)
+    directory = crashed_run(tmp_path)
     with pytest.raises(RunError, match=r"another configuration \(method.name\); build"):
         federation("fedavg").resume(directory)
     for path in (directory / "checkpoint").iterdir():
@@ -187,7 +160,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", ["drop", "shape", "type"])
 def test_a_checkpoint_of_another_model_is_one_sentence_and_the_log_stays(spoil: str, tmp_path: Path) -> None:
-    directory = stopped(tmp_path)
+    directory = crashed_run(tmp_path)
     tree = checkpoint.copy_arrays(checkpoint.read(directory).tree)
     if spoil == "drop":
         del tree["coordinator"]
@@ -213,7 +186,7 @@ def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> Non
     assert back["a"]["y"][:4] == [1, 0.1, None, "s"] and back["n"] == 0.3 and back["e"].shape == (0, 3)
     np.testing.assert_array_equal(back["a"]["x"], shared)
     np.testing.assert_array_equal(back["a"]["y"][4]["z"], shared)
-    assert back["a"]["x"] is back["a"]["y"][4]["z"], "one array stays one"
+    assert back["a"]["x"] is back["a"]["y"][4]["z"], "a shared array stays shared"
     mine = checkpoint.copy_arrays(back)
     assert mine["a"]["x"] is mine["a"]["y"][4]["z"]
     mine["a"]["x"][0] = 7.0
@@ -222,19 +195,19 @@ def test_a_checkpoint_keeps_every_value_and_array_exactly(tmp_path: Path) -> Non
 
 
 def logs(directory: Path) -> dict:
-    """Empty logs, and a checkpoint's word on them."""
+    """Make empty logs and return their position for a checkpoint."""
     for name in ("events", "metrics"):
         (directory / f"{name}.jsonl").touch()
     return {"log": {"events": 0, "metrics": 0, "seq": 0}}
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_a_half_written_checkpoint_is_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / ".writing-1").mkdir(parents=True)
     checkpoint.write(tmp_path, {})
     assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["000001"]
 
 
-def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path: Path) -> None:
     for value in range(3):
         checkpoint.write(tmp_path, {"value": value} | logs(tmp_path))
     (tmp_path / "checkpoint" / "000003" / "state.json").write_text("{}")
@@ -261,16 +234,22 @@ def test_a_checkpoint_takes_no_second_copy_of_its_arrays(tmp_path: Path) -> None
 
     tree = {"arrays": [checkpoint.LazyArray(one.shape, one.dtype, load) for _ in range(20)]}
     checkpoint.write(tmp_path, tree | logs(tmp_path))
-    assert most <= 2, "one at a time, while the next is fetched"
+    assert most <= 2, "one is written while the next is loaded"
     assert all((array == 1.0).all() for array in checkpoint.read(tmp_path).tree["arrays"])
 
 
 @pytest.mark.parametrize("method", ["asofed", "feddyn"])
-def test_memories_on_disk_are_resumed_too(method: str, tmp_path: Path, monkeypatch) -> None:
-    spilled, save = [], DeviceStore._save
-    monkeypatch.setattr(DeviceStore, "_save", lambda *a: (spilled.append(a[1]), save(*a)))
+def test_spilled_device_memories_are_resumed(method: str, tmp_path: Path) -> None:
+    class SpillWatcher(Observer):
+        """Notes whether device memories are in files."""
 
-    def network() -> nn.Module:  # 300 KB for each vector that a device keeps
+        def __init__(self, directory: Path) -> None:
+            self.folder, self.spilled = directory / "devices", False
+
+        def on_event(self, event: dict) -> None:
+            self.spilled |= self.folder.is_dir() and any(self.folder.iterdir())
+
+    def network() -> nn.Module:  # 300 KB per vector in a device memory
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
     def wide(megabytes: int = 1) -> Federation:
@@ -278,15 +257,15 @@ def test_memories_on_disk_are_resumed_too(method: str, tmp_path: Path, monkeypat
         run |= {"device_memory_mb": megabytes}
         return Federation(method=method, seed=3, model=network, run=run, **SMALL)
 
-    whole = wide(512).run(out=tmp_path / "whole")
-    assert not spilled
+    roomy, first, second = SpillWatcher(tmp_path / "whole"), *(SpillWatcher(tmp_path / "cut") for _ in range(2))
+    whole = wide(512).run(out=tmp_path / "whole", observers=[roomy])
+    assert not roomy.spilled
     with pytest.raises(CrashError):
-        wide().run(out=tmp_path / "cut", observers=[Crash(35)])
-    assert spilled
-    spilled.clear()
-    wide().resume(tmp_path / "cut")
-    assert spilled
-    assert traces(tmp_path / "cut") == traces(whole.directory)
+        wide().run(out=tmp_path / "cut", observers=[first, Crash(35)])
+    assert first.spilled
+    wide().resume(tmp_path / "cut", observers=[second])
+    assert second.spilled
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)
 
 
 def test_only_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a trip leaves behind that merged and came to nothing: it diverged later, or its device left."""
+"""Trips that merged a fresh model and then failed: training diverged, or the device left."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,14 @@ import pytest
 from torch import nn
 
 from freshet import Federation
+from freshet.compute.executor import DeferredFuture, Future
 from freshet.core.method import Memory
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.sim.driver import Simulation
+from freshet.sim.device_memory import DeviceStore
 from freshet.sim.fleet import Fleet
 from tests.conftest import small
-from tests.sim.test_resume import Crash, CrashError, traces
+from tests.sim.helpers import Crash, CrashError, outputs
 
 SHARDS = [np.arange(20 * device, 20 * device + 20) for device in range(12)]
 
@@ -41,12 +42,14 @@ def unsteady(until: float) -> Federation:
 
 
 @pytest.mark.parametrize("first", [10.0, 11.0, 12.0, 13.0, 14.0])
-def test_a_merge_is_logged_alike_whether_or_not_its_trip_is_seen_to_diverge(first: float, tmp_path: Path) -> None:
+def test_a_merge_is_logged_alike_whether_or_not_the_run_ends_before_its_trip_diverges(
+    first: float, tmp_path: Path
+) -> None:
     whole = unsteady(40.0).run(out=tmp_path / "whole")
     assert whole.summary["rejected"] > 3 and audit(RunDirectory(whole.directory)).problem is None
     unsteady(first).run(out=tmp_path / "part")
     unsteady(first).resume(tmp_path / "part", until=40.0)
-    assert traces(tmp_path / "part") == traces(whole.directory)
+    assert outputs(tmp_path / "part") == outputs(whole.directory)
     assert audit(RunDirectory(tmp_path / "part")).problem is None
 
 
@@ -55,36 +58,35 @@ def leaving(**run: Any) -> Federation:
     return small({"name": "fedasmu", "slot": 2}, links={"up": "topk"}, fleet=fleet, run=run)
 
 
-def test_a_device_that_left_after_its_merge_remembers_the_merge_and_not_the_end(
+def test_a_device_that_left_after_its_merge_keeps_only_the_memory_of_the_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What did not fit into an upload (the residual of its link) is known at its end, which it never came to."""
+    """The residual of its link exists only at the end of a trip, which the device never reached."""
     seen: list[tuple[Memory, Memory]] = []
-    set_aside = Simulation._set_aside
+    defer = DeviceStore.defer
 
-    def watched(self: Simulation, journey: Any, finished: bool) -> None:
-        device, merged = journey.assignment.device, journey.merged and not finished
-        before = dict(self.devices.get(device))
-        set_aside(self, journey, finished)
-        if merged:
-            seen.append((before, dict(self.devices.get(device))))
+    def watch(self: DeviceStore, device: int, outcome: Future[Any]) -> None:
+        before = dict(self.get(device))
+        defer(self, device, outcome)
+        if isinstance(outcome, DeferredFuture):  # of a trip that did not finish
+            seen.append((before, dict(self.get(device))))
 
-    monkeypatch.setattr(Simulation, "_set_aside", watched)
+    monkeypatch.setattr(DeviceStore, "defer", watch)
     result = leaving().run(120, out=tmp_path / "run")
     assert len(seen) > 2 and audit(RunDirectory(result.directory)).problem is None
     for before, after in seen:
-        assert before != after, "it has merged"
+        assert before != after, "the merge changed the memory"
         residual, known = after.get("links.residual"), before.get("links.residual")
         assert (residual is None and known is None) or np.array_equal(residual, known)
 
 
 @pytest.mark.parametrize("first", [31.0, 47.0])
-def test_such_a_run_goes_on_bit_for_bit(first: float, tmp_path: Path) -> None:
+def test_a_run_with_leaving_devices_resumes_bit_for_bit(first: float, tmp_path: Path) -> None:
     whole = leaving().run(110, out=tmp_path / "whole")
     leaving().run(first, out=tmp_path / "part")
     leaving().resume(tmp_path / "part", until=110)
-    assert traces(tmp_path / "part") == traces(whole.directory)
+    assert outputs(tmp_path / "part") == outputs(whole.directory)
     with pytest.raises(CrashError):
         leaving(checkpoint_every=9.0).run(110, out=tmp_path / "cut", observers=[Crash(90)])
     leaving(checkpoint_every=9.0).resume(tmp_path / "cut")
-    assert traces(tmp_path / "cut") == traces(whole.directory)
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)

@@ -1,4 +1,4 @@
-"""What ends a run before its time: its last round, or a model that has diverged. The same bits everywhere."""
+"""The end of a run by its last round or by divergence, with the same bits everywhere."""
 
 import itertools
 import json
@@ -21,9 +21,9 @@ from freshet.runs.summary import remarks
 from freshet.training.task import Score
 
 Federate = Callable[..., Federation]
-#: Steps so long that the model runs away but stays finite: losses of 1e5 and more within a few uploads.
-#: Without the gate of proportion, which keeps some of this out: how a run ends whose model does diverge.
-WILD = {
+#: Steps so long that the model diverges but stays finite: losses of 1e5 and more within a few uploads.
+#: The norm gate is off, as it would reject some of these uploads.
+DIVERGING = {
     "training": {"lr": 3e4, "lr_decay": 1.0},
     "run": {"eval_every": 4.0, "checkpoint_every": 3.0, "gate": "off"},
 }
@@ -33,7 +33,7 @@ def rows(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in RunDirectory(directory).events() if event["kind"] == kind]
 
 
-def traces(directory: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
+def outputs(directory: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     metrics = RunDirectory(directory).metrics()
     for row in metrics:
         row.pop("wall_seconds")
@@ -70,7 +70,7 @@ def test_under_constant_concurrency_a_round_is_the_number_in_flight(federate: Fe
     assert federate("fedasync", run=run).run(out=tmp_path / "run").summary["uploads"] == 4 * 5
 
 
-def test_rounds_that_nobody_could_join_count(federate: Federate, tmp_path: Path):
+def test_rounds_without_devices_count(federate: Federate, tmp_path: Path):
     fleet = {"on_seconds": 6.0, "off_seconds": 60.0, "devices": 3}
     run = {"rounds": 30, "per_round": 1, "in_flight": 1}
     summary = federate("fedavg", fleet=fleet, run=run).run(out=tmp_path / "run").summary
@@ -89,7 +89,7 @@ def test_a_run_ends_by_time_or_by_rounds_whichever_is_first(federate: Federate, 
     assert early.rows[-1]["time"] == end - 3.0
 
 
-def test_the_last_model_of_a_run_by_rounds_is_tested_and_every_test_says_its_round(federate: Federate, tmp_path: Path):
+def test_the_last_model_of_a_run_by_rounds_is_tested_and_every_test_has_its_round(federate: Federate, tmp_path: Path):
     result = federate("fedavg", run={"rounds": 3}).run(out=tmp_path / "run")
     assert result.rows[-1]["time"] == result.summary["virtual_time"]
     assert [row["rounds"] for row in result.rows] == sorted(row["rounds"] for row in result.rows)
@@ -98,11 +98,11 @@ def test_the_last_model_of_a_run_by_rounds_is_tested_and_every_test_says_its_rou
 
 def test_a_limit_that_is_not_reached_changes_no_bit(federate: Federate, finished: Any, tmp_path: Path):
     limited = federate("fedasmu", run={"rounds": 10_000}).run(60, out=tmp_path / "run")
-    assert traces(limited.directory) == traces(finished("fedasmu").directory)
+    assert outputs(limited.directory) == outputs(finished("fedasmu").directory)
 
 
 class Crash(Observer):
-    """Ends a run abruptly when so many events have been written."""
+    """Ends a run abruptly after ``after`` events."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -114,7 +114,7 @@ class Crash(Observer):
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
-def test_a_run_by_rounds_that_crashes_ends_as_the_uninterrupted_one(federate: Federate, tmp_path: Path, method: str):
+def test_a_run_by_rounds_that_crashes_equals_the_uninterrupted_one(federate: Federate, tmp_path: Path, method: str):
     def run() -> Federation:
         return federate(method, run={"rounds": 6, "checkpoint_every": 5.0})
 
@@ -125,7 +125,7 @@ def test_a_run_by_rounds_that_crashes_ends_as_the_uninterrupted_one(federate: Fe
     with pytest.raises(RuntimeError, match="crash"):
         run().resume(tmp_path / "cut", observers=[Crash(total // 4)])
     run().resume(tmp_path / "cut")
-    assert traces(tmp_path / "cut") == traces(whole.directory)
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)
     assert len(list((tmp_path / "cut" / "checkpoint").iterdir())) == 1
 
 
@@ -134,13 +134,11 @@ def test_a_run_by_rounds_gives_the_same_bits_on_any_number_of_workers(federate: 
         federate("fedasmu", run={"rounds": 4, "executor": executor, "workers": 2}).run(out=tmp_path / executor)
         for executor in ("serial", "processes")
     ]
-    assert traces(results[0].directory) == traces(results[1].directory)
+    assert outputs(results[0].directory) == outputs(results[1].directory)
 
 
-def test_rounds_that_never_end_are_one_sentence_and_not_a_run_without_end(
-    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Every model is thrown away: no upload is ever consumed."""
+def test_a_round_that_never_ends_is_an_error(federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every upload is rejected, so none is ever consumed."""
     monkeypatch.setattr(stopping, "MAX_UNUSED_TRIPS", 40)
     federation = federate("fedasync", training={"lr": 1e38}, run={"rounds": 2})
     with pytest.raises(RunError, match=r"run\.rounds: the last 40 trips were all rejected.*run\.until"):
@@ -167,50 +165,52 @@ def score(loss: float) -> "Future[Score]":
         ([2.3, 1.0, math.nan], 2.0),
         ([2.3, math.inf, math.inf], 1.0),
         ([math.nan, 1.0], 0.0),
-        ([1e-6, 9.9], None),  # a model that starts nearly perfect
+        ([1e-6, 9.9], None),  # a model that starts almost perfect
         ([1e-6, 10.1], 1.0),
     ],
 )
-def test_a_loss_that_is_not_finite_or_a_thousand_times_the_first_has_diverged(losses: list[float], time: float | None):
-    watch = DivergenceMonitor()
+def test_a_loss_that_is_not_finite_or_a_thousand_times_the_first_means_divergence(
+    losses: list[float], time: float | None
+):
+    monitor = DivergenceMonitor()
     for number, loss in enumerate(losses):
-        watch.test(float(number), score(loss))
-    watch.check_latest()
-    assert watch.diverged == time
+        monitor.test(float(number), score(loss))
+    monitor.check_latest()
+    assert monitor.diverged == time
 
 
-def test_a_test_is_only_waited_for_when_the_next_one_begins():
-    watch, pending = DivergenceMonitor(), Future[Score]()
-    watch.test(0.0, score(1.0))
-    watch.test(1.0, pending)
+def test_a_score_is_awaited_only_at_the_next_test():
+    monitor, pending = DivergenceMonitor(), Future[Score]()
+    monitor.test(0.0, score(1.0))
+    monitor.test(1.0, pending)
     assert not pending.done()
     pending.set_result(Score(0.1, math.inf))
-    assert watch.diverged is None
-    watch.test(2.0, score(1.0))
-    assert watch.diverged == 1.0
+    assert monitor.diverged is None
+    monitor.test(2.0, score(1.0))
+    assert monitor.diverged == 1.0
 
 
-@pytest.mark.parametrize("looked_at", [0, 1, 2, 3])
-def test_a_watch_goes_on_from_its_saved_state(looked_at: int):
+@pytest.mark.parametrize("tested", [0, 1, 2, 3])
+def test_a_divergence_monitor_resumes_from_its_saved_state(tested: int):
     losses = [2.0, 3.0, math.inf, 1.0]
-    watch = DivergenceMonitor()
-    for number, loss in enumerate(losses[:looked_at]):
-        watch.test(float(number), score(loss))
+    monitor = DivergenceMonitor()
+    for number, loss in enumerate(losses[:tested]):
+        monitor.test(float(number), score(loss))
     again = DivergenceMonitor()
-    again.restore(json.loads(json.dumps(watch.state())))
-    for number, loss in enumerate(losses[looked_at:], looked_at):
+    again.restore(json.loads(json.dumps(monitor.state())))
+    for number, loss in enumerate(losses[tested:], tested):
         again.test(float(number), score(loss))
     again.check_latest()
     assert (again.first, again.diverged) == (2.0, 2.0)
 
 
-def wild(federate: Federate, method: str = "fedavg", **run: Any) -> Federation:
-    return federate(method, training=WILD["training"], run=WILD["run"] | run)
+def diverging(federate: Federate, method: str = "fedavg", **run: Any) -> Federation:
+    return federate(method, training=DIVERGING["training"], run=DIVERGING["run"] | run)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedasync", "fedasmu"])
 def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate: Federate, tmp_path: Path, method: str):
-    result = wild(federate, method).run(200, out=tmp_path / "run")
+    result = diverging(federate, method).run(200, out=tmp_path / "run")
     summary = RunDirectory(tmp_path / "run").summary()
     tests = {row["time"]: row["loss"] for row in result.rows}
     first = next(time for time, loss in tests.items() if loss is None or loss > 1000 * tests[0.0])
@@ -230,27 +230,27 @@ def test_a_run_that_diverges_stops_at_the_next_test_with_all_its_files(federate:
 
 
 def test_a_run_that_has_diverged_cannot_be_resumed(federate: Federate, tmp_path: Path):
-    result = wild(federate).run(200, out=tmp_path / "run")
+    result = diverging(federate).run(200, out=tmp_path / "run")
     with pytest.raises(RunError, match=rf"diverged at {result.summary['diverged']} s and cannot be resumed") as caught:
-        wild(federate).resume(tmp_path / "run")
+        diverging(federate).resume(tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert RunDirectory(tmp_path / "run").summary()["status"] == "diverged"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedasync"])
-def test_a_run_may_be_told_to_go_on_and_still_says_that_it_diverged(federate: Federate, tmp_path: Path, method: str):
-    stopped = wild(federate, method).run(100, out=tmp_path / "stopped").summary
-    went_on = wild(federate, method, diverged="continue").run(100, out=tmp_path / "on").summary
-    assert (went_on["status"], went_on["virtual_time"]) == ("finished", 100.0)
-    assert went_on["diverged"] == stopped["diverged"] is not None
+def test_a_run_may_continue_after_divergence_and_still_reports_it(federate: Federate, tmp_path: Path, method: str):
+    stopped = diverging(federate, method).run(100, out=tmp_path / "stopped").summary
+    continued = diverging(federate, method, diverged="continue").run(100, out=tmp_path / "on").summary
+    assert (continued["status"], continued["virtual_time"]) == ("finished", 100.0)
+    assert continued["diverged"] == stopped["diverged"] is not None
     assert audit(RunDirectory(tmp_path / "on")).problem is None
     with pytest.raises(RunError, match="already finished"):
-        wild(federate, method, diverged="continue").resume(tmp_path / "on")
+        diverging(federate, method, diverged="continue").resume(tmp_path / "on")
 
 
-def test_a_divergence_that_only_the_last_test_shows_counts(federate: Federate, tmp_path: Path):
-    time = wild(federate).run(200, out=tmp_path / "whole").summary["diverged"]
-    summary = wild(federate).run(time, out=tmp_path / "run").summary
+def test_divergence_in_the_last_test_counts(federate: Federate, tmp_path: Path):
+    time = diverging(federate).run(200, out=tmp_path / "whole").summary["diverged"]
+    summary = diverging(federate).run(time, out=tmp_path / "run").summary
     assert (summary["status"], summary["diverged"], summary["virtual_time"]) == ("diverged", time, time)
 
 
@@ -258,19 +258,19 @@ def test_a_divergence_that_only_the_last_test_shows_counts(federate: Federate, t
 def test_divergence_is_the_same_on_any_number_of_workers_and_after_a_crash(
     federate: Federate, tmp_path: Path, method: str
 ):
-    whole = wild(federate, method).run(200, out=tmp_path / "serial")
-    wild(federate, method, executor="processes", workers=2).run(200, out=tmp_path / "processes")
-    assert traces(tmp_path / "processes") == traces(whole.directory)
+    whole = diverging(federate, method).run(200, out=tmp_path / "serial")
+    diverging(federate, method, executor="processes", workers=2).run(200, out=tmp_path / "processes")
+    assert outputs(tmp_path / "processes") == outputs(whole.directory)
     total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
     for after in (total - 3, total // 2):
         cut = tmp_path / f"cut-{after}"
         with pytest.raises(RuntimeError, match="crash"):
-            wild(federate, method).run(200, out=cut, observers=[Crash(after)])
-        wild(federate, method).resume(cut)
-        assert traces(cut) == traces(whole.directory)
+            diverging(federate, method).run(200, out=cut, observers=[Crash(after)])
+        diverging(federate, method).resume(cut)
+        assert outputs(cut) == outputs(whole.directory)
 
 
-# ---- what is said
+# ---- messages
 
 
 def summary_of(**changes: Any) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         (
             {"rejected": 600, "wild": 301},
             [
-                "asofed: all 600 uploads were rejected; most were not finite or out of all proportion; "
+                "asofed: all 600 uploads were rejected; most were not finite or far larger than usual; "
                 "try a smaller training.lr"
             ],
         ),
@@ -295,15 +295,15 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         (
             {"stalled": 213.0, "virtual_time": 600.0},
             [
-                "asofed has waited since 213 s of 600 for devices that do not return; run.round_deadline = seconds "
-                "gives them up"
+                "asofed has waited since 213 s of 600 for devices that do not return; set run.round_deadline "
+                "(seconds) to give them up"
             ],
         ),
         ({"lost": 50, "trips": 100}, []),
         (
             {"lost": 51, "trips": 100},
             [
-                "asofed: 51 of 100 trips were lost; a device that is there for less than a trip (fleet.on_seconds) "
+                "asofed: 51 of 100 trips were lost; a device that is online for less than a trip (fleet.on_seconds) "
                 "never uploads; see the reasons in events.jsonl"
             ],
         ),
@@ -311,24 +311,22 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         ({"diverged": 250.0}, ["asofed diverged at 250 s: test loss is not finite; try a smaller training.lr"]),
     ],
 )
-def test_what_a_person_should_know_is_one_sentence_each(changes: dict[str, Any], sentences: list[str]):
+def test_every_problem_is_one_sentence(changes: dict[str, Any], sentences: list[str]):
     tests = [{"time": 0.0, "loss": 2.3}, {"time": 240.0, "loss": 4.04e31}, {"time": 250.0, "loss": None}]
     assert remarks(summary_of(**changes), tests) == sentences
 
 
-def test_without_anybody_who_watches_it_is_said_in_the_log_of_the_process(federate: Federate, tmp_path: Path, caplog):
-    wild(federate).run(200, out=tmp_path / "run")
+def test_without_observers_divergence_is_logged(federate: Federate, tmp_path: Path, caplog):
+    diverging(federate).run(200, out=tmp_path / "run")
     assert "fedavg diverged at" in caplog.text
 
 
-def test_a_script_is_told_that_what_it_is_given_was_interrupted(
-    federate: Federate, tmp_path: Path, caplog, monkeypatch
-):
+def test_an_interrupted_run_is_logged(federate: Federate, tmp_path: Path, caplog, monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(lifecycle, "interruptible", lambda: nullcontext(lambda: next(looks) > 20))
     result = federate("fedavg").run(200, out=tmp_path / "run")
     assert result.summary["status"] == "interrupted"
-    assert f"all of it is in {tmp_path / 'run'} and can be resumed" in caplog.text
+    assert f"it can be resumed from {tmp_path / 'run'}" in caplog.text
     monkeypatch.undo()
     assert federate("fedavg").resume(tmp_path / "run").summary["status"] == "finished"
     assert caplog.text.count("interrupted") == 1

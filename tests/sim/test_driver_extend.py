@@ -1,4 +1,4 @@
-"""A finished run that is given a later end goes on as if that had been its end from the start, bit for bit."""
+"""An extended run equals one with the later end from the start, bit for bit."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from tests.conftest import small
-from tests.sim.test_resume import traces
+from tests.sim.helpers import outputs
 
 METHODS = ["fedasmu", "fedssmu", "fedavg", "feddyn", {"name": "fedsa", "stage1_updates": 4}]
 
@@ -21,58 +21,58 @@ def federation(method: Any, **run: Any) -> Federation:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_extended_twice_it_equals_the_run_that_was_long_from_the_start(method: Any, tmp_path: Path) -> None:
-    """The first end lies between two tests, so that the short run makes one that the long run does not."""
+def test_a_run_extended_twice_equals_the_long_run(method: Any, tmp_path: Path) -> None:
+    """The first end lies between two tests, so the short run makes a test that the long run does not."""
     whole = federation(method).run(110, out=tmp_path / "whole")
     first = federation(method).run(47, out=tmp_path / "part")
     assert first.rows[-1]["time"] == 47.0, "a run ends with a test of its last model"
     again = federation(method).resume(tmp_path / "part", until=80)
     assert (again.summary["virtual_time"], again.summary["status"]) == (80.0, "finished")
     last = federation(method).resume(tmp_path / "part", until="110s")
-    assert traces(tmp_path / "part") == traces(whole.directory)
+    assert outputs(tmp_path / "part") == outputs(whole.directory)
     assert [row["time"] for row in last.rows] == [row["time"] for row in whole.rows]
     config = [RunDirectory(directory).config() for directory in (tmp_path / "part", tmp_path / "whole")]
-    assert config[0] == config[1], "its config.toml tells of the later end"
+    assert config[0] == config[1], "its config.toml has the later end"
     assert audit(RunDirectory(tmp_path / "part")).passed
 
 
-def test_extended_on_other_workers_it_is_the_same(tmp_path: Path) -> None:
+def test_a_run_extended_on_other_workers_is_the_same(tmp_path: Path) -> None:
     whole = federation("fedasmu").run(80, out=tmp_path / "whole")
     federation("fedasmu").run(47, out=tmp_path / "part")
     federation("fedasmu", executor="processes", workers=2).resume(tmp_path / "part", until=80)
-    assert traces(tmp_path / "part") == traces(whole.directory)
+    assert outputs(tmp_path / "part") == outputs(whole.directory)
     assert RunDirectory(tmp_path / "part").config()["run"]["executor"] == "processes"
 
 
-def test_a_run_that_ends_by_rounds_gets_more_of_them(tmp_path: Path) -> None:
+def test_a_run_by_rounds_is_extended_by_rounds(tmp_path: Path) -> None:
     whole = federation("fedasmu", rounds=8).run(out=tmp_path / "whole")
     federation("fedasmu", rounds=3).run(out=tmp_path / "part")
     with pytest.raises(ConfigError, match=r"run\.rounds: must be more than the 3 rounds"):
         federation("fedasmu", rounds=3).resume(tmp_path / "part", until=500)
     federation("fedasmu", rounds=3).resume(tmp_path / "part", rounds=8)
-    assert traces(tmp_path / "part") == traces(whole.directory)
+    assert outputs(tmp_path / "part") == outputs(whole.directory)
 
 
-def test_a_kill_between_the_last_checkpoint_and_the_summary_is_mended(tmp_path: Path) -> None:
-    """By rounds, too: what ended the run is known again."""
+def test_a_kill_between_the_last_checkpoint_and_the_summary_is_repaired(tmp_path: Path) -> None:
+    """For runs by time and by rounds."""
     for run in ({"until": 47.0}, {"rounds": 3}):
         whole = federation("fedasmu", **run).run(out=tmp_path / f"whole-{len(run)}{next(iter(run))}")
-        before = traces(whole.directory)
+        before = outputs(whole.directory)
         (whole.directory / "summary.json").unlink()
         federation("fedasmu", **run).resume(whole.directory)
-        assert traces(whole.directory) == before
+        assert outputs(whole.directory) == before
 
 
-def test_options_that_follow_from_the_length_of_a_run_stay_those_of_its_first_part(tmp_path: Path) -> None:
+def test_options_derived_from_the_length_of_a_run_stay_those_of_its_first_part(tmp_path: Path) -> None:
     federation("fedsa").run(60, out=tmp_path / "part")
-    settled = RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"]
+    derived = RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"]
     for until in (120, 180):
         federation("fedsa").resume(tmp_path / "part", until=until)
-        assert RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"] == settled
+        assert RunDirectory(tmp_path / "part").config()["method"]["stage1_updates"] == derived
     longer = federation("fedsa").run(180, out=tmp_path / "whole")
-    assert RunDirectory(longer.directory).config()["method"]["stage1_updates"] > settled
-    same = federation({"name": "fedsa", "stage1_updates": settled}).run(180, out=tmp_path / "same")
-    assert traces(tmp_path / "part") == traces(same.directory)
+    assert RunDirectory(longer.directory).config()["method"]["stage1_updates"] > derived
+    same = federation({"name": "fedsa", "stage1_updates": derived}).run(180, out=tmp_path / "same")
+    assert outputs(tmp_path / "part") == outputs(same.directory)
 
 
 def test_a_finished_run_needs_a_later_end_and_its_checkpoint(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_finished_run_needs_a_later_end_and_its_checkpoint(tmp_path: Path) -> 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
-def test_the_checkpoint_of_the_end_was_taken_before_the_last_test(tmp_path: Path) -> None:
+def test_the_final_checkpoint_is_taken_before_the_last_test(tmp_path: Path) -> None:
     result = federation("fedavg").run(47, out=tmp_path / "run")
     tree = checkpoint.read(tmp_path / "run").tree
     assert (tree["now"], tree["last_test"]) == (47.0, 40.0)
@@ -103,8 +103,8 @@ def test_the_checkpoint_of_the_end_was_taken_before_the_last_test(tmp_path: Path
 
 @pytest.mark.parametrize("method", ["fedavg", "fedasync"])
 @pytest.mark.parametrize("ends", [({"until": 40.0}, {"until": 110.0}), ({"rounds": 3}, {"rounds": 8})], ids=str)
-def test_a_cosine_stays_as_long_as_the_run_was_first_expected_to_be(ends: Any, method: str, tmp_path: Path) -> None:
-    """It is in config.toml, so that the run can be made again; beyond its end it stays what it was there."""
+def test_a_cosine_keeps_the_length_of_the_first_run(ends: Any, method: str, tmp_path: Path) -> None:
+    """The length is in config.toml, so that the run can be repeated. Beyond it the rate stays constant."""
 
     def made(run: dict[str, Any], **training: Any) -> Federation:
         return small(method, training={"lr": 0.05, "schedule": "cosine"} | training, run=run)
@@ -116,12 +116,12 @@ def test_a_cosine_stays_as_long_as_the_run_was_first_expected_to_be(ends: Any, m
     made(first).resume(tmp_path / "part", **later)
     assert RunDirectory(tmp_path / "part").config()["training"]["schedule_rounds"] == length
     same = made(later, schedule_rounds=length).run(out=tmp_path / "same")
-    assert traces(tmp_path / "part") == traces(same.directory)
+    assert outputs(tmp_path / "part") == outputs(same.directory)
     assert RunDirectory(tmp_path / "part").config() == RunDirectory(same.directory).config()
     rates = [event["lr"] for event in RunDirectory(tmp_path / "part").events() if event["kind"] == "trigger"]
     assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0.01 * 0.05)
 
 
-def test_no_other_schedule_asks_how_long_a_run_is(tmp_path: Path) -> None:
+def test_no_other_schedule_depends_on_the_length_of_a_run(tmp_path: Path) -> None:
     federation("fedavg").run(20, out=tmp_path / "run")
     assert "schedule_rounds" not in RunDirectory(tmp_path / "run").config()["training"]

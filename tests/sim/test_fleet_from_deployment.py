@@ -1,4 +1,4 @@
-"""The fleet of a deployment in virtual time: a trip takes what the devices' trips took, phase by phase."""
+"""The fleet of a deployment in virtual time: every phase of a trip takes its measured time."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ UP = np.arange(DEVICES) / 8 + 1.0
 
 @pytest.fixture
 def deployed(tmp_path: Path) -> Path:
-    """A run directory as a deployment leaves it, with durations that can be told apart."""
+    """The run directory of a deployment, with a different duration for every device."""
     out = tmp_path / "real"
     sizes = ["data.train_samples=200", "data.test_samples=50", "run.trigger=concurrency", f"run.in_flight={DEVICES}"]
     small = [word for each in [*sizes, f"fleet.devices={DEVICES}", "run.eval_every=50"] for word in ("-s", each)]
@@ -48,25 +48,25 @@ def test_a_trip_takes_start_training_fresh_model_and_upload(deployed: Path, tmp_
     run("--fleet-from", str(deployed), "--out", str(tmp_path / "sim"))
     world = read_world(tmp_path / "sim")
     assert world is not None
-    size, begun, asked, seen = world.model_bytes, {}, {}, set()
+    size, triggered, requested, seen = world.model_bytes, {}, {}, set()
     for event in RunDirectory(tmp_path / "sim").events():
         device = event.get("device")
         if event["kind"] == "trigger":
-            begun[device] = event["time"]
+            triggered[device] = event["time"]
         if event["kind"] == "request":
-            asked[device] = event["time"]
+            requested[device] = event["time"]
         if event["kind"] == "upload":
-            request = CONTROL_BYTES / size * UP[device]  # a question is that much of an upload
+            request = CONTROL_BYTES / size * UP[device]  # as a share of an upload
             took = FRESH + START[device] + TRAIN[device] + request + FRESH + UP[device]
-            assert event["time"] - begun[device] == pytest.approx(took)
-            assert asked[device] - begun[device] >= FRESH + START[device]
+            assert event["time"] - triggered[device] == pytest.approx(took)
+            assert requested[device] - triggered[device] >= FRESH + START[device]
             seen.add(device)
     assert seen == set(range(DEVICES))
     legs = [trip.train - trip.start for trip in trips_of(read(tmp_path / "sim")) if trip.train is not None]
-    assert sorted(set(np.round(legs, 6))) == sorted(np.round(START + FRESH, 6)), "the report draws them"
+    assert sorted(set(np.round(legs, 6))) == sorted(np.round(START + FRESH, 6)), "the report shows them"
 
 
-def test_its_settings_are_the_deployments_unless_others_are_given(deployed: Path, tmp_path: Path) -> None:
+def test_settings_come_from_the_deployment_unless_given(deployed: Path, tmp_path: Path) -> None:
     run("--fleet-from", str(deployed), "--out", str(tmp_path / "same"))
     run("--fleet-from", str(deployed), "-m", "fedasync", "--until", "60", "--out", str(tmp_path / "other"))
     mine, same, other = (RunDirectory(path).config() for path in (deployed, tmp_path / "same", tmp_path / "other"))
@@ -77,7 +77,7 @@ def test_its_settings_are_the_deployments_unless_others_are_given(deployed: Path
     assert world is not None and world.start_seconds == START.tolist() and world.train_seconds == TRAIN.tolist()
 
 
-def test_a_run_that_tells_nothing_of_its_devices_is_one_sentence(deployed: Path) -> None:
+def test_a_run_without_measured_devices_is_one_sentence(deployed: Path) -> None:
     options = Fleet.draw.__annotations__["options"](devices=DEVICES, measured=str(deployed))
     assert Fleet.draw(options, 0).start_seconds.tolist() == START.tolist()
     with pytest.raises(ConfigError, match="devices"):

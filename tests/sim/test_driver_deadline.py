@@ -1,4 +1,4 @@
-"""Devices that misbehave in time: some never return, uploads are lost, devices come and go. No method stalls."""
+"""Devices that never return, lost uploads, devices that come and go: no method stalls."""
 
 import json
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from freshet.sim.fleet import Fleet
 
 Federate = Callable[..., Federation]
 DEVICES, UNTIL, DEADLINE = 20, 400.0, 30.0
-#: Seconds in which a healthy fleet of these devices always hears from somebody.
-USUAL = 60.0
+#: Longest pause between uploads in a healthy fleet of these devices.
+USUAL_PAUSE = 60.0
 TRACE = ["device,from,seconds_per_sample,available,cycle"]
 for _number in range(DEVICES):
     TRACE += [f"d{_number},0,0.0{1 + _number % 5},1,120", f"d{_number},{20 + 4 * _number},0.02,0,"]
 
 
 def fleet(silent: int, **figures: Any) -> Fleet:
-    """Twenty devices of which some take for ever."""
+    """Twenty devices, some of which never finish."""
     seconds = np.linspace(4.0, 20.0, DEVICES)
     seconds[:silent] = 1e9
     return Fleet(seconds, up_rate=1e6, down_rate=1e6, **figures)
 
 
 def run_of(federate: Federate, method: str, out: Path, made: Any, **run: Any) -> Result:
-    model = {"model": "mlp"} if method == "moon" else {}  # which looks at the features of a network
+    model = {"model": "mlp"} if method == "moon" else {}  # needs the features of a network
     federation = federate(
         method,
         **model,
@@ -45,7 +45,7 @@ def run_of(federate: Federate, method: str, out: Path, made: Any, **run: Any) ->
 
 
 def uploads_of(result: Result) -> list[float]:
-    """Times of the uploads; nobody is triggered while it is training."""
+    """Times of the uploads; no device is triggered while it trains."""
     flying: set[int] = set()
     times = [0.0]
     for event in map(json.loads, (result.directory / "events.jsonl").open()):
@@ -61,11 +61,11 @@ def uploads_of(result: Result) -> list[float]:
 
 
 def never_waits(times: list[float]) -> bool:
-    return max(np.diff([*times, UNTIL])) < DEADLINE + USUAL
+    return max(np.diff([*times, UNTIL])) < DEADLINE + USUAL_PAUSE
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
-def test_no_method_stalls_where_a_tenth_never_returns_and_uploads_are_lost(
+def test_no_method_stalls_if_a_tenth_never_returns_and_uploads_are_lost(
     method: str, federate: Federate, tmp_path: Path
 ) -> None:
     made = fleet(2, loss=0.3, seed=1)
@@ -78,7 +78,7 @@ def test_no_method_stalls_where_a_tenth_never_returns_and_uploads_are_lost(
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
-def test_no_method_stalls_where_devices_come_and_go(method: str, federate: Federate, tmp_path: Path) -> None:
+def test_no_method_stalls_if_devices_come_and_go(method: str, federate: Federate, tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("\n".join(TRACE) + "\n")
     made = {"devices": DEVICES, "trace": str(file), "loss": 0.3}
@@ -87,12 +87,12 @@ def test_no_method_stalls_where_devices_come_and_go(method: str, federate: Feder
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedssmu", "port", "fedasync"])
-def test_without_a_deadline_a_run_that_stalls_says_so(method: str, federate: Federate, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_without_a_deadline_a_run_reports_that_it_stalls(method: str, federate: Federate, tmp_path: Path) -> None:
+    messages: list[str] = []
 
     class Listener(Observer):
         def on_message(self, message: str) -> None:
-            said.append(message)
+            messages.append(message)
 
     silent = 9 if method == "fedasync" else 2
     federation = federate(
@@ -104,13 +104,11 @@ def test_without_a_deadline_a_run_that_stalls_says_so(method: str, federate: Fed
     )
     summary = federation.run(UNTIL, out=tmp_path / "run", observers=[Listener()]).summary
     assert summary["stalled"] is not None and summary["stalled"] < UNTIL / 2
-    assert any("devices that do not return; run.round_deadline" in message for message in said)
+    assert any("devices that do not return; run.round_deadline" in message for message in messages)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedasmu", "feddyn"])
-def test_a_run_with_a_deadline_goes_on_from_a_checkpoint_bit_for_bit(
-    method: str, federate: Federate, tmp_path: Path
-) -> None:
+def test_a_run_with_a_deadline_resumes_bit_for_bit(method: str, federate: Federate, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -120,7 +118,7 @@ def test_a_run_with_a_deadline_goes_on_from_a_checkpoint_bit_for_bit(
                 raise Stop
 
     def made() -> Federation:
-        # The fast ones never return, and the slow ones are late: both are given up, the latter are heard of again.
+        # The fast ones never return, and the slow ones are late. Both are given up; the slow ones return later.
         seconds = np.linspace(4.0, 60.0, DEVICES)
         seconds[:2] = 1e9
         return federate(

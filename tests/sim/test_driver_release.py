@@ -1,4 +1,4 @@
-"""What a run held goes when it ends, and need not wait for the garbage collector: a grid makes many in one process."""
+"""A run frees its models when it ends, without the garbage collector: a grid makes many runs in one process."""
 
 import gc
 import weakref
@@ -13,15 +13,15 @@ from freshet.core.server import Server
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Server]]]:
-    """The servers that are made meanwhile; nothing is collected."""
+    """The servers that are made during the test, with the garbage collector off."""
     made: list[weakref.ref[Server]] = []
     build = Server.__init__
 
-    def noted(self: Server, *given: object, **named: object) -> None:
+    def record(self: Server, *given: object, **named: object) -> None:
         build(self, *given, **named)
         made.append(weakref.ref(self))
 
-    monkeypatch.setattr(Server, "__init__", noted)
+    monkeypatch.setattr(Server, "__init__", record)
     gc.disable()
     yield made
     gc.enable()
@@ -29,7 +29,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Server
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg", "port", "scaffold"])
-def test_a_finished_run_lets_its_models_go(
+def test_a_finished_run_frees_its_models(
     method: str,
     executor: str,
     servers: list[weakref.ref[Server]],

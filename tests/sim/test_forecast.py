@@ -1,4 +1,4 @@
-"""How many uploads a run may expect: against the definition, and against runs."""
+"""The expected uploads of a run, against the definition and against runs."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def test_a_round_lasts_as_long_as_its_slowest_member_on_average(members: int):
     assert round_seconds(TRIPS, members) == pytest.approx(np.mean(longest), rel=1e-12)
 
 
-def test_one_device_at_a_time_uploads_once_per_mean_trip_and_all_at_once_each_at_its_own_pace():
+def test_one_device_at_a_time_uploads_once_per_mean_trip_and_all_devices_each_at_their_own_rate():
     assert uploads_per_second(TRIPS, 7) == pytest.approx((1 / TRIPS).sum())
     many = np.tile(TRIPS, 1000)
     assert uploads_per_second(many, 1) == pytest.approx(1 / TRIPS.mean(), rel=1e-3)
@@ -39,12 +39,12 @@ def test_one_device_at_a_time_uploads_once_per_mean_trip_and_all_at_once_each_at
     assert rates == sorted(rates)
 
 
-def test_so_many_devices_are_busy_as_were_asked_for():
+def test_the_requested_number_of_devices_is_busy():
     rate = uploads_per_second(np.full(40, 20.0), 30)
     assert rate * 20.0 == pytest.approx(30.0)
 
 
-def test_rounds_need_no_estimate_and_the_nearer_end_counts():
+def test_rounds_need_no_estimate_and_the_earlier_end_counts():
     fleet, periodic = fleet_of(*[9.0] * 20), Trigger("periodic", 5, 10.0, 15)
     assert expected_uploads(fleet, periodic, 0, math.inf, rounds=8, worth=5) == 40
     assert expected_uploads(fleet, periodic, 0, 1009.5, rounds=0, worth=5) == 500  # 5 every 10 s, from the first on
@@ -61,8 +61,8 @@ def test_lost_uploads_do_not_count():
 
 
 WORLDS = {
-    "periodic, held back by the cap": ("fedasync", {"in_flight": 4}, {}),
-    "periodic, held back by the clock": ("fedasync", {"period": 12.0}, {}),
+    "periodic, limited by in_flight": ("fedasync", {"in_flight": 4}, {}),
+    "periodic, limited by the period": ("fedasync", {"period": 12.0}, {}),
     "concurrency": ("fedasync", {"trigger": "concurrency"}, {}),
     "concurrency, all devices": ("fedasync", {"trigger": "concurrency", "in_flight": 8}, {"ratio": 20.0}),
     "rounds": ("fedavg", {}, {}),

@@ -1,4 +1,4 @@
-"""When trips start in a run: as often as the trigger says, whatever else happens at the same time."""
+"""When trips start in a run: as often as the trigger says, whatever happens at the same time."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,11 +9,11 @@ import pytest
 from freshet import Federation, Observer, Stop
 from freshet.runs.reader import RunDirectory
 from tests.conftest import small
-from tests.sim.test_resume import traces
+from tests.sim.helpers import outputs
 
 
-class NotForEver(Observer):
-    """Ends a run that has stopped doing anything but tests."""
+class StopIfIdle(Observer):
+    """Ends a run that does nothing but tests."""
 
     def __init__(self) -> None:
         self.tests = 0
@@ -33,7 +33,7 @@ def test_a_deadline_starts_no_more_devices_than_the_period_does(deadline: float,
     assert result.summary["lost"] > 0
 
 
-def test_a_run_whose_last_round_was_ended_by_the_deadline_can_be_given_more(tmp_path: Path) -> None:
+def test_a_run_with_a_last_round_ended_by_the_deadline_can_be_extended(tmp_path: Path) -> None:
     def made(rounds: int) -> Federation:
         run = {"rounds": rounds, "round_deadline": 8.0, "per_round": 2}
         return small("fedavg", fleet={"fastest": 2.0, "ratio": 20.0}, run=run)
@@ -44,13 +44,13 @@ def test_a_run_whose_last_round_was_ended_by_the_deadline_can_be_given_more(tmp_
         directory = tmp_path / str(rounds)
         made(rounds).run(out=directory)
         ended.append([event["kind"] for event in RunDirectory(directory).events()][-3:])
-        resumed = made(rounds).resume(directory, rounds=8, observers=[NotForEver()])
+        resumed = made(rounds).resume(directory, rounds=8, observers=[StopIfIdle()])
         assert resumed.summary["status"] == "finished"
-        assert traces(directory) == traces(whole.directory)
+        assert outputs(directory) == outputs(whole.directory)
     assert ["lost", "aggregate", "evaluate"] in ended
 
 
-def test_a_device_that_is_back_is_started_at_the_next_multiple_of_the_period(tmp_path: Path) -> None:
+def test_a_device_that_returns_starts_at_the_next_multiple_of_the_period(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("device,from,seconds_per_sample,available\nd0,0,1,1\nd0,17.3,1,0\nd0,18,0.001,1\n")
     run = {"period": 10.0, "per_round": 1, "in_flight": 1}
