@@ -1,4 +1,4 @@
-"""Federations of real processes on this machine: what the tests ask of them, and how they are disturbed."""
+"""Helpers for tests with real processes on this machine: waiting, inspecting, and disturbing a federation."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from freshet.flower.running import LocalRun
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 
-#: Seconds for anything that should happen; machines may be slow, and a hang must not last for ever.
+#: Seconds to wait for anything. Machines may be slow, but a hang must end.
 TIMEOUT_SECONDS = 400.0
 
 
@@ -35,12 +35,12 @@ def tables(method: str, devices: int, rounds: int, **run: Any) -> dict[str, Any]
 
 
 def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The events of a run that may still be going."""
+    """The events of a run, which may still be running."""
     path = directory / "events.jsonl"
     if not path.is_file():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()  # its end may be half a line, or half a letter
-    return [event for event in map(json.loads, whole) if event["kind"] in kinds]
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines()  # the last line may be incomplete
+    return [event for event in map(json.loads, lines) if event["kind"] in kinds]
 
 
 def events(local: LocalRun, *kinds: str, device: int | None = None) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def events(local: LocalRun, *kinds: str, device: int | None = None) -> list[dict
 
 
 def wait_for(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any] = lambda: None) -> Any:
-    """Wait for something."""
+    """Wait until ``happened`` returns something true, and return it."""
     end = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < end:
         found = happened()
@@ -60,23 +60,23 @@ def wait_for(happened: Callable[[], Any], what: str, meanwhile: Callable[[], Any
 
 
 def wait_until(local: LocalRun, happened: Callable[[], Any], what: str) -> Any:
-    """Wait for something while the federation goes on."""
+    """Wait for something while the federation runs."""
 
-    def goes_on() -> None:
+    def check_running() -> None:
         assert local.poll() is None, f"the run ended before {what}"
 
-    return wait_for(happened, what, goes_on)
+    return wait_for(happened, what, check_running)
 
 
 def passes_audit(directory: Path) -> bool:
-    """Whether a log holds together; the run must have been stopped, or its last line may be half a line."""
+    """Whether the log passes the audit. The run must have ended, else its last line may be incomplete."""
     found = audit(RunDirectory(directory))
     assert found.passed, found.problem
     return True
 
 
 def finished_run(local: LocalRun) -> RunDirectory:
-    """The run at its end: whole files, and a log that adds up."""
+    """Wait for the end of the run, and check its files and its log."""
     assert local.wait(TIMEOUT_SECONDS) == "finished"
     assert passes_audit(local.server.out)
     for name in ("config.toml", "world.json", "events.jsonl", "metrics.jsonl", "summary.json", "model.safetensors"):
@@ -85,12 +85,12 @@ def finished_run(local: LocalRun) -> RunDirectory:
 
 
 def checkpoints(directory: Path) -> int:
-    """How many have been written so far."""
+    """The number of checkpoints written so far."""
     return max((int(path.name) for path in (directory / "checkpoint").glob("[0-9]*")), default=0)
 
 
 def find_processes(word: str, mark: str) -> list[int]:
-    """Processes with a word in their command and a mark (a path of the test) in their command or environment."""
+    """Processes with ``word`` in their command and ``mark`` (a path of the test) in their command or environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -103,15 +103,14 @@ def find_processes(word: str, mark: str) -> list[int]:
 
 
 def client_processes(folder: Folder, node: int) -> list[int]:
-    """Client apps of a device that train now."""
+    """The client app processes of a device."""
     return find_processes("flwr-clientapp", str(folder.root / "memory" / f"node_{node}"))
 
 
-# ---- devices that stand still, that come late, that leave
+# ---- devices that stall, come late, or leave
 
-_STILL = '''
-"""A device that stands still as long as a file says so: before it asks for the fresh model, or after; in every trip,
-or in one."""
+_STALLING_APP = '''
+"""A device that stalls while a file exists: before it requests the fresh model or after, in all trips or in one."""
 
 import time
 from pathlib import Path
@@ -120,45 +119,47 @@ from freshet.flower.device import Device
 from freshet.training.trip import LocalTrip
 
 
-def held(name, step):
-    def slowly(trip):
-        place = Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}"
-        while place.exists() or Path(f"{{place}}_{{trip.assignment.trip}}").exists():
-            place.with_name(f"stands_{{trip.assignment.device}}_{{trip.assignment.trip}}").touch()
+def stalling(name, step):
+    def wait_and_step(trip):
+        file = Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}"
+        while file.exists() or Path(f"{{file}}_{{trip.assignment.trip}}").exists():
+            file.with_name(f"stalls_{{trip.assignment.device}}_{{trip.assignment.trip}}").touch()
             time.sleep(0.2)
         return step(trip)
 
-    return slowly
+    return wait_and_step
 
 
-def heard(hurry):
-    def told(trip):
+def recording(hurry):
+    def hurry_and_record(trip):
         hurry(trip)
         (Path({folder!r}) / f"hurried_{{trip.assignment.device}}").touch()
 
-    return told
+    return hurry_and_record
 
 
-LocalTrip.to_slot = held("before", LocalTrip.to_slot)
-LocalTrip.finish = held("after", LocalTrip.finish)
-LocalTrip.hurry = heard(LocalTrip.hurry)
+LocalTrip.to_slot = stalling("before", LocalTrip.to_slot)
+LocalTrip.finish = stalling("after", LocalTrip.finish)
+LocalTrip.hurry = recording(LocalTrip.hurry)
 app = Device().app(Path(__file__).with_name("federation.toml"))
 '''
 
 
 def install_stalling_app(root: Path, holds: Path, *names: str) -> None:
-    """Before a federation is made in ``root``: its devices stand still while ``holds`` has a file before_K, after_K, or
-    before_K_T, after_K_T for trip T alone; stands_K_T says that one does."""
+    """Call before a federation is made in ``root``. Device K stalls while ``holds`` has a file before_K or after_K.
+
+    before_K_T and after_K_T stall trip T only. The file stalls_K_T says that a trip has stalled.
+    """
     package = root / "app" / APP
     package.mkdir(parents=True)
-    (package / "client_app.py").write_text(_STILL.format(folder=str(holds)))
+    (package / "client_app.py").write_text(_STALLING_APP.format(folder=str(holds)))
     holds.mkdir()
     for name in names:
         (holds / name).touch()
 
 
 def start_on_demand(doors: Path) -> Callable[[Folder, int], Command]:
-    """Devices that start as soon as a file of their number is there."""
+    """Devices that start as soon as ``doors`` has a file with their number."""
     wait = 'until [ -e "$0" ]; do sleep 0.2; done; exec "$@"'
 
     def command(folder: Folder, node: int) -> Command:
@@ -172,7 +173,7 @@ def start_on_demand(doors: Path) -> Callable[[Folder, int], Command]:
 
 
 class StallableProxy:
-    """Carries bytes from ports of 127.0.0.2, where devices look for the server, to those of 127.0.0.1, where it is."""
+    """Forwards ports of 127.0.0.2, which devices use, to those of 127.0.0.1, where the server listens."""
 
     HOST = "127.0.0.2"
 
@@ -184,7 +185,7 @@ class StallableProxy:
             threading.Thread(target=self._listen, args=(listener, port), daemon=True).start()
 
     def stall(self, seconds: float, meanwhile: Callable[[], Any]) -> None:
-        """Nothing gets through for a while, and no connection is closed."""
+        """Stop forwarding for a while without closing any connection."""
         self._flows.clear()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -224,7 +225,7 @@ class StallableProxy:
 
 
 def freshet(*words: str, env: dict[str, str], cwd: Path) -> str:
-    """What a command of Freshet prints; it must end well."""
+    """Run a command of Freshet, which must succeed. Returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "freshet", *words],
         env=env,

@@ -1,4 +1,4 @@
-"""The commands for several machines, a plain Flower app, a federation served from Python: all with real processes."""
+"""The deploy commands, a plain Flower app and a federation served from Python, all with real processes."""
 
 import json
 import os
@@ -36,7 +36,7 @@ ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 SMALL = ["training.epochs=3", "data.train_samples=400", "data.test_samples=200", "run.eval_every=5", "run.period=1"]
 
 FEDERATION = 'Path(__file__).with_name("federation.toml")'
-#: What a user has: a network, and samples of a device's own.
+#: A user's module: a network, and a device's own samples.
 MINE = """
 import torch
 from freshet.data.sources import load as built_in
@@ -66,18 +66,18 @@ def load(node_config):
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
-    """Starts commands of Freshet in the background; asked to end, they end, and leave nothing behind."""
-    begun: list[subprocess.Popen] = []
+    """Start commands in the background. At the end they are terminated and must leave no process behind."""
+    started: list[subprocess.Popen] = []
 
     def command(*words: str, cwd: Path = tmp_path) -> subprocess.Popen:
-        with (tmp_path / f"output_{len(begun)}").open("wb") as output:
-            begun.append(subprocess.Popen(words, env=ENV, cwd=cwd, stdout=output, stderr=subprocess.STDOUT))
-        return begun[-1]
+        with (tmp_path / f"output_{len(started)}").open("wb") as output:
+            started.append(subprocess.Popen(words, env=ENV, cwd=cwd, stdout=output, stderr=subprocess.STDOUT))
+        return started[-1]
 
     yield command
-    for each in begun:
+    for each in started:
         each.send_signal(signal.SIGTERM)
-    for each in begun:
+    for each in started:
         each.wait(TIMEOUT_SECONDS)
     assert not find_processes("freshet.flower.node", str(tmp_path)) and not find_processes(
         "freshet.flower.superlink_auth", str(tmp_path)
@@ -97,7 +97,7 @@ def settings(words: list[str]) -> list[str]:
 
 
 def machine_of(tmp_path: Path, node: int, root: Path, superlink: str) -> Path:
-    """A device's machine: it has what the README says, and nothing else."""
+    """The folder on a device's machine: exactly the files that the README names."""
     machine = tmp_path / f"machine_{node}"
     for folder in ("certificates", "keys"):
         (machine / folder).mkdir(parents=True)
@@ -108,8 +108,8 @@ def machine_of(tmp_path: Path, node: int, root: Path, superlink: str) -> Path:
     return machine
 
 
-def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
-    """Two devices bring their data; one is revoked; the server is stopped and started again; somebody watches."""
+def test_deploy_commands_on_several_machines(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    """Two devices bring their data, one is revoked, the server is stopped and resumed; ``watch`` shows the run."""
     root, run = tmp_path / "deploy", tmp_path / "deploy" / "run"
     length = ["run.until=100000", "run.checkpoint_every=2"]
     freshet("deploy", "init", str(root), "--devices", "2", *settings(SMALL + length), env=ENV, cwd=tmp_path)
@@ -126,12 +126,12 @@ def test_the_commands_for_several_machines(tmp_path: Path, begin: Callable[..., 
     wait_for(lambda: {0, 1} <= set(devices_in(run, "upload")), "an upload of each device", lambda: alive(server))
     status = freshet("deploy", "status", str(root), env=ENV, cwd=tmp_path)
     assert "server app: process" in status and "device 1: node" in status and "uploads" in status
-    assert watched(begin, run, free_ports(1)[0])
+    assert watch_shows_progress(begin, run, free_ports(1)[0])
 
     freshet("deploy", "revoke", str(root), "--node", "1", env=ENV, cwd=tmp_path)
     gone, before = len(devices_in(run, "trigger")), devices_in(run, "upload").count(0)
-    wait_for(lambda: devices_in(run, "upload").count(0) >= before + 2, "the run going on", lambda: alive(server))
-    assert devices_in(run, "trigger")[gone:].count(1) <= 1  # before anybody knew
+    wait_for(lambda: devices_in(run, "upload").count(0) >= before + 2, "further uploads", lambda: alive(server))
+    assert devices_in(run, "trigger")[gone:].count(1) <= 1  # before the server noticed
 
     saved = checkpoints(run)
     wait_for(lambda: checkpoints(run) > saved, "a checkpoint", lambda: alive(server))
@@ -150,8 +150,8 @@ def alive(process: subprocess.Popen) -> None:
     assert process.poll() is None, "the server ended"
 
 
-def watched(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> bool:
-    """Whether ``freshet watch`` shows a run that goes on: its page, and newer data after a while."""
+def watch_shows_progress(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> bool:
+    """Whether ``freshet watch`` serves the data of a run, and newer data after a while."""
     begin(sys.executable, "-m", "freshet", "watch", str(run), "--port", str(port))
 
     def data(have: str = "") -> dict[str, Any] | None:
@@ -167,17 +167,17 @@ def watched(begin: Callable[..., subprocess.Popen], run: Path, port: int) -> boo
     return later["version"] != first["version"]
 
 
-def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
-    """SCAFFOLD, whose control variates are vectors by name, with a network and data of one's own, by ``flwr run``."""
+def test_plain_flower_app_on_a_plain_superlink(tmp_path: Path) -> None:
+    """``flwr run`` with SCAFFOLD, which sends named vectors, and with a custom network and data."""
     app, out = tmp_path / "app", tmp_path / "run"
     words = [*settings([*SMALL, "run.rounds=4", "model.name=custom"]), "-m", "scaffold", "--devices", "2"]
     freshet("deploy", "app", str(app), *words, env=ENV, cwd=tmp_path)
     (app / APP / "mytask.py").write_text(MINE)
     device, server = app / APP / "client_app.py", app / APP / "server_app.py"
     mine = "from freshet_app.mytask import Net, load\n\napp ="
-    device.write_text(_changed(device.read_text(), f"{mine} Device(load=load, model=Net).app(PATH)"))
+    device.write_text(_with_ending(device.read_text(), f"{mine} Device(load=load, model=Net).app(PATH)"))
     own = f"from freshet.assembly import Overrides\n{mine} server_app(PATH, Overrides(factory=Net))"
-    server.write_text(_changed(server.read_text(), own))
+    server.write_text(_with_ending(server.read_text(), own))
     port, *nodes = free_ports(3)
     home = tmp_path / "flwr"
     home.mkdir()
@@ -190,12 +190,12 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     try:
         commands.wait_for_port(port, TIMEOUT_SECONDS, lambda: children[0].exit_code is None)
         for node, own_port in enumerate(nodes):
-            told = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
-            command = [commands.program("flower-supernode"), *place, str(own_port), "--node-config", told]
+            config = f'partition-id={node} folder="{tmp_path / f"memory_{node}"}"'
+            command = [commands.program("flower-supernode"), *place, str(own_port), "--node-config", config]
             command += ["--superlink", f"127.0.0.1:{port}"]
             children.append(Child(Command("node", command, where, tmp_path / f"node_{node}.log")))
-        told = f'out="{out}" wait-for=2'
-        run = [commands.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", told]
+        config = f'out="{out}" wait-for=2'
+        run = [commands.program("flwr"), "run", str(app), "mine", "--format", "json", "--run-config", config]
         commands.call(Command("run", run, where))
         wait_for((out / "world.json").is_file, "the end of the run")
     finally:
@@ -205,13 +205,13 @@ def test_a_plain_flower_app_on_ones_own_superlink(tmp_path: Path) -> None:
     assert passes_audit(out) and world is not None and sorted(world.samples) == [90, 91]
 
 
-def _changed(source: str, ending: str) -> str:
-    """A file of the app with another last line: its marked place filled in."""
+def _with_ending(source: str, ending: str) -> str:
+    """A file of the app with its last line replaced."""
     return source.rpartition("\napp = ")[0] + "\n" + ending.replace("PATH", FEDERATION) + "\n"
 
 
-def test_a_federation_served_from_python(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
-    """``Federation.deploy``: the server's network and test samples are objects of its script; devices name theirs."""
+def test_federation_served_from_python(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    """``Federation.deploy``: network and test samples are objects of the server's script. Devices name theirs."""
     port, fresh_port, *ports = free_ports(4)
     (tmp_path / "mine.py").write_text(MINE)
     script = f"""

@@ -1,5 +1,4 @@
-"""What machines and networks do, done to real processes: whatever dies, stalls, comes late or leaves is on record, and
-the run goes on."""
+"""Faults of real processes: whatever dies, stalls, comes late or leaves is logged, and the run continues."""
 
 import os
 import signal
@@ -27,7 +26,7 @@ from tests.flower.local_federation import (
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-#: Seconds after which a trip is lost: longer than an honest one takes on a slow machine.
+#: Seconds after which a trip is lost: longer than a normal trip on a slow machine.
 TTL = 160.0
 
 
@@ -43,9 +42,9 @@ def uploads(local: LocalRun, device: int, after: int = 0) -> list[dict]:
     return [e for e in events(local, "upload", device=device) if e["trip"] > after]
 
 
-def test_a_federation_outlives_whatever_happens_to_its_devices(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
-    """Device 0 is killed before it asks for the fresh model, 1 after; 2 takes longer than a trip may; 3 comes late and
-    leaves for good. Device 4 is left alone."""
+def test_federation_survives_faults_of_its_devices(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
+    """Device 0 is killed before it requests the fresh model, 1 after. 2 exceeds the time of a trip. 3 comes late and
+    leaves for good. 4 is undisturbed."""
     holds, doors = tmp_path / "holds", tmp_path / "doors"
     doors.mkdir()
     for node in (0, 1):
@@ -55,10 +54,10 @@ def test_a_federation_outlives_whatever_happens_to_its_devices(tmp_path: Path, s
     local = start(tables("fedasmu", 5, 0, until=1e5), server=server, devices=start_on_demand(doors))
 
     def kill(node: int) -> None:
-        (doors / str(node)).unlink()  # back in time for nobody to notice would be another story
+        (doors / str(node)).unlink()  # keeps it from returning before the server notices
         local.devices[node].signal(signal.SIGKILL)
 
-    # each as soon as it is so far: that a device is gone must be noticed before its trip expires
+    # kill early: the server must notice before the trip expires
     wait_until(local, lambda: client_processes(local.folder, 0), "device 0 training")
     kill(0)
     wait_until(local, lambda: events(local, "request", device=1), "device 1 asking")
@@ -89,19 +88,19 @@ def test_a_federation_outlives_whatever_happens_to_its_devices(tmp_path: Path, s
     assert not [e for e in uploads(local, 2) if e["trip"] == late["trip"]]
 
     (holds / "before_3").touch()
-    [trip] = wait_until(local, lambda: list(holds.glob("stands_3_*")), "a trip of device 3 that will not end")
+    [trip] = wait_until(local, lambda: list(holds.glob("stalls_3_*")), "a trip of device 3 that will not end")
     (doors / "3").unlink()
     local.devices[3].signal(signal.SIGTERM)
     count = len(uploads(local, 4))
-    wait_until(local, lambda: len(uploads(local, 4)) >= count + 3, "the run going on without device 3")
+    wait_until(local, lambda: len(uploads(local, 4)) >= count + 3, "further uploads without device 3")
     last = int(trip.name.rpartition("_")[2])
-    assert events(local, "trigger", device=3)[-1]["trip"] <= last + 1  # once more at most, before anybody knew
+    assert events(local, "trigger", device=3)[-1]["trip"] <= last + 1  # at most once more, before the server notices
     local.stop()
     summary = RunDirectory(local.server.out).summary()
     assert passes_audit(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
 
 
-def test_a_federation_outlives_a_superlink_that_is_killed_and_a_network_that_stalls(
+def test_federation_survives_a_killed_superlink_and_a_stalled_network(
     start: Callable[..., LocalRun], network: tuple[StallableProxy, list[int]]
 ) -> None:
     net, (port, fresh_port) = network
@@ -125,8 +124,8 @@ def test_a_federation_outlives_a_superlink_that_is_killed_and_a_network_that_sta
     assert passes_audit(local.server.out)
 
 
-def test_a_server_that_was_killed_goes_on_from_its_checkpoint(start: Callable[..., LocalRun]) -> None:
-    """Version and run go on; a stranger's question for the fresh model is refused on the way."""
+def test_killed_server_resumes_from_its_checkpoint(start: Callable[..., LocalRun]) -> None:
+    """Versions continue. A stranger's request for the fresh model is refused."""
     local = start(tables("fedasmu", 2, 0, until=1e5))
     wait_until(local, lambda: len(events(local, "aggregate")) >= 2, "the first aggregations")
     trip = events(local, "trigger")[-1]

@@ -1,4 +1,4 @@
-"""Ways of methods that need more than a model down and a model up, over real processes."""
+"""Methods that exchange more than a model down and a model up, with real processes."""
 
 import math
 from collections.abc import Callable
@@ -15,21 +15,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
-    """The fallback needs no port but the SuperLink's, and two messages per trip."""
+    """Fresh models by message need only the SuperLink's port, and two messages per trip."""
     local = start(tables("fedssmu", 2, 2), server={"fresh": "messages"})
     summary = finished_run(local).summary()
     assert summary["rounds"] == 2 and summary["requests"] >= 1 and summary["messages"] == 2 * summary["trips"]
 
 
-def test_port_hurries_a_device_that_is_overdue(start: Callable[..., LocalRun], tmp_path: Path) -> None:
-    """Device 1 stands still before its first epoch; told to hurry, it uploads after one epoch instead of three.
-    In its second trip it stands still, too: what it remembers is that of its first."""
+def test_port_hurries_an_overdue_device(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """Device 1 stalls before its first epoch. Told to hurry, it uploads after one epoch instead of three. It stalls in
+    its second trip as well, so that its memory is that of the first."""
     install_stalling_app(tmp_path / "deploy", tmp_path / "holds", "before_1", "before_1_2")
     settings = tables("port", 2, 0, until=1e5)
     settings["method"] |= {"K": 1, "omega": 0}
     local = start(settings)
     wait_until(local, lambda: events(local, "hurry", device=1), "the hurry")
-    wait_until(local, (tmp_path / "holds" / "hurried_1").exists, "the device hearing of it")
+    wait_until(local, (tmp_path / "holds" / "hurried_1").exists, "the device receiving it")
     (tmp_path / "holds" / "before_1").unlink()
     wait_until(local, lambda: events(local, "upload", device=1), "its upload")
     wait_until(local, lambda: events(local, "aggregate")[-1]["contributions"], "an aggregation")

@@ -1,4 +1,4 @@
-"""Strangers at the door and devices that send nonsense, with real processes: each is refused, and the run goes on."""
+"""Strangers and hostile devices, with real processes: each is refused, and the run continues."""
 
 import shutil
 import ssl
@@ -22,13 +22,14 @@ HOSTILE = """
 from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
 from freshet.flower.device import Device
 
-device = Device()
-honest = device._on_message
+honest, app = Device().app(Path(__file__).with_name("federation.toml")), ClientApp()
 
-def on_message(federation, message, context):
-    reply = honest(federation, message, context)
+@app.train()
+def train(message, context):
+    reply = honest(message, context)
     weights, node = reply.content["model"]["weights"].numpy(), context.node_config["partition-id"]
     if node == 1:
         weights = np.full_like(weights, np.nan)
@@ -40,22 +41,19 @@ def on_message(federation, message, context):
     if node == 4:
         pickled = b"\\x80\\x04cos\\nsystem\\n"
         reply.content["model"] = ArrayRecord({"weights": Array("float32", (3,), "numpy.ndarray", pickled)})
-    if node == 5:  # its first upload over and over again
+    if node == 5:  # repeats its first upload
         first = Path(context.node_config["folder"]) / "first"
         if not first.exists():
             first.write_text(reply.content["answer"]["ticket"])
         reply.content["answer"] = ConfigRecord(dict(reply.content["answer"]) | {"ticket": first.read_text()})
     return reply
-
-device._on_message = on_message
-app = device.app(Path(__file__).with_name("federation.toml"))
 """
 REASONS = {1: "not finite", 2: "shape", 3: "shape", 4: "flat array", 5: "another trip"}
 
 
 def test_hostile_uploads_and_an_unreachable_service(start: Callable[..., LocalRun], tmp_path: Path) -> None:
-    """NaN, too few and far too many numbers, a pickle and an upload sent again are refused, each with a reason; the
-    honest device trains without merging, since its fresh models are out of reach."""
+    """NaN, too few and too many numbers, a pickle and a repeated upload are refused, each with a reason. The honest
+    device trains without merging, because it cannot reach the fresh-model service."""
     package = tmp_path / "deploy" / "app" / APP
     package.mkdir(parents=True)
     (package / "client_app.py").write_text(HOSTILE)
@@ -68,14 +66,14 @@ def test_hostile_uploads_and_an_unreachable_service(start: Callable[..., LocalRu
     for device, reason in REASONS.items():
         wait_until(local, lambda device=device: refused(device), f"the refusal of device {device}: {reason}")
     wait_until(local, lambda: any(_by(e, 0) for e in events(local, "aggregate")), "an aggregation")
-    wait_until(local, lambda: trained_on(local), "a device saying that it trained on")
+    wait_until(local, lambda: trained_without_fresh(local), "a note that a device trained without the fresh model")
     local.stop()
     replayed = [e for e in events(local, "aggregate") if _by(e, 5)]
     assert len(replayed) <= 1 and not any(_by(e, k) for e in events(local, "aggregate") for k in (1, 2, 3, 4))
     assert not events(local, "merge") and passes_audit(local.server.out)
 
 
-def trained_on(local: LocalRun) -> list[dict]:
+def trained_without_fresh(local: LocalRun) -> list[dict]:
     return [e for e in events(local, "note") if e["about"] == "trained on without the fresh model"]
 
 
@@ -84,7 +82,7 @@ def _by(event: dict, device: int) -> bool:
 
 
 def _on_loopback(folder: Folder, node: int) -> Command:
-    """A device that reaches the SuperLink, but not the address under which the fresh models are."""
+    """A device that reaches the SuperLink but not the fresh-model service."""
     command = commands.supernode(folder, node)
     words = [f"127.0.0.1:{folder.server().port}" if "nowhere" in word else word for word in command.words]
     return Command(command.name, words, command.environment)
@@ -97,15 +95,15 @@ STRANGERS = {
 }
 
 
-def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
-    """Unregistered key, no key, another authority, plain HTTP: each is refused and none gets a node number. Nor does
-    anybody start an app without the server's token. The run goes on."""
+def test_nobody_connects_without_a_registered_key(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
+    """An unregistered key, no key, another authority and plain HTTP are refused, and get no node id. Nobody starts an
+    app without the server's token. The run continues."""
     local = start(tables("fedavg", 1, 0, until=1e5))
     base = local.command(0)
     security.make_node(tmp_path / "stranger")
     security.make_authority(tmp_path)
 
-    def changed(name: str, option: str, value: str | None) -> Command:
+    def variant(name: str, option: str, value: str | None) -> Command:
         words = list(base.words)
         place = words.index(option)
         words[place : place + 2] = [] if value is None else [option, value]
@@ -114,21 +112,21 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
 
     key, root = "--auth-supernode-private-key", "--root-certificates"
     attempts = [
-        changed("unregistered key", key, str(tmp_path / "stranger")),
-        changed("no key", key, None),
-        changed("another authority", root, str(tmp_path / "ca.crt")),
+        variant("unregistered key", key, str(tmp_path / "stranger")),
+        variant("no key", key, None),
+        variant("another authority", root, str(tmp_path / "ca.crt")),
     ]
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://127.0.0.1:{local.folder.server().port}/", timeout=10.0, trust_env=False)
     children = [Child(command) for command in attempts]
     try:
-        starts_no_app(local, tmp_path)
+        assert_starts_no_app(local, tmp_path)
         for name, sign in STRANGERS.items():
-            wait_until(local, lambda name=name, sign=sign: sign in said(tmp_path, name), f"the refusal of {name}")
-        wait_until(local, lambda: "SuperNode ID" in logs(local), "the device with a registered key being let in")
+            wait_until(local, lambda name=name, sign=sign: sign in log_text(tmp_path, name), f"the refusal of {name}")
+        wait_until(local, lambda: "SuperNode ID" in logs(local), "the connection of the registered device")
     finally:
         commands.stop(children)
-    assert not any("SuperNode ID" in said(tmp_path, name) for name in STRANGERS)
+    assert not any("SuperNode ID" in log_text(tmp_path, name) for name in STRANGERS)
     secrets = [path.read_text() for path in (local.folder.control_token, local.folder.executor_secret)]
     assert not any(secret in logs(local) for secret in secrets)
     before = len(events(local, "aggregate"))
@@ -137,10 +135,9 @@ def test_nobody_is_let_in_without_a_registered_key(tmp_path: Path, start: Callab
     assert passes_audit(local.server.out)
 
 
-def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
-    """Flower's control interface and the documentation of all of them are closed to who has not the server's token,
-    also to ``flwr run`` of somebody who knows address and authority; and no server app is handed to a process of this
-    machine that has not the executor's secret."""
+def assert_starts_no_app(local: LocalRun, tmp_path: Path) -> None:
+    """Flower's control interface and its documentation need the server's token, even for a ``flwr run`` that knows the
+    address and the authority. A local process without the executor's secret gets no server app."""
     address = f"https://127.0.0.1:{local.folder.server().port}"
     trust = ssl.create_default_context(cafile=str(local.folder.certificates / "ca.crt"))
     with httpx.Client(verify=trust, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -158,14 +155,14 @@ def starts_no_app(local: LocalRun, tmp_path: Path) -> None:
     shutil.copy(local.folder.state / "flwr" / "config.toml", elsewhere / "config.toml")
     with pytest.raises(RunError):
         commands.call(Command("run", command.words, command.environment | {"FLWR_HOME": str(elsewhere)}))
-    assert "refused: POST '/v1/control/start-run'" in said(local.folder.state / "logs", "superlink")
+    assert "refused: POST '/v1/control/start-run'" in log_text(local.folder.state / "logs", "superlink")
 
 
 def logs(local: LocalRun) -> str:
-    """What all processes of a federation have said."""
-    return "".join(said(path.parent, path.stem) for path in (local.folder.state / "logs").glob("*.log"))
+    """The logs of all processes of a federation."""
+    return "".join(log_text(path.parent, path.stem) for path in (local.folder.state / "logs").glob("*.log"))
 
 
-def said(folder: Path, name: str) -> str:
+def log_text(folder: Path, name: str) -> str:
     path = folder / f"{name}.log"
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
