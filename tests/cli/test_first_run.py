@@ -74,7 +74,7 @@ def test_a_resumed_run_is_timed_by_what_is_left_of_it(timer):
     assert progress.expected_seconds() == pytest.approx(50.0)
 
 
-@pytest.mark.parametrize(("per_step", "said"), [(10.0, "expected to take about 8:20 in all"), (0.2, "")])
+@pytest.mark.parametrize(("per_step", "said"), [(10.0, "expected to take about 8:20 in total"), (0.2, "")])
 def test_on_a_pipe_a_long_run_says_once_how_long_it_takes(timer, per_step, said):
     progress, file = watcher(terminal=False)
     progress.begin("fedavg", 1000.0)
@@ -98,7 +98,7 @@ def test_the_demo_ends_with_the_line_that_makes_its_report(command, monkeypatch)
     done = command("demo", "--until", "30s")
     assert done.code == 0
     last = done.out.strip().splitlines()[-1]
-    assert last == "see all of it in a browser: freshet report runs/demo --open"
+    assert last == "see the full report in a browser: freshet report runs/demo --open"
     assert command(*last.partition("freshet ")[2].split()[:2]).code == 0  # what is typed works
     assert Path("report.html").is_file()
 

@@ -11,7 +11,7 @@ POSITIONALS = {
     "watch": "A run directory, also one that is being written.",
     "show": "Run directories, or folders that hold some.",
     "cells": "Show one cell's settings and published results.",
-    "paper": "Which; without it they are listed.",
+    "pretrain": "Earlier FedASMU or FedSSMU runs.",
 }
 
 

@@ -66,7 +66,7 @@ def test_w_is_workers_everywhere():
         for name, given in options.items()
         if any("--workers" in o for o in given)
     }
-    assert {"run", "compare", "tune", "paper"} <= with_workers.keys()
+    assert {"run", "compare", "tune", "paper table"} <= with_workers.keys()
     assert all("-w" in option for option in with_workers.values())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet import ConfigError
-from freshet.cli.util import unused_name, make_writable
+from freshet.cli.util import make_writable, unused_name
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_pa
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "serialised", lambda arrays: (full() for _ in range(1)))
+    monkeypatch.setattr(checkpoint, "serialise", lambda arrays: (full() for _ in range(1)))
     with pytest.raises(RunError, match=r"checkpoint cannot be written \(No space left on device\)"):
         checkpoint.write(tmp_path, {"x": np.arange(3)})
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["000001"]
@@ -130,13 +130,13 @@ def test_what_the_machine_refuses_is_one_sentence_and_with_debug_a_traceback(com
     def refuse(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "/some/where")
 
-    monkeypatch.setattr("freshet.cli.inspect.Run", refuse)
+    monkeypatch.setattr("freshet.cli.inspect.RunDirectory", refuse)
     if debug:
         with pytest.raises(OSError, match="Too many open files"):
             command("show", "run", "--debug")
         return
     done = command("show", "run")
-    assert (done.code, done.err) == (2, "freshet: /some/where: Too many open files (with --debug: where)\n")
+    assert (done.code, done.err) == (2, "freshet: /some/where: Too many open files (--debug shows the traceback)\n")
 
 
 # ---- settings that would never end

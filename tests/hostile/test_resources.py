@@ -36,16 +36,16 @@ def panic(*_: Any) -> None:
 
 @pytest.mark.parametrize("fails", [short_of_memory, panic])
 def test_memory_that_torch_does_not_get_is_one_sentence(command: Any, monkeypatch: Any, fails: Any) -> None:  # noqa: F811
-    monkeypatch.setattr("freshet.cli.inspect.Run", fails)
+    monkeypatch.setattr("freshet.cli.inspect.RunDirectory", fails)
     done = command("show", "run")
-    assert (done.code, done.err) == (2, "freshet: there is not enough memory (with --debug: where)\n")
+    assert (done.code, done.err) == (2, "freshet: there is not enough memory (--debug shows the traceback)\n")
 
 
 def test_an_error_in_code_is_still_a_traceback(command: Any, monkeypatch: Any) -> None:  # noqa: F811
     def wrong(*_: Any) -> None:
         raise RuntimeError("the author's mistake")
 
-    monkeypatch.setattr("freshet.cli.inspect.Run", wrong)
+    monkeypatch.setattr("freshet.cli.inspect.RunDirectory", wrong)
     with pytest.raises(RuntimeError, match="the author's mistake"):
         command("show", "run")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation
-from freshet.report.live import Server
+from freshet.report.live import WatchServer
 from freshet.report.page import report
 from freshet.report.reading import read
 
@@ -357,7 +357,7 @@ def test_watching_a_run_as_it_grows(browser: Driver, written: Write) -> None:
     look(browser, 1300, dark=False)
     browser.get("about:blank")
     browser.get_log("browser")
-    with serving(Server(place)) as server:
+    with serving(WatchServer(place)) as server:
         browser.get(server.url)
         cards = lambda: browser.find_element("id", "worlds").text  # noqa: E731
         wait(lambda: "10.0" in cards())
@@ -400,5 +400,5 @@ def test_experiments_are_drawn_with_their_tables(browser: Driver, runs: list[Pat
     section = browser.find_element("id", "experiments")
     wait(lambda: len(section.find_elements("css selector", ".main-svg")) >= 3)
     assert "an experiment" in section.text and "1 diverged at 240 s" in section.text and EVIL in section.text
-    assert "of it fresh models" in section.text and "not reached" in section.text
+    assert "of which fresh models" in section.text and "not reached" in section.text
     assert errors(browser) == []

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command. What it needs is loaded here, so that Ctrl-C while loading ends it without a traceback."""
+    """Run the command. Imports happen here, so that Ctrl-C while loading ends it without a traceback."""
     try:
         from freshet.cli.util import exit_on_interrupt
 
@@ -12,7 +12,7 @@ def main() -> None:
             if _needs_workers(sys.argv[1:]):
                 from freshet.compute.fork_server import start_early
 
-                start_early()  # the workers' libraries are loaded beside those of this process
+                start_early()  # the workers load their libraries while this process loads its own
             from freshet.cli.app import main as command
 
         command()
@@ -20,13 +20,12 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except SystemExit as end:
-        if isinstance(
-            getattr(end.__context__, "__cause__", None), KeyboardInterrupt
-        ):  # which typer ends without a word
+        cause = getattr(end.__context__, "__cause__", None)
+        if isinstance(cause, KeyboardInterrupt):  # typer exits silently
             sys.stderr.write("interrupted\n")
         raise
 
 
 def _needs_workers(arguments: list[str]) -> bool:
-    """Whether a command surely starts worker processes, before its line is understood."""
+    """Return whether a command surely starts worker processes, before parsing its arguments."""
     return arguments[:1] in (["run"], ["resume"]) and "--executor processes" in " ".join(arguments).replace("=", " ")

@@ -1,7 +1,7 @@
-"""The command's entry point: sub-commands put together, and every known error turned into one sentence.
+"""The entry point: registers the sub-commands and turns every known error into one sentence.
 
-The modules with commands are loaded by every command. So they import what is slow to load (torch, numpy, pydantic and
-whatever needs them) inside the functions that use it.
+Every command loads all modules with commands. So these modules import whatever is slow to load (torch, numpy, pydantic
+and their users) inside functions.
 """
 
 import gc
@@ -14,19 +14,20 @@ from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
 from freshet.cli.data import data_app, fleet_app
 from freshet.cli.deploy import deploy_app
+from freshet.cli.paper import paper_app
 from freshet.errors import FreshetError
 from freshet.files import printable, reason
 
 app = typer.Typer(
     name="freshet",
-    help="Federated learning over unequal devices: seventeen methods in virtual time, with every decision on record.",
+    help="Federated learning over unequal devices: seventeen methods in virtual time, every decision on record.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 _DEBUG = "--debug"
-#: What torch says when there is none.
+#: Torch's message when memory runs out.
 _NO_MEMORY = "can't allocate memory"
 
 
@@ -42,7 +43,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(_DEBUG, help="Show where an error came from; allowed anywhere on the line.")
+        bool, typer.Option(_DEBUG, help="Show the traceback of an error. Allowed anywhere on the line.")
     ] = False,
 ) -> None:
     pass
@@ -54,7 +55,6 @@ app.command("pretrain")(run.pretrain)
 app.command("demo")(run.demo)
 app.command("compare")(experiments.compare)
 app.command("tune")(experiments.tune)
-app.command("paper")(experiments.paper)
 app.command("report")(report.report)
 app.command("watch")(report.watch)
 app.command("export")(report.export)
@@ -66,12 +66,13 @@ app.command("audit")(inspect.audit)
 app.add_typer(data_app, name="data")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(paper_app, name="paper")
 
 
 def main() -> None:
-    """Run the command; a user's mistake, and what the machine refuses, ends in one sentence and exit code 2.
+    """Run the command. A user's mistake or a failure of the machine ends in one sentence and exit code 2.
 
-    What is left as a traceback is an error in code: ours, or that of a method or model that was brought along.
+    A traceback means an error in code: Freshet's, or that of a user's method or model.
     """
     gc.set_threshold(50_000)  # loading modules makes many objects and no garbage
     arguments = sys.argv[1:]
@@ -81,12 +82,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(0)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # whoever read our output has enough: click and rich say 1
+        if isinstance(end.__context__, BrokenPipeError):  # the reader closed the pipe; click and rich exit with 1
             sys.exit(0)
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a library in Rust that finds no memory raises nothing less
+    except BaseException as error:  # a Rust library out of memory raises a BaseException
         if debug or not (isinstance(error, FreshetError | OSError | RecursionError) or is_out_of_memory(error)):
             raise
         _print(error_sentence(error))
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was short somewhere on the way: torch says so in words only, and what follows may say anything."""
+    """Return whether memory ran out anywhere in the chain of errors. Torch says so only in its message."""
     while error is not None:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY in str(error):
             return True
@@ -103,18 +104,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def error_sentence(error: BaseException) -> str:
-    """What is wrong, for somebody who does not read tracebacks."""
+    """Return one sentence that says what is wrong."""
     if isinstance(error, FreshetError):
         return str(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if isinstance(error.filename, str) else ""
         problem = f"{where}{reason(error)}"
     elif isinstance(error, RecursionError):
-        problem = "something that was given is nested too deeply"
+        problem = "the input is nested too deeply"
     else:
-        said = str(error).splitlines()[0][:160] if isinstance(error, MemoryError) and str(error) else ""
-        problem = "there is not enough memory" + (f" ({said})" if said else "")
-    return f"{problem} (with {_DEBUG}: where)"
+        detail = str(error).splitlines()[0][:160] if isinstance(error, MemoryError) and str(error) else ""
+        problem = "there is not enough memory" + (f" ({detail})" if detail else "")
+    return f"{problem} ({_DEBUG} shows the traceback)"
 
 
 def _print(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``freshet run`` and ``freshet demo``."""
+"""``freshet run``, ``resume``, ``pretrain`` and ``demo``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from freshet.cli.util import unused_name, quick_imports, make_writable
+from freshet.cli.util import make_writable, quick_imports, unused_name
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 
@@ -14,25 +14,26 @@ if TYPE_CHECKING:
     from freshet.result import Result
     from freshet.runs.writer import Observer
 
-#: The demo: the paper's two methods, our variant whose weights follow the server's course, and the plain reference.
+#: Methods of the demo: the paper's two, our variant that weighs by the server's course, and the reference.
 DEMO_METHODS = ("fedasmu", "fedasmu-course", "fedssmu", "fedavg")
 
 
 def run(
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]; or module:Class."),
+        typer.Option("--method", "-m", help="Method or variant (see [b]freshet methods[/b]), or module:Class."),
     ] = None,
     cell: Annotated[
         str | None,
-        typer.Option("--cell", help="Settings of one of the paper's twelve cells, see [b]freshet cells[/b]."),
+        typer.Option("--cell", help="Use the settings of one of the paper's twelve cells (see [b]freshet cells[/b])."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Virtual time to simulate: 600, 600s, 10m, 2h.")] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="End after so many rounds (asynchronous: of run.per_round uploads).")
+        int | None,
+        typer.Option("--rounds", help="End after this many rounds (asynchronous: of run.per_round uploads)."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Root of all random streams.")] = None,
     out: Annotated[
@@ -52,21 +53,24 @@ def run(
     ] = None,
     fleet_from: Annotated[
         Path | None,
-        typer.Option("--fleet-from", help="Run directory of a deployment: its devices, and its settings if none else."),
+        typer.Option(
+            "--fleet-from", help="Run directory of a deployment: use its devices and, by default, its settings."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Run one method in virtual time and write a run directory.
 
-    With nothing but --method it trains on the embedded handwritten digits: 40 devices, Dirichlet 0.3, speed ratio 5.
+    By default it trains on the built-in handwritten digits: 40 devices, Dirichlet 0.3, speed ratio 5.
 
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
     with quick_imports():
         from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
+        from freshet.experiments.length import with_length
         from freshet.federation import Federation
-        from freshet.paper.cells import cell_settings, find_cell, with_length
+        from freshet.paper.cells import cell_settings, find_cell
         from freshet.trackers import tracker
 
     if method is None and config is None and fleet_from is None:
@@ -97,7 +101,7 @@ def run(
 
 
 def _with_measured_fleet(directory: Path, tables: dict[str, Any], method: str | None) -> dict[str, Any]:
-    """Settings with the fleet of a deployment: these, or the deployment's own where there are none."""
+    """Add the fleet of a deployment to the settings. Without settings, use those of the deployment."""
     own = RunDirectory(directory).trusted_config(method)
     found = tables or own
     fleet = found.get("fleet", {}) | {"devices": own["fleet"]["devices"], "measured": str(directory)}
@@ -106,21 +110,23 @@ def _with_measured_fleet(directory: Path, tables: dict[str, Any], method: str | 
 
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    until: Annotated[str | None, typer.Option("--until", help="Another end, also for a finished run: 20m.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="The same for a run that ends by rounds.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="New end, also for a finished run: 20m.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="New number of rounds, for a run that ends by rounds.")
+    ] = None,
     executor: Annotated[
         str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if the run names one.")
+        str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if the run uses one.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
-    """Go on with a run that was interrupted, killed or stopped, from its last checkpoint: the same result, bit for bit.
+    """Resume an interrupted, killed or stopped run from its last checkpoint. The result is the same, bit for bit.
 
-    With --until a finished run goes on, too, as if that had been its end from the start.
+    With --until, a finished run continues too, as if that had been its end from the start.
 
     Example: freshet resume runs/mine --until 20m
     """
@@ -132,7 +138,7 @@ def resume(
     tables = RunDirectory(directory).trusted_config(method)
     given = {"executor": executor, "workers": workers, "address": address}
     if executor is not None and address is None:
-        given["address"] = ""  # a cluster that another executor has no use for
+        given["address"] = ""  # another executor does not use the cluster
     tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
     config = resolve(tables)
     federation = Federation.from_config(config)
@@ -150,10 +156,10 @@ def pretrain(
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Earlier FedASMU or FedSSMU runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("meta.safetensors"),
     rate: Annotated[float, typer.Option("--rate", min=0.0, help="Learning rate (the paper's eta_RL).")] = 1e-3,
-    passes: Annotated[int, typer.Option("--passes", min=1, help="How often the logs are gone through.")] = 3,
+    passes: Annotated[int, typer.Option("--passes", min=1, help="Passes over the logs.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Initialisation of the meta model.")] = 0,
 ) -> None:
-    """Pre-train the slot selector's meta model from the logs of earlier runs: merges, and requests that found nothing.
+    """Pre-train the slot selector's meta model on the logs of earlier runs: merges and unanswered requests.
 
     Use it with: freshet run -m fedasmu -s method.meta_from=meta.safetensors
     """
@@ -162,10 +168,10 @@ def pretrain(
     from freshet.methods.asmu.rule import ASMUOptions
 
     tables = [RunDirectory(directory).config() for directory in directories]
-    configs = [resolve({"training": each.get("training", {})}) for each in tables]  # what else they name is not needed
+    configs = [resolve({"training": each.get("training", {})}) for each in tables]  # the other settings are not needed
     epochs = {config.training.epochs for config in configs}
     if len(epochs) > 1:
-        raise RunError(f"these runs train {sorted(epochs)} epochs per trip; take runs that agree in training.epochs")
+        raise RunError(f"these runs train {sorted(epochs)} epochs per trip; choose runs with the same training.epochs")
     selector = meta.MetaSelector(epochs.pop(), rate, ASMUOptions().rho, seed)
     before = selector.distribution()
     events = (event for directory in directories for event in RunDirectory(directory).events())
@@ -187,12 +193,10 @@ def _finish(result: "Result", quiet: bool) -> None:
         console.print(summary_table(console, [result.summary]))
     typer.echo(str(result.directory))
     if result.summary["status"] == "interrupted":
-        typer.echo(
-            f"interrupted; everything up to now is saved. Go on with: freshet resume {result.directory}", err=True
-        )
+        typer.echo(f"interrupted; all progress is saved. Resume with: freshet resume {result.directory}", err=True)
         raise typer.Exit(130)
     if result.summary["status"] == "stopped":
-        typer.echo(f"stopped: {result.summary['stopped']}. Go on with: freshet resume {result.directory}", err=True)
+        typer.echo(f"stopped: {result.summary['stopped']}. Resume with: freshet resume {result.directory}", err=True)
 
 
 def demo(
@@ -202,7 +206,7 @@ def demo(
     until: Annotated[str, typer.Option("--until", help="Virtual time to simulate for each method.")] = "600s",
     seed: Annotated[int, typer.Option("--seed", help="Root of all random streams.")] = 0,
 ) -> None:
-    """Four methods on the embedded handwritten digits, side by side: a table and a picture in about a minute."""
+    """Compare four methods on the built-in handwritten digits: a table and a picture in about a minute."""
     from contextlib import closing
 
     from freshet.cli.screen import LiveProgress, summary_table, wide_console
@@ -224,7 +228,9 @@ def demo(
                 break
     screen = wide_console()
     screen.print(summary_table(screen, [result.summary for result in results]))
-    screen.print("fedasmu, fedssmu: the paper's methods; -course: ours, weighs by the server's course", style="dim")
+    screen.print(
+        "fedasmu, fedssmu: the paper's methods; -course: ours, weighs uploads by the server's course", style="dim"
+    )
     picture = accuracy_figure([RunDirectory(result.directory) for result in results], out / "accuracy.png")
     for result in results:
         found = audit(RunDirectory(result.directory))
@@ -233,4 +239,4 @@ def demo(
     screen.print(f"{picture}  [dim]accuracy over virtual time[/dim]", soft_wrap=True, highlight=False)
     if any(result.summary["status"] == "interrupted" for result in results):
         raise typer.Exit(130)
-    screen.print(f"see all of it in a browser: freshet report {out} --open", soft_wrap=True, highlight=False)
+    screen.print(f"see the full report in a browser: freshet report {out} --open", soft_wrap=True, highlight=False)

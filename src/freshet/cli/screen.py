@@ -1,7 +1,4 @@
-"""What a run looks like in a terminal: a live progress line and tables.
-
-The results of a grid as tables in a terminal, with everything that a reader must know to read them right.
-"""
+"""Runs in a terminal: a live progress line, a summary table, and the tables of a grid with notes on reading them."""
 
 import math
 import os
@@ -18,27 +15,29 @@ from rich.text import Text
 
 from freshet.files import printable
 from freshet.methods import builtin_about
-from freshet.report.columns import DEVICES, chosen, judged, overhead, reachable
+from freshet.report.columns import DEVICES, choose_columns, column_for, overhead, without_times
 from freshet.report.columns import Column as ResultColumn
-from freshet.report.groups import Ratio, said_diverged
+from freshet.report.groups import Ratio, describe_divergence
 from freshet.runs.records import metric_of
 from freshet.runs.writer import Observer
 
-#: The pace of a run is taken from so many uploads on, over at least so much of its length and so many seconds: before
-#: them workers start and loops are compiled.
+#: The expected duration is measured after this many uploads, over at least this share of the run and this many seconds.
+#: Before that, workers start and loops are compiled.
 WARMUP_UPLOADS, WARMUP_SHARE, WARMUP_SECONDS = 3, 0.01, 1.0
-#: A shorter run is not worth a line about its duration.
+#: Shorter runs do not announce their expected duration.
 MIN_ANNOUNCED_SECONDS = 20.0
-#: Columns of a screen on which every table fits.
+#: Columns of a screen that fits every table.
 WIDEST_SCREEN = 10_000
-#: Columns that the names beside numbers have at least.
+#: Fewest columns for names beside numbers.
 MIN_NAME_COLUMNS = 12
 
 
 class LiveProgress(Observer):
-    """A bar over virtual time, or over rounds where they end the run, with the newest accuracy and the real time that
-    the run will have taken. It only moves to and fro until the first event (workers start, loops are compiled). On a
-    pipe it stays silent but for messages, one of them the expected duration."""
+    """A bar over virtual time or rounds, whichever ends the run, with the latest accuracy and the expected real time.
+
+    Until the first event, while workers start and loops are compiled, the bar only pulses. On a pipe it prints only
+    messages, among them the expected duration.
+    """
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
@@ -65,7 +64,7 @@ class LiveProgress(Observer):
         self.bar.stop()
 
     def begin(self, label: str, until: float, rounds: int = 0) -> None:
-        """A new run starts; it ends at ``until`` or after so many rounds (0: no limit), whichever is first."""
+        """Start the bar of a run that ends at ``until`` or after ``rounds`` (0: no limit), whichever comes first."""
         self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
         self._start, self._began, self._uploads, self._announced = time.monotonic(), None, 0, False
         self._task = self.bar.add_task(
@@ -83,7 +82,7 @@ class LiveProgress(Observer):
         return f"  round {done}/{self._rounds}" if self._rounds else ""
 
     def _move(self, share: float, **shown: Any) -> None:
-        """The bar never goes back: the limit that is nearer counts."""
+        """Move the bar to the larger share of time and rounds. It never moves back."""
         if self._task is None:
             return
         self._share = min(1.0, max(self._share, share))
@@ -96,7 +95,7 @@ class LiveProgress(Observer):
         self.bar.update(self._task, total=1.0, completed=self._share, **shown)
 
     def expected_seconds(self) -> float | None:
-        """Real seconds from start to end, by the pace since the first trips; None before them."""
+        """Return the expected real seconds from start to end at the measured pace, or None if it is too early."""
         if self._began is None:
             return None
         began, share = self._began
@@ -106,10 +105,10 @@ class LiveProgress(Observer):
         return (began - self._start) + spent / done * (1.0 - share)
 
     def _announce(self, length: float) -> None:
-        """On a pipe, where there is no bar: once, if the run is long."""
+        """Print the expected duration of a long run once, on a pipe, where there is no bar."""
         if not self._announced and self.bar.disable and length >= MIN_ANNOUNCED_SECONDS:
             self.on_message(
-                f"expected to take about {clock(length)} in all, by the pace of its first {self._share:.0%}"
+                f"expected to take about {clock(length)} in total, at the pace of the first {self._share:.0%}"
             )
         self._announced = True
 
@@ -130,20 +129,20 @@ class LiveProgress(Observer):
 
     def on_end(self, summary: dict[str, Any]) -> None:
         share = 1.0 if summary["status"] == "finished" else 0.0
-        self._uploads = 0  # nothing is left to be expected
+        self._uploads = 0  # no more estimates
         shown = {"now": f"{summary['virtual_time']:.0f}", "rounds": self._of_rounds(summary["rounds"]), "expected": ""}
         self._move(share, **shown)
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 1:05, or 2:00:00."""
+    """Format seconds as 1:05 or 2:00:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -152,19 +151,19 @@ def size(count: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure, or a dash where there is none."""
+    """Format a number; a dash stands for None."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def name_with_marks(name: str) -> str:
-    """A method's name with its marks; code that a run only names (``module:Class``) is not imported for it."""
+    """Return a method's name with its marks. A user's method (``module:Class``) is not imported."""
     about = builtin_about(name)
     marks = about.marks() if about else {}
     return " ".join([name, *(f"[{mark}]" for mark in marks)])
 
 
 def cell(column: ResultColumn, value: float | None) -> str:
-    """A number of a table of results as the terminal shows it."""
+    """Format one cell of a table of results."""
     if value is None:
         return "–"
     if column.kind == "bytes":
@@ -178,11 +177,11 @@ _SUMMARY_COLUMNS = ("accuracy", "best", "time_raw", "uploads", "discards", "mean
 
 
 def results_table(summaries: list[dict[str, Any]]) -> Table:
-    """One line per run: what it reached, how fast, at what cost."""
+    """Return a table with one line per run: what it reached, how fast, at what cost."""
     target, metric = summaries[0]["target"], metric_of(summaries[0])
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    columns = [judged(key, metric) for key in reachable(_SUMMARY_COLUMNS, target)]
+    columns = [column_for(key, metric) for key in without_times(_SUMMARY_COLUMNS, target)]
     for column in columns:
         table.add_column(column.short.format(target=f"{target or 0:g}"), justify="right", no_wrap=True)
     for summary in summaries:
@@ -195,14 +194,13 @@ def results_table(summaries: list[dict[str, Any]]) -> Table:
 
 
 def summary_table(console: Console, summaries: list[dict[str, Any]]) -> Table:
-    """The same; where the screen is too narrow for it, one line per figure: no number is ever cut."""
+    """Return the results table, transposed if the screen is too narrow. No number is ever cut."""
     table = results_table(summaries)
     return table if _width(console, table) <= console.width else _transpose(table)
 
 
 def split_to_fit(console: Console, table: Table) -> list[Table]:
-    """A table; where the screen is too narrow for it, several that all begin with its first column: no number is ever
-    cut."""
+    """Split a table that is too wide for the screen. Every part repeats the first column. No number is ever cut."""
     if _width(console, table) <= console.width:
         return [table]
     first, *rest = table.columns
@@ -217,12 +215,12 @@ def split_to_fit(console: Console, table: Table) -> list[Table]:
 
 
 def _width(console: Console, table: Table) -> int:
-    """Columns of a screen on which it is whole."""
+    """Return the screen columns that the table needs."""
     return Measurement.get(console, console.options.update(max_width=WIDEST_SCREEN), table).maximum
 
 
 def _part(table: Table, columns: list[Column]) -> Table:
-    """Some columns of a table."""
+    """Return a table with these columns only."""
     part = Table(*(column.copy() for column in columns), box=None, header_style=table.header_style, pad_edge=False)
     for cells in zip(*(column.cells for column in columns), strict=True):
         part.add_row(*cells)
@@ -243,34 +241,34 @@ Record = Mapping[str, Any]
 
 
 def seed_range(value: Record) -> str:
-    """Least and greatest over seeds: 0.805–0.820."""
+    """Format the range over seeds: 0.805–0.820."""
     return f"{number(value['low'])}–{number(value['high'])}" if value["count"] > 1 else "–"
 
 
 def time_to_target(value: Record) -> str:
-    """Median time to the target, a dash when it was not reached, and how many seeds reached it if not all did."""
+    """Format the median time to the target, a dash if never reached, and how many seeds reached it if not all."""
     text = "–" if value["median"] is None else f"{value['median']:.0f} s"
     return f"{text} ({value['count']}/{value['of']})" if 0 < value["count"] < value["of"] else text
 
 
 def time_ratio(value: Record | None) -> str:
-    """Time to target over the reference's: 1.60x, or a bound where one of them never got there."""
+    """Format the time to target relative to the reference: 1.60x, or a bound if one of them never reached it."""
     return "–" if value is None else str(Ratio(value["ratio"], value["bound"]))
 
 
 def _runs(line: Record) -> str:
     failed = f" [red]{line['failed']} failed[/red]" if line["failed"] else ""
-    diverged = said_diverged(dict(line))
+    diverged = describe_divergence(dict(line))
     return f"{line['finished']}/{line['all']}{failed}" + (f" [red]{diverged}[/red]" if diverged else "")
 
 
 def accuracy_table(world: Record) -> Table:
-    """What each method reached and how fast, held against its reference; the paper's numbers beside it."""
+    """Return a table of what each method reached and how fast, beside its reference and the paper's numbers."""
     lines, target, metric = world["lines"], world["target"], metric_of(world)
     paper, timed = any(line["published"] for line in lines), target is not None
     accuracy, best, *times = (
-        judged(key, metric).short.format(target=f"{target or 0:g}")
-        for key in reachable(("accuracy", "best", "time_raw", "time_mean"), target)
+        column_for(key, metric).short.format(target=f"{target or 0:g}")
+        for key in without_times(("accuracy", "best", "time_raw", "time_mean"), target)
     )
     held = [*(["time vs reference"] if timed else []), f"{metric.name} vs", "p"]
     published = ["published", f"its time to {target:g}"] if paper and timed else []
@@ -291,12 +289,12 @@ _TIMES = ("time_raw", "time_mean")
 
 
 def _reference_cells(world: Record, line: Record) -> list[str]:
-    """A method beside its reference: time where there is a target, difference and p."""
+    """Return the cells that compare a method with its reference: time if there is a target, difference, p."""
     against = line.get("against") or {}
     difference = against.get("difference")
     time = time_ratio(against.get("time_raw")) if against else _reference(world, line)
-    told = "–" if difference is None else f"{difference:+.3f}"
-    return [*([] if world["target"] is None else [time]), told, number(against.get("p"))]
+    shown = "–" if difference is None else f"{difference:+.3f}"
+    return [*([] if world["target"] is None else [time]), shown, number(against.get("p"))]
 
 
 def _reference(world: Record, line: Record) -> str:
@@ -304,9 +302,9 @@ def _reference(world: Record, line: Record) -> str:
 
 
 def cost_table(world: Record) -> Table:
-    """What each method cost, as medians over seeds: staleness, discards, trips computed, real time."""
+    """Return a table of costs, as medians over seeds: staleness, discards, trips computed, real time."""
     lines = world["lines"]
-    columns = chosen(("mean_staleness", "discards", "rejected", "trips", "wall_seconds"), lines)
+    columns = choose_columns(("mean_staleness", "discards", "rejected", "trips", "wall_seconds"), lines)
     table = _table([column.short for column in columns])
     for line in lines:
         table.add_row(escape(line["label"]), *(cell(column, line[column.key]["median"]) for column in columns))
@@ -314,9 +312,9 @@ def cost_table(world: Record) -> Table:
 
 
 def devices_table(world: Record) -> Table | None:
-    """How the devices fared, as medians over seeds; None where no run tested it."""
+    """Return a table of results on the devices, as medians over seeds; None if no run tested them."""
     lines = world["lines"]
-    columns = chosen(DEVICES, lines)
+    columns = choose_columns(DEVICES, lines)
     table = _table([column.short for column in columns])
     for line in lines:
         table.add_row(escape(line["label"]), *(cell(column, line[column.key]["median"]) for column in columns))
@@ -324,8 +322,8 @@ def devices_table(world: Record) -> Table | None:
 
 
 def traffic_table(world: Record) -> Table:
-    """What each method sent, as medians over seeds; the fresh models are what FedASMU and FedSSMU send besides."""
-    table = _table(["up", "down", "of it fresh models", "on top of the rest"])
+    """Return a table of bytes sent, as medians over seeds. Fresh models are what FedASMU and FedSSMU send extra."""
+    table = _table(["up", "down", "of which fresh models", "relative to the rest"])
     for line in world["lines"]:
         up, down, fresh = (line[key]["median"] for key in ("bytes_up", "bytes_down", "bytes_fresh"))
         share = overhead(up, down, fresh)
@@ -346,13 +344,13 @@ def _table(headings: Sequence[str]) -> Table:
 
 
 def wide_console() -> Console:
-    """A console for tables; in a file or a pipe there is room for all columns."""
+    """Return a console for tables. A file or pipe has room for all columns."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=180)
 
 
 def print_results(console: Console, results: Record) -> None:
-    """All tables of a grid, with everything that a reader must know to read them right."""
+    """Print all tables of a grid, with notes on how to read them."""
     console.print(Text(results["title"], style="bold"))
     if results["scale"]:
         console.print(Text(f"SCALE {results['scale']['scale']:g}: {results['scale']['meaning']}", style="yellow"))
@@ -374,41 +372,45 @@ def print_results(console: Console, results: Record) -> None:
 
 
 _TIMES_NOTE = (
-    " Times: first test with the target reached, and first with the mean of five tests there; – means never, (1/3) by "
-    "one seed of 3"
+    " Times: first test that reaches the target, and first mean of five tests that does; – means never, (1/3) one seed "
+    "of 3"
 )
 _RATIOS_NOTE = (
     "time vs reference: 1.60x = takes 1.6 times as long as its reference to reach the target, 0.50x = half as long; "
-    ">2.10x: had not reached it when its runs ended, <0.50x: the reference had not. "
+    ">2.10x: the method never reached it, <0.50x: the reference never did. "
 )
 
 
 def _reading_notes(results: Record) -> list[str]:
-    """How to read the tables."""
+    """Return notes on how to read the tables."""
     lines = [line for world in results["worlds"] for line in world["lines"]]
     held = [line for line in lines if "against" in line]
     pairs = max((line["against"]["pairs"] for line in held), default=0)
     name = "/".join(dict.fromkeys(metric_of(world).name for world in results["worlds"])) or "accuracy"
     timed = any(world["target"] is not None for world in results["worlds"])
-    told, times = (f"{name}, best, times", _TIMES_NOTE) if timed else (f"{name}, best", "")
-    notes = [f"{told}: median over the seeds that came to their end; range: least–greatest.{times}"]
+    columns, times = (f"{name}, best, times", _TIMES_NOTE) if timed else (f"{name}, best", "")
+    notes = [f"{columns}: median over finished seeds; range: lowest–highest.{times}"]
     if any(line[key]["count"] for line in lines for key in DEVICES):
         notes.append(
-            "median device, 10th pct., worst device: accuracy of the last model on what each device is tested on; "
-            "Jain: 1 when all devices fare alike, 1/n when one has everything; personal: after local steps there"
+            "median device, 10th pct., worst device: accuracy of the last model on each device's test samples; "
+            "Jain: 1 if all devices do equally well, 1/n if one has everything; personal: after local steps there"
         )
     if held:
         named: dict[str, list[str]] = {}
         for line in held:
             named.setdefault(line["against"]["reference"], []).append(line["label"])
-        said = "; ".join(f"{', '.join(dict.fromkeys(names))} against {reference}" for reference, names in named.items())
-        notes.append(f"{_RATIOS_NOTE if timed else ''}References: {said}")
+        pairs_text = "; ".join(
+            f"{', '.join(dict.fromkeys(names))} against {reference}" for reference, names in named.items()
+        )
+        notes.append(f"{_RATIOS_NOTE if timed else ''}References: {pairs_text}")
     if pairs:
         notes.append(
-            f"{name} vs: mean difference of {name} to the reference over common seeds; p: exact paired sign-flip "
-            f"test, not corrected for the number of methods; with {pairs} seeds it cannot be below {2 / 2**pairs:.2g}"
+            f"{name} vs: mean difference of {name} from the reference over common seeds; p: exact paired sign-flip "
+            f"test, not corrected for the number of methods; with {pairs} seeds it is at least {2 / 2**pairs:.2g}"
         )
     if any(line["diverged"] for line in lines):
-        notes.append("diverged: the model became useless; such a run has ended, and its last numbers enter the medians")
+        notes.append(
+            "diverged: the model became useless; the run stopped there, and its last numbers count in the medians"
+        )
     marks = {mark: text for line in lines for mark, text in line["marks"].items()}
     return notes + [f"[{mark}] {text}" for mark, text in marks.items()]

@@ -50,7 +50,7 @@ const Experiments = (() => {
       const bytes = [line.bytes_up, line.bytes_down, line.bytes_fresh].map((value) => told(value, mega));
       return row(who(line), ...bytes, told(line.overhead, (share) => `+${percent(share)} %`));
     });
-    const headings = ["method", "up (MB)", "down (MB)", "of it fresh models (MB)", "on top of the rest"];
+    const headings = ["method", "up (MB)", "down (MB)", "of which fresh models (MB)", "relative to the rest"];
     return panel(Words.table(headings, rows));
   }
   function world(found) {
