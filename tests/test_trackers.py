@@ -58,7 +58,7 @@ def test_a_tracker_that_breaks_says_so_once_and_the_run_goes_on(federate, tmp_pa
         plain = federate("fedavg").run(40, out=tmp_path / "a")
         tracked = federate("fedavg").run(40, out=tmp_path / "b", observers=[Broken()])
     assert plain.summary["weights_sha256"] == tracked.summary["weights_sha256"]
-    said = [record.getMessage() for record in caplog.records if "is not whole" not in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "is reduced" not in record.getMessage()]
     assert said == ["Broken stops tracking this run: the server is gone"]
 
 

@@ -1,4 +1,4 @@
-"""A data set that is not whole says so: on the screen, in config.toml and in summary.json."""
+"""A data set that is reduced says so: on the screen, in config.toml and in summary.json."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ def test_whole_sets_say_nothing(tmp_path, federate):
     assert from_arrays("mine", (x, y), (x, y)).reduction_notice() is None
     heard = Heard()
     federate(data={"train_samples": 0, "test_samples": 0}).run(1, out=tmp_path / "run", observers=[heard])
-    assert not any("not whole" in said for said in heard.said)
+    assert not any("is reduced" in said for said in heard.said)
     facts = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
     assert facts == {
         "name": "digits", "train": 1438, "test": 359, "whole_train": 1438, "whole_test": 359, "held_out": False,
@@ -38,12 +38,12 @@ def test_whole_sets_say_nothing(tmp_path, federate):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.subset(700), "digits is not whole: trains on 700 of 1,438 samples and tests on all test samples"),
-        (lambda d: d.subset(None, 50), "digits is not whole: trains on all samples and tests on 50 of 359"),
-        (lambda d: d.subset(700, 50), "digits is not whole: trains on 700 of 1,438 samples and tests on 50 of 359"),
+        (lambda d: d.subset(700), "digits is reduced: trains on 700 of 1,438 samples and tests on all test samples"),
+        (lambda d: d.subset(None, 50), "digits is reduced: trains on all samples and tests on 50 of 359"),
+        (lambda d: d.subset(700, 50), "digits is reduced: trains on 700 of 1,438 samples and tests on 50 of 359"),
         (
             lambda d: d.with_validation(0.5, 0),
-            "digits is not whole: trains on 719 of 1,438 samples and tests on 719 samples held out of the training set",
+            "digits is reduced: trains on 719 of 1,438 samples and tests on 719 samples held out of the training set",
         ),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_part_says_of_what(change, says):
 def test_a_part_is_said_on_the_screen_in_the_config_and_in_the_summary(tmp_path, federate):
     heard = Heard()
     result = federate().run(1, out=tmp_path / "run", observers=[heard])
-    sentence = "digits is not whole: trains on 240 of 1,438 samples and tests on 120 of 359"
+    sentence = "digits is reduced: trains on 240 of 1,438 samples and tests on 120 of 359"
     assert heard.said.count(sentence) == 1
     assert result.summary["data"]["part"] == sentence
     assert (tmp_path / "run" / "config.toml").read_text().startswith(f"# {sentence}\n")
@@ -75,5 +75,5 @@ def test_the_part_of_tiny_imagenet_says_so(real_data: Path):
         assert data.reduction_notice() is None
     else:
         assert data.reduction_notice() == (
-            "tiny-imagenet is not whole: trains on 20,000 of 100,000 samples and tests on 4,000 of 10,000"
+            "tiny-imagenet is reduced: trains on 20,000 of 100,000 samples and tests on 4,000 of 10,000"
         )

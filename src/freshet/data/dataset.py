@@ -154,7 +154,7 @@ class DataSet:
             parts.append(f"tests on {test:,} samples held out of the training set")
         else:
             parts.append(f"tests on {test:,} of {whole[1]:,}" if test != whole[1] else "tests on all test samples")
-        return f"{self.name} is not whole: {' and '.join(parts)}"
+        return f"{self.name} is reduced: {' and '.join(parts)}"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
