@@ -1,8 +1,8 @@
-"""Errors that a user can cause and mend. The command line prints them as one sentence and exits with code 2."""
+"""Errors that a user can cause and fix. The command line prints them as one sentence and exits with code 2."""
 
 
 class FreshetError(Exception):
-    """Base of every error that Freshet raises on purpose; its text is one sentence for the user."""
+    """Base of every error that Freshet raises on purpose. Its text is one sentence for the user."""
 
 
 class ConfigError(FreshetError, ValueError):
@@ -21,8 +21,8 @@ class DataError(FreshetError, ValueError):
 
 
 class Stop(Exception):
-    """Raised by an observer to end a run: it stops before its next event, as "stopped", with all its files whole."""
+    """Raised by an observer to end a run. It stops before its next event with status "stopped" and complete files."""
 
 
 class RunError(FreshetError, RuntimeError):
-    """A run directory or log cannot be used, or a run cannot go on."""
+    """A run directory or log cannot be used, or a run cannot continue."""

@@ -1,7 +1,7 @@
-"""Files that somebody else may have laid out: opened only if they are what they seem, read only up to a bound.
+"""Safe access to files from untrusted folders: only regular files are opened, and reads are bounded.
 
-A folder from outside can hold links to files of the user, pipes that never answer and devices that never end. All
-problems are ``OSError`` with a reason, so that callers treat them like any other file that cannot be used.
+Such a folder can hold links to the user's files, pipes that never answer and devices that never end. All problems are
+``OSError`` with a reason, so that callers treat them like any other unusable file.
 """
 
 import errno
@@ -18,23 +18,23 @@ from typing import BinaryIO, NoReturn
 
 from freshet.errors import RunError
 
-#: Bytes of a text file (settings, summaries) that are read at most.
+#: The most bytes read from a text file (settings, summaries).
 TEXT_LIMIT = 1 << 26
 
 
 def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
-    """Open a regular file for reading; a pipe or a device is refused at once, and without ``links`` a link, too."""
+    """Open a regular file for reading. Pipes and devices are refused, and without ``links`` also links."""
     return os.fdopen(_descriptor(path, os.O_RDONLY | (0 if links else os.O_NOFOLLOW)), "rb")
 
 
 def open_own(path: Path, *, create: bool = False) -> BinaryIO:
-    """Open a file for reading and writing that lies here and nowhere else: no link, no pipe, no second name."""
+    """Open a file for reading and writing if it is not a link, a pipe or hard-linked elsewhere."""
     flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     return os.fdopen(_descriptor(path, flags, alone=True), "r+b")
 
 
 def _descriptor(path: Path, flags: int, *, alone: bool = False) -> int:
-    """A descriptor of a regular file; O_NONBLOCK, so that a pipe without another end does not hold us up."""
+    """A descriptor of a regular file. O_NONBLOCK prevents waiting for the other end of a pipe."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
     except OSError as error:
@@ -48,7 +48,7 @@ def _descriptor(path: Path, flags: int, *, alone: bool = False) -> int:
         if not stat.S_ISREG(facts.st_mode):
             _refuse(path, "it is not a regular file")
         if alone and facts.st_nlink > 1:
-            _refuse(path, "it has another name elsewhere (a hard link); put a copy in its place")
+            _refuse(path, "it has a hard link elsewhere; replace it by a copy")
     except BaseException:
         os.close(descriptor)
         raise
@@ -69,16 +69,16 @@ def read_regular(path: Path, limit: int = TEXT_LIMIT, *, links: bool = True) -> 
 
 
 def open_many() -> int:
-    """Let this process, and what it starts, open as many files as the system allows; returns how many."""
+    """Raise the limit of open files, for this process and its children, to the maximum. Returns the limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems have another bound besides
+    with suppress(ValueError, OSError):  # some systems have a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder unless it is there; one that is a link to elsewhere is refused."""
+    """Make a folder unless it exists. A link is refused."""
     folder.mkdir(exist_ok=True)
     if not stat.S_ISDIR(folder.lstat().st_mode):
         _refuse(folder, "it is a link")
@@ -86,9 +86,9 @@ def own_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Replace a file as a whole: a reader sees the old content or the new, never a part, even after a power cut."""
+    """Replace a file atomically: a reader sees the old content or the new, even after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    temporary.unlink(missing_ok=True)  # of a process that was killed and had our number
+    temporary.unlink(missing_ok=True)  # left by a killed process with the same id
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -102,7 +102,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole with ``content``."""
+    """Replace a file atomically with ``content``."""
     with replacing(path) as file:
         file.write(content)
 
@@ -118,7 +118,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what a full disk or a missing folder raises into one sentence."""
+    """Turn errors such as a full disk or a missing folder into one sentence."""
     try:
         yield
     except OSError as error:
@@ -126,11 +126,11 @@ def writing(path: Path, remedy: str) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """Why, in the words of the operating system."""
+    """The operating system's description of an error."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def printable(text: object) -> str:
-    """Text from outside as a terminal may show it: what would move its cursor or change its title is spelled out."""
+    """Untrusted text for a terminal. Control characters are escaped."""
     shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
     return "".join(shown)

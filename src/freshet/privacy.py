@@ -1,20 +1,17 @@
-"""What a run with noise on the devices has cost them in privacy, by Google's dp-accounting.
-
-Each trip of a device releases at most one update (``privacy.py``): a Gaussian mechanism of multiplier noise / 2.
-Trips compose adaptively; Renyi differential privacy gives epsilon at the asked delta. Trips count from their start,
-lost ones too, since nobody knows how far their update came.
-
-Privacy on the device: the update is clipped and Gaussian noise is added before anything leaves it.
+"""Local differential privacy: clip the update and add Gaussian noise on the device, and account for what it costs.
 
     d = u - w_b,   d' = d min(1, C / |d|) + N(0, (noise C)^2 I),   sent: w_b + d'
 
-Whatever the device's samples are, the clipped d lies in a ball of radius C: exchanging them all for others moves it by
-at most 2 C. So each upload is a Gaussian mechanism with a deviation of ``noise / 2`` sensitivities, and the trips of a
-device compose (``privacy.py``). That is a guarantee for all samples of a device together, against everybody who
-sees its uploads, the server included. How many samples it has, and when it is there, counts as public.
+The clipped d lies in a ball of radius C whatever the device's samples are, so exchanging them all moves it by at most
+2 C. Each upload is therefore a Gaussian mechanism with noise multiplier ``noise / 2``. The guarantee covers all samples
+of a device together, against everybody who sees its uploads, including the server. The number of samples and the times
+of availability count as public.
 
-All else that leaves the device must not depend on its samples: reports are withheld but for what a rule says is public,
-a model that is not finite goes up as noise, and rules that leave no such choice are refused (``LocalRule.leak``).
+Nothing else that leaves the device may depend on its samples. Reports are withheld except for what a rule declares
+public. A model that is not finite is sent as noise. Rules that leak otherwise are refused (``LocalRule.leak``).
+
+The trips of a device compose adaptively. Google's dp-accounting computes epsilon at the given delta with Renyi
+differential privacy. A trip counts from its start, even if it is lost, since nobody knows how far its update came.
 """
 
 import math
@@ -32,9 +29,11 @@ from freshet.errors import ConfigError
 
 
 class PrivacyOptions(Options):
-    """Clipping and noise on each device (local differential privacy for all samples of a device together)."""
+    """Clipping and noise on each device: local differential privacy for all samples of a device together."""
 
-    clip: float = Field(0.0, ge=0, description="longest update that leaves a device, C (0: no clipping, no noise)")
+    clip: float = Field(
+        0.0, ge=0, description="C, the largest norm of an update (0: no clipping, no noise)"
+    )
     noise: float = Field(1.0, gt=0, description="standard deviation of the noise on each number, in units of C")
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is reported")
 
@@ -44,7 +43,7 @@ class PrivacyOptions(Options):
 
 
 def privatise(options: PrivacyOptions, weights: Vector, base: Vector, rng: np.random.Generator) -> Vector:
-    """``w_b + d'``; all weights are learnable."""
+    """``w_b + d'``. All weights must be learnable."""
     with np.errstate(over="ignore", invalid="ignore"):
         d = combine([(1.0, weights), (-1.0, base)])
     length = norm(d) if is_finite(d) else math.inf
@@ -65,7 +64,7 @@ class Accountant:
         self.options = options
 
     def summary(self, trips: Mapping[int, int]) -> dict[str, Any]:
-        """For the summary: the largest epsilon, whose it is, and every device's."""
+        """Entries of the summary: the largest epsilon, its device, and the epsilon of every device."""
         noise, delta = self.options.noise, self.options.delta
         by_device = {str(device): epsilon(noise, count, delta) for device, count in sorted(trips.items())}
         largest = max(by_device, key=lambda device: by_device[device], default=None)
@@ -80,7 +79,7 @@ class Accountant:
 
 @cache
 def epsilon(noise: float, uploads: int, delta: float) -> float:
-    """Epsilon at delta of so many updates of one device, each with noise of ``noise`` clipping lengths."""
+    """Epsilon at ``delta`` of ``uploads`` updates of one device, with noise in units of the clipping norm."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -90,6 +89,6 @@ def epsilon(noise: float, uploads: int, delta: float) -> float:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """What the terminal says."""
+    """The sentence for the terminal."""
     who = f"device {found['device']}, {found['uploads']} updates"
     return f"privacy: epsilon is at most {found['epsilon']:.4g} at delta {found['delta']:g} ({who})"

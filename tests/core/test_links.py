@@ -111,5 +111,5 @@ def test_what_devices_hold_is_saved_and_of_another_size_refused() -> None:
         == links.encode_assignment(given(7, 2, model(1))).weights.tobytes()
     )
     small = Layout.build([("w", (10,), "learnable")])
-    with pytest.raises(ValueError, match="10 numbers"):
+    with pytest.raises(ValueError, match="10 entries"):
         Links(options, small).restore(links.state())

@@ -24,7 +24,7 @@ from freshet.core.messages import Upload
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, distance_from_line
 from freshet.methods import registry
-from tests.methods.lab import LAYOUT, LEARNABLE, REPORTS, SIZE, server_of, upload_of, vector
+from tests.methods.helpers import LAYOUT, LEARNABLE, REPORTS, SIZE, server_of, upload_of, vector
 
 LARGEST = float(np.finfo(np.float32).max)
 PLAIN = Layout.build([("w", (4,), "learnable")])

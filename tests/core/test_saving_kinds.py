@@ -99,16 +99,16 @@ BAD = [
 
 @pytest.mark.parametrize(("hint", "value", "sentence"), BAD, ids=[sentence for _, _, sentence in BAD])
 def test_what_cannot_come_back_is_refused_by_its_place(hint, value, sentence):
-    with pytest.raises(RunError, match=f"^self.state.{sentence}; keep numbers, texts, lists, tuples, dicts and numpy"):
+    with pytest.raises(RunError, match=f"^self.state.{sentence}; use numbers, strings, lists, tuples, dicts and numpy"):
         saving.dump(make_dataclass("Kept", [("v", hint)])(value), "self.state")
 
 
 @pytest.mark.parametrize(
     ("hint", "value", "sentence"),
     [
-        (dict, {1: Part(3)}, r"self.state.v\[1\] is a Part and would not come back as one; name that in its annot"),
-        (Any, Pair(1, "x"), r"self.state.v is a Pair and would not come back as one"),
-        (dict, {Pair(1, "x"): 3}, r"self.state.v has a key that is a .*Pair; take numbers, texts or tuples of them"),
+        (dict, {1: Part(3)}, r"self.state.v\[1\] is a Part, but would not be restored as one; name it in the annot"),
+        (Any, Pair(1, "x"), r"self.state.v is a Pair, but would not be restored as one"),
+        (dict, {Pair(1, "x"): 3}, r"self.state.v has a key that is a .*Pair; use numbers, strings or tuples of them"),
         (dict, {frozenset(): 3}, r"self.state.v has a key that is a frozenset"),
         (list[int], (1, 2), r"self.state.v is a tuple, but its annotation says list\[int\]"),
         (int, [1], r"self.state.v is a list, but its annotation says int"),

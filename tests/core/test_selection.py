@@ -118,14 +118,14 @@ def test_a_function_sees_the_candidates_and_its_own_random_stream():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([0, 1, 2], "gave 3 devices, but at most 2"),
-        ([1, 1], "gave a device twice"),
-        ([0, 7], "gave device 7, which is not one of the candidates"),
-        ([3], "gave device 3, which is not"),
-        ([0.0], "must give a list of device numbers"),
-        (["a"], "must give a list of device numbers"),
-        ([[0, 1]], "must give a list of device numbers"),
-        (None, "must give device numbers"),
+        ([0, 1, 2], "returned 3 devices, but at most 2"),
+        ([1, 1], "returned a device twice"),
+        ([0, 7], "returned device 7, which is not one of the candidates"),
+        ([3], "returned device 3, which is not"),
+        ([0.0], "must return a list of device numbers"),
+        (["a"], "must return a list of device numbers"),
+        ([[0, 1]], "must return a list of device numbers"),
+        (None, "must return device numbers"),
     ],
 )
 def test_what_a_function_gives_is_checked(given, says):

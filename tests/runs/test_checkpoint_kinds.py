@@ -32,7 +32,7 @@ def test_arrays_in_tuples_are_owned_too():
 @pytest.mark.parametrize("tree", [lambda m: {"devices": {"memory": {"3": m}}}, lambda m: {"memory": m}])
 def test_what_a_device_cannot_remember_is_named(tree, value):
     elsewhere = LazyArray((1,), np.dtype(np.float32), lambda: np.ones(1, np.float32))
-    with pytest.raises(RunError, match=r"^local.memory\['last'\]\[0\] is a .*; keep numbers, texts, lists"):
+    with pytest.raises(RunError, match=r"^local.memory\['last'\]\[0\] is a .*; use numbers, strings, lists"):
         pack(tree({"far": elsewhere, "last": [value]}))
 
 

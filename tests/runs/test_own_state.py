@@ -85,7 +85,7 @@ class Tensors(Counting):
 
 
 def test_a_memory_that_cannot_be_saved_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"local.memory\['last'\] is a torch.Tensor; keep numbers, texts, lists"):
+    with pytest.raises(RunError, match=r"local.memory\['last'\] is a torch.Tensor; use numbers, strings, lists"):
         federation(Tensors).run(until=15, out=tmp_path / "a")
 
 
@@ -96,7 +96,9 @@ def test_a_state_that_cannot_be_saved_ends_the_run_with_its_first_upload(value, 
             self.state.times["odd"] = value
             return Wait()
 
-    with pytest.raises(RunError, match=r"^method Odd: self.state.times\['odd'\].* is a .*; keep numbers, texts, lists"):
+    with pytest.raises(
+        RunError, match=r"^method Odd: self.state.times\['odd'\].* is a .*; use numbers, strings, lists"
+    ):
         federation(Odd).run(until=60, out=tmp_path / "a")
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["uploads"] <= 1
 
@@ -117,7 +119,7 @@ def test_numbers_that_cannot_be_logged_are_named(value, tmp_path):
         def receive(self, server, upload, trip):
             return super().receive(server, upload, trip)._replace(numbers={"fine": [1, {"x": "y"}], "q": value})
 
-    with pytest.raises(RunError, match=r"^method Telling gave an Aggregate whose numbers\['q'\].* is a .*; take"):
+    with pytest.raises(RunError, match=r"^method Telling gave an Aggregate whose numbers\['q'\].* is a .*; use numbers"):
         federation(Telling).run(until=60, out=tmp_path / "a")
 
 

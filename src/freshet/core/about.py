@@ -1,6 +1,6 @@
-"""What a method says of itself, in one place: names and marks, what the tuner may change, what a report draws.
+"""The header of a method: its names and marks, what the tuner may change, and what a report draws.
 
-Plain data; the tuner and the report read it and know no method by name.
+It is plain data. The tuner and the report read it and know no method by name.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Replaces = Literal["arrival", "aggregation"]
 
 
 class Remark(NamedTuple):
-    """What a reader of results must know about a method: a short mark beside its name, and the sentence behind it."""
+    """What a reader of results must know about a method: a short mark beside its name, and its explanation."""
 
     mark: str
     text: str
@@ -22,7 +22,7 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True)
 class Range:
-    """What an option may be when it is tuned: from ``low`` to ``high``, both included; ``log`` where factors matter."""
+    """The tuning range of an option, from ``low`` to ``high`` inclusive; ``log`` for a logarithmic scale."""
 
     low: float
     high: float
@@ -30,23 +30,23 @@ class Range:
     whole: bool = False
 
     def clip(self, value: float) -> float:
-        """The nearest value inside."""
+        """The nearest value in the range."""
         return min(self.high, max(self.low, value))
 
     def within(self, in_flight: int) -> "Range":
-        """What is left of it when so many devices train at once."""
+        """The part of the range that is possible with ``in_flight`` devices training at once."""
         return self
 
 
 class UploadCount(Range):
-    """Of an option that counts the uploads to wait for: never more than devices train at once."""
+    """The range of an option that counts uploads to wait for: at most the devices in flight."""
 
     def within(self, in_flight: int) -> Range:
         return Range(min(self.low, in_flight), min(self.high, in_flight), self.log, self.whole)
 
 
 class Curve(NamedTuple):
-    """A number in the method's events that is worth a curve over time, one per device (the event names it)."""
+    """A number in the method's events that a report draws over time, one curve per device."""
 
     name: str
     #: The kind of event, and the number's key in it.
@@ -66,15 +66,15 @@ class About:
     citation: str
     #: Named presets: ``{"fedasmu-da": {"dynamic_server": False}}``.
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: True when the original formulas are not accessible; shown in every table.
+    #: True if the original formulas are not accessible. Every table shows it.
     reconstructed: bool = False
-    #: Shown with the method's results, for example when a part of the paper is left out.
+    #: Shown with the method's results, for example if a part of the paper is left out.
     remark: Remark | None = None
-    #: When a finished device is replaced under the constant-concurrency trigger.
+    #: When the concurrency trigger replaces a finished device.
     replaces: Replaces = "arrival"
-    #: What ``freshet tune`` may change beside the learning rate: option to range.
+    #: What ``freshet tune`` may change in addition to the learning rate: ranges by option.
     space: Mapping[str, Range] = field(default_factory=dict)
-    #: The same for variants whose options are useful in other ranges: variant to option to range.
+    #: Other ranges for some variants: ranges by variant and option.
     spaces: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
     #: What the report draws over time.
     curves: tuple[Curve, ...] = ()
@@ -87,10 +87,10 @@ class About:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The method's own name and those of its variants."""
+        """The names of the method and its variants."""
         return (self.name, *self.variants)
 
     def marks(self) -> dict[str, str]:
-        """What must be said of the method wherever its results stand: marks, and the sentence behind each."""
+        """Marks to print beside the method's results, each with its explanation."""
         marks = {"R": "reconstructed: the original formulas are not accessible"} if self.reconstructed else {}
         return marks | ({self.remark.mark: self.remark.text} if self.remark else {})

@@ -1,10 +1,10 @@
-"""Comparing a logged number with the one that the formulas give."""
+"""Compare a logged number with the one that the formulas give."""
 
 import math
 
 
 class Mismatch(Exception):
-    """A logged number does not follow from the others; the text says which."""
+    """A logged number does not follow from the others. The text says which."""
 
 
 def expect(name: str, logged: float, recomputed: float, tolerance: float = 1e-9) -> None:

@@ -1,4 +1,4 @@
-"""Compiling loops over arrays. Import this, and what uses it, only when a loop is to run: numba is slow to load."""
+"""Compile loops over arrays. Import this, and modules that use it, only before a loop runs: numba is slow to load."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ COMPILING = "compiling loops, once, about 10 s"
 
 
 def compile_loop(signature: Any) -> Callable[[Loop], Loop]:
-    """Compile a loop when its module is loaded, and keep the machine code on disk where that is possible."""
+    """Compile a loop when its module is loaded, and cache the machine code on disk if possible."""
 
     def compile_(loop: Loop) -> Loop:
         try:
             machine_code: Loop = njit(signature, nogil=True, cache=True)(loop)
-        except Exception:  # no folder that can be written, a full disk, a damaged file in the cache
+        except Exception:  # a read-only folder, a full disk, a damaged cache file
             machine_code = njit(signature, nogil=True)(loop)
         return machine_code
 
@@ -25,13 +25,13 @@ def compile_loop(signature: Any) -> Callable[[Loop], Loop]:
 
 
 def inline(entry: Loop) -> Loop:
-    """A function that compiled loops may call at no cost."""
+    """Compile a function that compiled loops call at no cost."""
     compiled_entry: Loop = njit(entry)
     return compiled_entry
 
 
 class _Announcer(event.Listener):
-    """Says once that something is being compiled (what is found on disk is not)."""
+    """Says once that something is being compiled. Loading cached code does not count."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say: Callable[[str], None] | None = say
@@ -47,6 +47,6 @@ class _Announcer(event.Listener):
 
 @contextmanager
 def announce_compiling(say: Callable[[str], None]) -> Iterator[None]:
-    """Say it as soon as a loop has to be compiled in here, since that takes a while."""
+    """Call ``say`` as soon as a loop must be compiled in this context, since that takes a while."""
     with event.install_listener("numba:compile", _Announcer(say)):
         yield

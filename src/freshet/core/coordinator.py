@@ -1,12 +1,12 @@
-"""The rules of a run that do not depend on what a clock is: a driver brings what happens and carries out the answers.
+"""The rules of a run that do not depend on the clock. A driver reports what happens and carries out the answers.
 
-    tick       it is time to look for idle devices       -> assignments to send, and when to be woken again
-    request    a device in mid-training asks             -> the fresh model, or nothing newer
-    merged     a device has merged it (where a driver sees that happen; else the upload tells)
-    arrived    an upload is there                        -> what became of it, and who should hurry
-    lost       a device in flight will not upload
+    tick            time to look for idle devices        -> assignments to send, and when to call again
+    request         a device in mid-training asks        -> the fresh model, or nothing newer
+    fresh_merged    a device has merged it (if the driver sees this; otherwise the upload tells)
+    upload_arrived  an upload has arrived                -> what became of it, and which devices should hurry
+    trip_lost       a device in flight will not upload
 
-Every answer holds the events for the log, in order. What is counted, is counted here.
+Every answer holds the events for the log, in order. All counts are kept here.
 """
 
 import math
@@ -34,7 +34,7 @@ from freshet.core.scheduling import Trigger
 from freshet.core.server import ActiveTrip, RequestRefused, Server
 from freshet.core.stopping import Deadline, DivergenceMonitor, RoundLimit, StallDetector
 
-#: Counts that are in every row of metrics.jsonl.
+#: Counts in every row of metrics.jsonl.
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
 
 
@@ -49,7 +49,7 @@ class Counts:
     aggregations: int = 0
     discards: int = 0
     rejected: int = 0
-    #: Rejected ones that no sane training makes: not finite, or out of all proportion.
+    #: Rejected uploads that are not finite or exceed the norm gate: a sign of divergence.
     wild: int = 0
     lost: int = 0
     bytes_up: int = 0
@@ -59,8 +59,8 @@ class Counts:
 
 
 class Effects(NamedTuple):
-    """What a driver has to do: log, send, tell devices to hurry, call ``tick`` at some times (``look_at``: when trips
-    may be overdue), forget about trips that were given up."""
+    """What a driver has to do: log events, send messages, tell devices to hurry, call ``tick`` at ``wake_at`` and (when
+    trips may be overdue) ``look_at``, and forget trips that were given up."""
 
     events: Sequence[Event] = ()
     assignments: Iterable[Assignment] = ()
@@ -72,15 +72,17 @@ class Effects(NamedTuple):
 
 
 class Coordinator:
-    """Server and trigger, seen by a driver. ``rounds`` ends the run after so many (0: it does not), ``deadline`` a trip
-    after so many seconds (0: none)."""
+    """Server and trigger, as a driver sees them.
+
+    The run ends after ``rounds`` rounds (0: no limit). A trip is given up after ``deadline`` seconds (0: never).
+    """
 
     def __init__(
         self, server: Server, trigger: Trigger, rounds: int = 0, endless: bool = False, deadline: float = 0.0
     ) -> None:
         self.server, self.trigger = server, trigger
         self.counts, self.divergence_monitor, self.rounds = Counts(), DivergenceMonitor(), RoundLimit(rounds)
-        #: Whether only the rounds end the run.
+        #: Whether the run has no time limit, so that only ``rounds`` ends it.
         self.endless = endless
         #: True when the last round is over.
         self.over = False
@@ -90,28 +92,30 @@ class Coordinator:
     # ---- starting trips
 
     def wake(self, at: float) -> float | None:
-        """Remember that ``tick`` is wanted at this time; None when it was already, be it to look for overdue trips."""
+        """Schedule a ``tick`` at this time. Returns None if one is already scheduled, also one for overdue trips."""
         if at in self._wakes:
             return None
         self._wakes.add(at)
         return None if at == self.deadline.next_check else at
 
     def postpone(self, at: float, now: float) -> float | None:
-        """The ``tick`` of this time is wanted at the trigger's next one after ``now`` instead."""
+        """Move the ``tick`` of this time to the trigger's first one after ``now``."""
         self._wakes.discard(at)
         return self.wake(next_multiple(now, self.trigger.period))
 
     def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
-        """Start trips of idle devices that are there, as many as the trigger wants; give up those that are overdue."""
+        """Start as many trips on idle, available devices as the trigger wants. Give up overdue trips."""
         if self.deadline.seconds:
             return self._tick_with_deadline(now, available)
         self._wakes.discard(now)
         return self._start(now, available)
 
     def _tick_with_deadline(self, now: float, available: Callable[[int], bool]) -> Effects:
-        """The periodic trigger listens to its own clock alone, not to that of the deadline. A run that ends here is
-        woken again at this time if it is given a later end."""
-        server, woken = self.server, now in self._wakes
+        """The periodic trigger follows only its own clock, not the deadline's.
+
+        A run that ends here continues from this time if it is extended.
+        """
+        server, scheduled = self.server, now in self._wakes
         self._wakes.discard(now)
         late, events = self.deadline.overdue(now, server.active_trips), list[Event]()
         for device, trip in late:
@@ -119,7 +123,7 @@ class Coordinator:
         hurry = self._hurry(events)
         self.over |= bool(late) and self.rounds.trip_ended(server, self.endless)
         started = Effects()
-        if woken or self.trigger.on_arrival:
+        if scheduled or self.trigger.on_arrival:
             started = Effects(wake_at=self.wake(now)) if self.over else self._start(now, available)
         events += started.events
         look_at = self.deadline.schedule_check()
@@ -147,15 +151,15 @@ class Coordinator:
         if wanted and not chosen and server.synchronous:
             events += self._count(server.empty_round())
             self.over |= self.rounds.over(server)
-        nobody_there = len(chosen) < wanted and not self._wakes
-        again = not self.trigger.on_arrival or nobody_there
+        too_few = len(chosen) < wanted and not self._wakes
+        again = not self.trigger.on_arrival or too_few
         wake_at = self.wake(next_multiple(now, self.trigger.period)) if again else None
         return Effects(events, assignments, wake_at=wake_at)
 
-    # ---- a trip under way
+    # ---- during a trip
 
     def request(self, request: Request) -> Effects:
-        """Answer with the model of this moment."""
+        """Answer with the current model."""
         if not isinstance(request, Request):
             return self.reject("is not a request")
         self.counts.bytes_up += request.nbytes
@@ -171,23 +175,23 @@ class Coordinator:
         return Effects([event], fresh=fresh)
 
     def reject(self, reason: str) -> Effects:
-        """A driver has turned somebody away before the server was asked."""
+        """Log a rejection by the driver, before the server sees the message."""
         return Effects(self._count([Rejected(reason)]))
 
     def fresh_merged(self, device: int, trip: int) -> Merged | None:
-        """A device has merged the fresh model just now; the numbers follow when they are known."""
-        flight = self.server.active_trip(device, trip)
-        return None if flight is None or flight.fresh is None or flight.merged else self._merge(device, flight)
+        """A device has just merged the fresh model. The numbers follow when they are known."""
+        active = self.server.active_trip(device, trip)
+        return None if active is None or active.fresh is None or active.merged else self._merge(device, active)
 
-    def _merge(self, device: int, flight: ActiveTrip) -> Merged:
-        assert flight.fresh is not None and flight.slot is not None
-        flight.merged = True
+    def _merge(self, device: int, active: ActiveTrip) -> Merged:
+        assert active.fresh is not None and active.slot is not None
+        active.merged = True
         self.counts.merges += 1
-        base, fresh = flight.base, flight.fresh
-        round_, k = (flight.fresh_age, fresh - base) if self.server.synchronous else (None, None)
-        return Merged(device, flight.trip, base, fresh, flight.slot, round_, k)
+        base, fresh = active.base, active.fresh
+        round_, k = (active.fresh_age, fresh - base) if self.server.synchronous else (None, None)
+        return Merged(device, active.trip, base, fresh, active.slot, round_, k)
 
-    # ---- ends of trips
+    # ---- the end of a trip
 
     def upload_arrived(
         self, now: float, device: int, trip: int, look: Callable[[], Upload], samples: int | None = None
@@ -197,38 +201,36 @@ class Coordinator:
         ``samples`` is the number of samples that a deployed device reports with it.
         """
         server, counts = self.server, self.counts
-        flight, version = server.active_trip(device, trip), server.version
-        if flight is None:
+        active, version = server.active_trip(device, trip), server.version
+        if active is None:
             return Effects(self._count([server.reject_unknown(device, trip)]))
-        decided, upload = server.process_upload(device, flight, look, samples)
+        decided, upload = server.process_upload(device, active, look, samples)
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size
-        events: list[Event] = [Uploaded(device, trip, flight.base, version, size)]
-        if flight.fresh is not None and not flight.merged and upload is not None and _was_accepted(upload, decided):
-            events.insert(0, self._merge(device, flight)._replace(numbers=dict(upload.merged)))
-        if decided:
-            events += self._count(decided)
+        events: list[Event] = [Uploaded(device, trip, active.base, version, size)]
+        if active.fresh is not None and not active.merged and upload is not None and _reports_merge(upload, decided):
+            events.insert(0, self._merge(device, active)._replace(numbers=dict(upload.merged)))
+        events += self._count(decided)
         return self._after(now, events)
 
     def trip_lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
-        """A device will not upload; ``sent`` bytes were on their way when they were lost."""
+        """A device will not upload. ``sent`` bytes were already on the network."""
         self.counts.bytes_up += sent
         return self._after(now, self._count(self.server.drop_trip(device, trip, reason)))
 
     def _after(self, now: float, events: list[Event]) -> Effects:
-        """A trip has ended: who should hurry, whether new trips can start, whether the run is over."""
+        """After the end of a trip: which devices should hurry, can new trips start, is the run over?"""
         server, wake_at = self.server, None
-        hurry = self._hurry(events) if server.urgent else ()
+        hurry = self._hurry(events)
         self.stall_detector.record(now, server.consumed)
         if self.trigger.on_arrival and self.trigger.devices_to_start(server):
             wake_at = self.wake(now)
-        if self.rounds.limit:
-            self.over |= self.rounds.trip_ended(server, self.endless)
+        self.over |= self.rounds.trip_ended(server, self.endless)
         return Effects(events, hurry=hurry, wake_at=wake_at)
 
     def _hurry(self, events: list[Event]) -> list[int]:
-        """Who should hurry; the log says so."""
+        """The devices that should hurry. They are logged."""
         hurry = self.server.take_urgent()
         for device in hurry:
             self.counts.bytes_down += CONTROL_BYTES
@@ -256,12 +258,12 @@ class Coordinator:
     # ---- tests, summary, checkpoint
 
     def test(self) -> tuple[Evaluated, dict[str, Any]]:
-        """The event of a test of the newest model, and what its row of metrics holds beside the scores."""
+        """The event of a test of the newest model, and the row of metrics without the scores."""
         row = {name: getattr(self.counts, name) for name in METRICS} | {"rounds": self.server.rounds}
         return Evaluated(self.server.version), row
 
     def facts(self, now: float) -> dict[str, Any]:
-        """What the summary says of the course of the run."""
+        """Entries of the summary about the course of the run."""
         counts = self.counts
         return {
             "virtual_time": now,
@@ -284,7 +286,7 @@ class Coordinator:
         }
 
     def state(self) -> saving.Tree:
-        """Everything that decides how it goes on."""
+        """Everything that a resumed run needs."""
         return {
             "server": self.server.state(),
             "counts": saving.dump(self.counts),
@@ -308,7 +310,7 @@ class Coordinator:
 
 
 def _size(upload: object, otherwise: int) -> int:
-    """The bytes of an upload, if they can be told: what comes from outside may be anything."""
+    """The bytes of an upload if they can be determined. The upload may be any object."""
     try:
         size = upload.nbytes if isinstance(upload, Upload) else otherwise
         return size if size >= 0 else otherwise
@@ -316,14 +318,13 @@ def _size(upload: object, otherwise: int) -> int:
         return otherwise
 
 
-def _was_accepted(upload: Upload, decided: list[Event]) -> bool:
-    """Whether a device's word for its merge can be put on record: it told of one and was not turned away."""
+def _reports_merge(upload: Upload, decided: list[Event]) -> bool:
+    """Whether to log the merge that a device reports: the upload was not rejected."""
     return not any(isinstance(event, Rejected) for event in decided[:1]) and bool(upload.merged)
 
 
 def next_multiple(time: float, period: float) -> float:
-    """The first multiple of a period after a time (multiplied, not added up: no drift), which may itself be one but for
-    rounding."""
+    """The first multiple of ``period`` strictly after ``time``, tolerant of rounding. It does not drift."""
     nearest = round(time / period)
     passed = nearest if math.isclose(time, nearest * period, rel_tol=1e-12) else math.floor(time / period)
     return (passed + 1) * period

@@ -1,8 +1,8 @@
-"""What happens in a run, one class per kind of event: the only place where the keys of events.jsonl are spelled.
+"""What happens in a run, one class per kind of event. The keys of events.jsonl are spelled only here.
 
-``record`` turns an event into the dict that is logged, ``parse`` turns a logged dict into an event again and checks
-it, since a log may come from anybody. In a log, ``numbers`` (what a method or a test adds of its own) stand among the
-other keys; a key whose default is None is left out where it is None.
+``record`` turns an event into the dict that is logged. ``parse`` turns a logged dict into an event and checks it, since
+a log is not trusted. In a log, the ``numbers`` that a method or test adds stand among the other keys. A key with the
+default None is left out if it is None.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ NO_NUMBERS: Numbers = MappingProxyType({})
 
 
 class MalformedEvent(ValueError):
-    """A logged event lacks a key or has something else in its place; the text says which."""
+    """A logged event lacks a key or has a wrong value. The text says which."""
 
 
 class Contribution(NamedTuple):
-    """One device's part in an aggregation: the version it trained from, its staleness, its weight in the new model."""
+    """One device's part in an aggregation: the version it started from, its staleness, its weight in the new model."""
 
     device: int
     base: int
@@ -39,7 +39,7 @@ class Triggered(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """A device in mid-training has asked; ``fresh`` is the version it gets, None when there is nothing newer."""
+    """A device in mid-training has asked. ``fresh`` is the version that it gets, None if there is no newer one."""
 
     device: int
     trip: int
@@ -51,7 +51,7 @@ class Requested(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A device has merged the fresh model; ``k`` is how many versions newer it is (synchronous methods)."""
+    """A device has merged the fresh model, which is ``k`` versions newer than its base (synchronous methods)."""
 
     device: int
     trip: int
@@ -64,7 +64,7 @@ class Merged(NamedTuple):
 
 
 class Hurried(NamedTuple):
-    """The server wants this device's model at the end of its epoch."""
+    """The server has asked this device to upload at the end of its epoch."""
 
     device: int
     trip: int
@@ -81,7 +81,7 @@ class Uploaded(NamedTuple):
 
 
 class Aggregated(NamedTuple):
-    """The global model has changed: ``version`` is the one before. Without a device, a round or buffer was due."""
+    """The global model has changed. ``version`` is the previous one. Without a device, a round or buffer was due."""
 
     version: int
     update_norm: float
@@ -93,7 +93,7 @@ class Aggregated(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """An upload was dropped by the method's rule."""
+    """The method's rule has dropped an upload."""
 
     device: int
     trip: int
@@ -104,8 +104,7 @@ class Discarded(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Something did not pass the gates, or would have ruined the model; ``numbers`` are the figures, where it has
-    some."""
+    """Something failed the checks or would have ruined the model. ``numbers`` holds the numbers behind it, if any."""
 
     reason: str
     device: int | None = None
@@ -129,14 +128,14 @@ class Evaluated(NamedTuple):
 
 
 class DevicesEvaluated(NamedTuple):
-    """The global model was tested on every device; the numbers are lists with one entry per device."""
+    """The global model was tested on every device. The numbers are lists with one entry per device."""
 
     version: int
     numbers: Numbers = NO_NUMBERS
 
 
 class Noted(NamedTuple):
-    """Something of the method's own, worth a line."""
+    """A remark of the method or of a defence."""
 
     about: str
     numbers: Numbers = NO_NUMBERS
@@ -173,21 +172,21 @@ KINDS: dict[str, type[Event]] = {
 KIND_OF: dict[type[Event], str] = {kind: name for name, kind in KINDS.items()}
 
 
-#: How an event is logged: its kind, its fields, those left out where they are None, whether it has ``numbers``.
+#: How an event is logged: its kind, its fields, the fields left out if None, and whether it has ``numbers``.
 _SHAPES: dict[type[Event], tuple[str, tuple[str, ...], tuple[str, ...], bool]] = {
     event: (kind, event._fields, tuple(set(event._field_defaults) - {"numbers"}), "numbers" in event._fields)
     for kind, event in KINDS.items()
 }
-#: What the log adds to every event.
+#: Keys that the log adds to every event.
 _STAMP = ("seq", "time", "kind")
-#: Keys that an event has of its own, which no ``numbers`` may take; the version is the server's to say in every event.
+#: Reserved keys of each kind, which ``numbers`` may not use. The version is reserved in all.
 OWN_KEYS: dict[type[Event], frozenset[str]] = {
     kind: frozenset((*_STAMP, "version", *kind._fields)) - {"numbers"} for kind in KIND_OF
 }
 
 
 def record(event: Event, **out: Any) -> Record:
-    """An event as it is logged, after what the log adds by name."""
+    """The logged form of an event, with the keys that the log adds."""
     kind, fields, optional, numbered = _SHAPES[type(event)]
     out["kind"] = kind
     out.update(zip(fields, event, strict=True))
@@ -202,7 +201,7 @@ def record(event: Event, **out: Any) -> Record:
 
 
 def parse(logged: Mapping[str, Any]) -> Event | None:
-    """The event behind a logged dict, None for a kind that is not known; raises ``Malformed``."""
+    """The event in a logged dict, None for an unknown kind. Raises ``MalformedEvent``."""
     kind = logged.get("kind")
     if not isinstance(kind, str):
         raise MalformedEvent("it has no kind")
@@ -274,8 +273,7 @@ _ABSENT = object()
 
 
 def _parsing(kind: type[Event]) -> tuple[list[tuple[str, Callable[[str, Any], Any], Any]], frozenset[str], bool]:
-    """How a logged event is read: its fields in order, each with its check and what it is where it is not there; the
-    keys that are not among its numbers; whether it has numbers, which come last."""
+    """How to parse a kind: its fields in order with check and default, its own keys, and whether it has numbers."""
     fields = [(name, check, kind._field_defaults.get(name, _ABSENT)) for name, check in _checks_of(kind).items()]
     names = [name for name, _, _ in fields]
     numbered = "numbers" in kind._fields

@@ -1,7 +1,7 @@
-"""The loops under ``vectors``, compiled: one pass over the models, sums and mixtures in float64.
+"""The compiled loops behind ``vectors``: one pass over the models, with sums and mixtures in float64.
 
 A sum runs in ``LANES`` partial sums, entry i in lane i mod LANES, which are added in order at the end. So its bits are
-the same on every processor and with any number of threads, and the compiler can still do several lanes at once.
+the same on every processor and with any number of threads, and the compiler can still vectorise over the lanes.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from freshet.core.compiling import compile_loop, inline
 Vector = NDArray[np.float32]
 Sums = NDArray[np.float64]
 LANES = 16
-OF_ONE_LENGTH = "vectors must be of one length"
+SAME_LENGTH = "vectors must have the same length"
 
 REAL = types.float64
 IN = types.Array(types.float32, 1, "C", readonly=True)
@@ -25,7 +25,7 @@ WIDE = types.Array(types.float64, 1, "C")
 def dot(a: Vector, b: Vector) -> float:
     """``<a, b>``."""
     if a.size != b.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -44,7 +44,7 @@ def _difference_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, h: Ve
 def dot_difference(a: Vector, b: Vector, h: Vector) -> float:
     """``<a - b, h>``."""
     if not a.size == b.size == h.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -63,7 +63,7 @@ def _differences_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector, c: V
 def dot_differences(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """``<a - b, c - d>``."""
     if not a.size == b.size == c.size == d.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -83,7 +83,7 @@ def _square_entry(i: int, lane: int, sums: Sums, a: Vector, b: Vector) -> None:
 def square_distance(a: Vector, b: Vector) -> float:
     """``|a - b|^2``."""
     if a.size != b.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, whole = np.zeros(LANES), a.size - a.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -105,7 +105,7 @@ def _line_entry(i: int, lane: int, sums: Sums, u: Vector, a: Vector, b: Vector) 
 def line_products(u: Vector, a: Vector, b: Vector) -> tuple[float, float, float]:
     """``|u - a|^2``, ``<u - a, b - a>`` and ``|b - a|^2``."""
     if not u.size == a.size == b.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, whole = np.zeros(3 * LANES), u.size - u.size % LANES
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -131,7 +131,7 @@ def is_finite(a: Vector) -> bool:
 def mix(out: Vector, w: Vector, u: Vector, alpha: float) -> None:
     """``out <- (1 - alpha) w + alpha u``."""
     if not out.size == w.size == u.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     for i in range(out.size):
         out[i] = (1.0 - alpha) * w[i] + alpha * u[i]
 
@@ -147,7 +147,7 @@ def mix_measured(out: Vector, w: Vector, u: Vector, alpha: float, n: int) -> flo
 def scale(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- factor vector``."""
     if total.size != vector.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     for i in range(total.size):
         total[i] = factor * vector[i]
 
@@ -156,6 +156,6 @@ def scale(total: Sums, vector: Vector, factor: float) -> None:
 def add_scaled(total: Sums, vector: Vector, factor: float) -> None:
     """``total <- total + factor vector``."""
     if total.size != vector.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     for i in range(total.size):
         total[i] += factor * vector[i]

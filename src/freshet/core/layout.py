@@ -1,7 +1,7 @@
-"""Where each tensor of a model lives in its one flat float32 vector.
+"""The place of each tensor of a model in its one flat float32 vector.
 
-Order: all learnable parameters, then float buffers (BatchNorm statistics), then integer counters. So norms and inner
-products run over ``w[:layout.learnable]`` and everything that may be averaged is ``w[:layout.floats]``.
+The order is: learnable parameters, float buffers (BatchNorm statistics), integer counters. So norms and inner products
+run over ``w[:layout.learnable]``, and ``w[:layout.floats]`` may be averaged.
 """
 
 from collections.abc import Iterable
@@ -24,11 +24,11 @@ class TensorPlace:
     kind: Kind
     start: int
     size: int
-    #: Convolution kernels lie in memory as (out, height, width, in), the order in which they are fastest.
+    #: Convolution kernels are stored as (out, height, width, in), the fastest order.
     channels_last: bool = False
 
     def array(self, vector: Vector) -> Vector:
-        """This tensor's part of a flat vector, in its own shape (a view)."""
+        """A view of this tensor's part of a flat vector, in the tensor's shape."""
         part = vector[self.span]
         if self.channels_last:
             out, inner, *sides = self.shape
@@ -42,7 +42,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Layout:
-    """The plan of a flat vector. ``groups`` holds, per layer, the spans of its learnable tensors."""
+    """The layout of a flat vector. ``groups`` holds the spans of each layer's learnable tensors."""
 
     entries: tuple[TensorPlace, ...]
     learnable: int
@@ -54,7 +54,7 @@ class Layout:
     def build(
         tensors: Iterable[tuple[str, tuple[int, ...], Kind]], groups: Iterable[Iterable[str]] | None = None
     ) -> "Layout":
-        """Lay out named tensors; ``groups`` names the learnable tensors of each layer (default: each its own)."""
+        """Lay out named tensors. ``groups`` names the learnable tensors of each layer (default: one tensor each)."""
         order: dict[Kind, int] = {"learnable": 0, "buffer": 1, "counter": 2}
         entries: list[TensorPlace] = []
         start = 0
@@ -75,6 +75,6 @@ class Layout:
         return Layout(tuple(entries), learnable, floats, start, tuple(group for group in kept if group))
 
     def max_counters(self, out: Vector, *models: Vector) -> None:
-        """Integer counters of ``out`` become the largest among ``models``; an average of counters means nothing."""
+        """Set the integer counters of ``out`` to the largest among ``models``. Counters cannot be averaged."""
         if self.floats < self.size:
             out[self.floats :] = np.maximum.reduce([model[self.floats :] for model in models])

@@ -1,9 +1,8 @@
-"""What server and devices say to each other. Plain data that never change: they can be logged, saved and sent.
+"""Messages between server and devices. They are immutable plain data that can be logged, saved and sent.
 
-Beside the model a message may carry further vectors by name (control variates, for example). ``nbytes`` is what it
-weighs on a link: its arrays, or ``CONTROL_BYTES`` when there are none; the few numbers beside them are not counted.
-A model that travels in fewer bytes (``core/compression.py``) stands in a message as it arrives, with its bytes in
-``packed``.
+A message may carry named vectors in addition to the model (control variates, for example). ``nbytes`` is its size on
+the network: its arrays, or ``CONTROL_BYTES`` without any. The few numbers beside them are not counted. A compressed
+model (``core/compression.py``) stands in a message as it is decoded, with its bytes in ``packed``.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from freshet.core.vectors import Vector
 
 Number = float | int
 Vectors = Mapping[str, Vector]
-#: Bytes of a message without a model: a request for the fresh model, or the answer "nothing newer".
+#: Bytes of a message without a model: a request for the fresh model, or the answer that there is none.
 CONTROL_BYTES = 64
 #: No instruction, or no report.
 NOTHING: Mapping[str, Number] = MappingProxyType({})
@@ -22,13 +21,12 @@ NO_VECTORS: Vectors = MappingProxyType({})
 
 
 def message_bytes(weights: Vector, vectors: Vectors, packed: int) -> int:
-    """Bytes of a model and of what travels with it."""
-    model = packed or weights.nbytes
-    return model + sum(vector.nbytes for vector in vectors.values()) if vectors else model
+    """Bytes of a model and of the vectors sent with it."""
+    return (packed or weights.nbytes) + sum(vector.nbytes for vector in vectors.values())
 
 
 class Slot(NamedTuple):
-    """At the start of which epoch to ask for the fresh model, and who chose it (meta, q, explore, fixed)."""
+    """The epoch at the start of which to ask for the fresh model, and what chose it (meta, q, explore, fixed)."""
 
     epoch: int
     by: str
@@ -36,7 +34,7 @@ class Slot(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Server to device: train this model. ``age`` is what the formulas take the root of: version, or round."""
+    """Server to device: train this model. ``age`` is the t of the formulas: the version, or the round."""
 
     device: int
     trip: int
@@ -51,13 +49,11 @@ class Assignment(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        if self.packed or self.vectors:
-            return message_bytes(self.weights, self.vectors, self.packed)
-        return self.weights.nbytes
+        return message_bytes(self.weights, self.vectors, self.packed)
 
 
 class Request(NamedTuple):
-    """Device to server, in the middle of a trip: is there a newer model?"""
+    """Device to server, in mid-training: is there a newer model?"""
 
     device: int
     trip: int
@@ -69,7 +65,7 @@ class Request(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """Server to device, in the middle of a trip: the model is now this one."""
+    """Server to device, in mid-training: the current model."""
 
     version: int
     age: int
@@ -79,13 +75,11 @@ class Fresh(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        if self.packed or self.vectors:
-            return message_bytes(self.weights, self.vectors, self.packed)
-        return self.weights.nbytes
+        return message_bytes(self.weights, self.vectors, self.packed)
 
 
 class Upload(NamedTuple):
-    """Device to server: the trained model, the steps it took, what its rule reports, and the numbers of its merge."""
+    """Device to server: the trained model, the number of steps, the rule's report, and the numbers of the merge."""
 
     device: int
     trip: int
@@ -99,6 +93,4 @@ class Upload(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        if self.packed or self.vectors:
-            return message_bytes(self.weights, self.vectors, self.packed)
-        return self.weights.nbytes
+        return message_bytes(self.weights, self.vectors, self.packed)

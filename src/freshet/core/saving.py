@@ -1,8 +1,7 @@
-"""State as plain data: nested dicts and lists of numbers, texts and arrays, from any dataclass and back.
+"""Convert state to plain data and back: any dataclass to nested dicts and lists of numbers, strings and arrays.
 
-Whoever has state keeps it in one dataclass; nothing else is to be written for it to be saved and resumed. A field whose
-value has ``state()`` and ``restore()`` of its own (a store with files behind it) is asked instead. What would not come
-back as what it was is refused when it is to be saved.
+Each owner of state keeps it in one dataclass and needs no code to save it. A field with its own ``state()`` and
+``restore()`` (a store backed by files) saves itself. Values that could not be restored are refused when they are saved.
 """
 
 import dataclasses
@@ -19,21 +18,21 @@ from freshet.errors import RunError
 
 Tree = dict[str, Any]
 #: What state and memory may hold.
-ALLOWED = "keep numbers, texts, lists, tuples, dicts and numpy arrays"
+ALLOWED = "use numbers, strings, lists, tuples, dicts and numpy arrays"
 #: What a line of the log may hold.
-LOGGED = "take numbers, texts, lists and dicts"
+LOGGABLE = "use numbers, strings, lists and dicts"
 
 
 def dump(state: Any, place: str = "the state") -> Any:
-    """Plain data of a dataclass (``{}`` for None); arrays are handed over as they are.
+    """Plain data of a dataclass (``{}`` for None). Arrays are not copied.
 
-    Raises a ``RunError`` for what could not come back; ``place`` is what it calls the dataclass.
+    Raises a ``RunError`` for values that could not be restored. ``place`` names the dataclass in it.
     """
     return {} if state is None else _plain(type(state), state, place)
 
 
 def restore(state: Any, tree: Mapping[str, Any]) -> None:
-    """Put saved data back into a dataclass of the same kind. Arrays are copied: the saved ones may lie in a file."""
+    """Restore a dataclass from saved data. Arrays are copied, since the saved ones may be mapped from a file."""
     if state is None:
         return
     kind: Any = type(state)
@@ -50,7 +49,7 @@ def restore(state: Any, tree: Mapping[str, Any]) -> None:
 
 
 def saving_problem(value: Any, place: str, arrays: bool = True) -> str | None:
-    """Why plain data cannot be saved, with the place of what is to blame; None if they can. A log holds no arrays."""
+    """Why plain data cannot be saved, and at which place; None if they can. A log holds no arrays."""
     kind = type(value)
     if kind is dict:
         parts = (saving_problem(item, f"{place}[{key!r}]", arrays) for key, item in value.items())
@@ -59,11 +58,11 @@ def saving_problem(value: Any, place: str, arrays: bool = True) -> str | None:
         return _first(saving_problem(item, f"{place}[{number}]", arrays) for number, item in enumerate(value))
     if is_leaf(value) and (arrays or not isinstance(value, np.ndarray)):
         return None
-    return f"{place} is a {_name(value)}; {ALLOWED if arrays else LOGGED}"
+    return f"{place} is a {_name(value)}; {ALLOWED if arrays else LOGGABLE}"
 
 
 def is_leaf(value: object) -> bool:
-    """Whether it is a number, a text, None or an array of numbers."""
+    """Whether this is a number, a string, None or an array of numbers."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
     if isinstance(value, np.generic):
@@ -72,13 +71,13 @@ def is_leaf(value: object) -> bool:
 
 
 def is_key(key: object) -> bool:
-    """Whether a dict's key can be saved: a number, a text, None, or a tuple of such."""
+    """Whether a dict's key can be saved: a number, a string, None, or a tuple of these."""
     return all(map(is_key, key)) if type(key) is tuple else not isinstance(key, np.ndarray) and is_leaf(key)
 
 
 def _odd_key(items: Mapping[Any, Any], place: str) -> str | None:
     odd = next((key for key in items if not is_key(key)), None)
-    return None if odd is None else f"{place} has a key that is a {_name(odd)}; take numbers, texts or tuples of them"
+    return None if odd is None else f"{place} has a key that is a {_name(odd)}; use numbers, strings or tuples of them"
 
 
 def _first(problems: Iterable[str | None]) -> str | None:
@@ -92,13 +91,13 @@ def _name(value: object) -> str:
 
 
 def _plain(hint: Any, value: Any, place: str) -> Any:
-    """A value as plain data; ``hint`` is its annotation, by which it will come back."""
+    """A value as plain data. ``hint`` is its annotation, which decides how it is restored."""
     if hasattr(value, "restore"):
         return value.state()
     hint, kind = _without_none(hint), type(value)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         if (get_origin(hint) or hint) is not kind:
-            raise RunError(f"{place} is a {kind.__name__} and would not come back as one; name that in its annotation")
+            raise RunError(f"{place} is a {kind.__name__}, but would not be restored as one; name it in the annotation")
         parts = {name: _plain(each, getattr(value, name), f"{place}.{name}") for name, each in _hints(kind).items()}
         return parts if dataclasses.is_dataclass(kind) else list(parts.values())
     problem = None
@@ -124,24 +123,24 @@ def _plain(hint: Any, value: Any, place: str) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The annotation of each field of a dataclass or named tuple; Any for what cannot be looked up."""
+    """The annotation of each field of a dataclass or named tuple; Any if it cannot be resolved."""
     names = kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]
     try:
         found = get_type_hints(kind)
-    except NameError:  # text that names something of a function, or of an import for type checkers alone
+    except NameError:  # a string that names something local, or imported for type checkers only
         found = {name: hint for name, hint in kind.__annotations__.items() if not isinstance(hint, str)}
     return {name: found.get(name, Any) for name in names}
 
 
 def _without_none(hint: Any) -> Any:
-    """An annotation without its ``| None``; of several kinds, the first."""
+    """An annotation without ``| None``; of several types, the first."""
     if get_origin(hint) in (Union, types.UnionType):
         return next(kind for kind in get_args(hint) if kind is not type(None))
     return hint
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether plain data are of the form that their annotation says: a number is no dict."""
+    """Whether plain data match their annotation."""
     kind = get_origin(hint) or hint
     if kind in (bool, int, float, str):
         return isinstance(value, bool | int | float | str | np.generic)
@@ -153,12 +152,12 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _item(hint: Any) -> Any:
-    """What a dict holds, by its annotation."""
+    """The annotation of a dict's values."""
     return get_args(hint)[1] if get_origin(hint) is dict else Any
 
 
 def _items(hint: Any) -> Iterable[Any]:
-    """What a list or tuple holds, one after the other and without end, by its annotation."""
+    """The annotations of the items of a list or tuple, one after the other and without end."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is list or (origin is tuple and arguments[-1:] == (...,)):
         return repeat(arguments[0])
@@ -166,7 +165,7 @@ def _items(hint: Any) -> Iterable[Any]:
 
 
 def _rebuild(hint: Any, saved: Any) -> Any:
-    """A saved value as what it was: its annotation names dataclasses and named tuples. It may come from anybody."""
+    """Rebuild a saved value. Its annotation names dataclasses and named tuples. The value is not trusted."""
     hint = _without_none(hint)
     kind: Any = get_origin(hint) or hint
     if saved is None:
@@ -183,9 +182,9 @@ def _rebuild(hint: Any, saved: Any) -> Any:
         key, item = get_args(hint)[0] if get_origin(hint) is dict else Any, _item(hint)
         found: Any = {_rebuild(key, name): _rebuild(item, value) for name, value in saved.items()}
     elif isinstance(saved, list | tuple):
-        each = tuple if kind is tuple else type(saved)  # format 1 has lists in the place of tuples
+        each = tuple if kind is tuple else type(saved)  # format 1 has lists instead of tuples
         found = each(_rebuild(item, value) for item, value in zip(_items(hint), saved, strict=False))
-    elif kind in (int, float) and isinstance(saved, str):  # format 1 has texts in the place of keys
+    elif kind in (int, float) and isinstance(saved, str):  # format 1 has strings instead of numbers as keys
         return kind(saved)
     else:
         found = kind(saved) if isinstance(kind, type) and issubclass(kind, Enum | np.generic) else saved

@@ -1,13 +1,13 @@
-"""Which idle devices are triggered next: uniformly, in proportion to their samples, or as a user's function says.
+"""When to trigger how many devices (``Trigger``), and which idle devices (``Selector``).
 
-A selector's only state is ``draws``, its place in one long random sequence: with that number saved, selection goes on
-as if it had never stopped.
+Triggers are plain functions of what is in flight:
 
-How many devices to trigger, and when: plain functions of what is in flight.
+``periodic``     m' devices every T seconds, if fewer than a cap are busy (the paper's Algorithm 1)
+``concurrency``  as many as keep a constant number in flight, right after each arrival
+``rounds``       m' devices when the last round is over (synchronous methods)
 
-``periodic``: m' devices every T seconds, whenever fewer than a cap are busy (the paper's Algorithm 1).
-``concurrency``: as many as keep a constant number in flight, right after each arrival.
-``rounds``: m' devices when the last round is over (synchronous methods).
+A selector draws uniformly, in proportion to samples, or calls a user's function. Its only state is ``draws``, its place
+in one long random sequence. A resumed run restores this number and continues the sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ TriggerKind = Literal["periodic", "concurrency", "rounds"]
 
 @dataclass(frozen=True)
 class Trigger:
-    """When to trigger; ``per_round`` is m', ``period`` T (also the polling interval when no device is available).
+    """When to trigger. ``per_round`` is m', ``period`` is T (also the polling interval if no device is available).
 
-    ``in_flight`` is the constant number of ``concurrency``; ``periodic`` starts nobody while so many are busy, and else
-    all m', so that up to ``in_flight + m' - 1`` may be.
+    ``concurrency`` keeps ``in_flight`` devices busy. ``periodic`` starts no device while ``in_flight`` are busy, and
+    otherwise all m', so up to ``in_flight + m' - 1`` may be busy.
     """
 
     kind: TriggerKind
@@ -41,7 +41,7 @@ class Trigger:
     in_flight: int
 
     def devices_to_start(self, server: "Server") -> int:
-        """How many devices should start now (if so many are idle)."""
+        """The number of devices to start now, if that many are idle."""
         if self.kind == "rounds":
             return 0 if server.active_trips else self.per_round
         free = self.in_flight - server.busy
@@ -51,32 +51,32 @@ class Trigger:
 
     @cached_property
     def on_arrival(self) -> bool:
-        """Whether an arrival may start new trips (the periodic trigger only listens to its clock)."""
+        """Whether an arrival may start new trips. The periodic trigger follows only its clock."""
         return self.kind != "periodic"
 
 
-#: Random devices drawn at a time.
+#: Random devices per block of the sequence.
 BLOCK_SIZE = 4096
 SELECTIONS = ("uniform", "by_samples")
 Free = Callable[[int], bool]
 
 
 class View(NamedTuple):
-    """What a user's function may know when it selects."""
+    """What a user's selection function may know."""
 
     version: int
     rounds: int
     #: Samples of each device.
     samples: NDArray[np.int64]
-    #: Trips that each device has begun; a device that never did is not in it.
+    #: Trips that each device has started. Devices without trips are not included.
     trips: Mapping[int, int]
-    #: A stream of this selection's own: use it for all that is random, and the run can be repeated.
+    #: A random stream for this selection. Use it for all random choices, so that the run is repeatable.
     rng: np.random.Generator
 
 
-#: ``function(view, count, candidates)`` gives at most ``count`` of the candidates.
+#: ``function(view, count, candidates)`` returns at most ``count`` of the candidates.
 Choice = Callable[[View, int, list[int]], Sequence[int]]
-#: By name, or a user's function.
+#: A name, or a user's function.
 Selection = str | Choice
 Look = Callable[[np.random.Generator], View]
 
@@ -89,13 +89,13 @@ class Uniform:
         self._block: tuple[int, list[int]] | None = None
 
     def select(self, count: int, free: Free, look: Look) -> list[int]:
-        """Up to ``count`` free devices with data, drawn one after the other without replacement, in ascending order.
+        """Up to ``count`` free devices with data, drawn without replacement, in ascending order.
 
-        Drawing from all and passing over those that are not free is the same as drawing from the free ones.
+        Drawing from all devices and skipping those that are not free is the same as drawing from the free ones.
         """
         chosen: set[int] = set()
         block, place = divmod(self.draws, BLOCK_SIZE)
-        drawn, left = self._block_of_draws(block), 4 * count + 64  # enough while most devices are free
+        drawn, left = self._block_of_draws(block), 4 * count + 64  # enough if most devices are free
         while left and len(chosen) < count:
             if place == BLOCK_SIZE:
                 block, place = block + 1, 0
@@ -111,7 +111,7 @@ class Uniform:
         return sorted(chosen)
 
     def _block_of_draws(self, block: int) -> list[int]:
-        """A block of the sequence, with -1 for devices without data; the last one that was asked for is kept."""
+        """A block of the sequence, with -1 for devices without data. The latest block is cached."""
         if self._block is None or self._block[0] != block:
             drawn = self._draw_block(block)
             self._block = (block, np.where(self.samples[drawn] > 0, drawn, -1).tolist())
@@ -121,12 +121,12 @@ class Uniform:
         return stream(self.seed, "select", block).integers(len(self.samples), size=BLOCK_SIZE)
 
     def _order(self, rest: list[int]) -> NDArray[np.int64]:
-        """In which order the remaining free devices come, when hardly any is left to be found by drawing."""
+        """The order of the remaining free devices, when too few are left to find them by drawing."""
         return stream(self.seed, "select rest", self.draws).permutation(len(rest))
 
 
 class BySamples(Uniform):
-    """The next device is k with probability ``n_k / sum of n`` over the free devices that are not yet chosen."""
+    """The next device is k with probability ``n_k / sum of n``, over the free devices not yet chosen."""
 
     def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
         super().__init__(seed, samples)
@@ -138,13 +138,13 @@ class BySamples(Uniform):
         return drawn
 
     def _order(self, rest: list[int]) -> NDArray[np.int64]:
-        """``E_k / n_k`` ascending, E exponential: the order in which drawing without replacement would find them."""
+        """``E_k / n_k`` ascending, E exponential: the order of drawing without replacement."""
         waits = stream(self.seed, "select rest by samples", self.draws).exponential(size=len(rest))
         return np.argsort(waits / self.samples[rest], kind="stable")
 
 
 class ByFunction:
-    """A user's function selects; what it gives is checked."""
+    """Selects by a user's function. Its answer is checked."""
 
     def __init__(self, seed: int, samples: NDArray[np.int64], choice: Choice) -> None:
         self.seed, self.samples, self.choice, self.draws = seed, samples, choice, 0
@@ -161,7 +161,7 @@ Selector = Uniform | ByFunction
 
 
 def selector(kind: Selection, seed: int, samples: NDArray[np.int64]) -> Selector:
-    """The selector that ``run.selection`` names, or that asks a function given from Python."""
+    """The selector that ``run.selection`` names, or one that calls a user's function."""
     if callable(kind):
         return ByFunction(seed, samples, kind)
     if kind not in SELECTIONS:
@@ -177,18 +177,18 @@ def candidates(samples: NDArray[np.int64], free: Free) -> list[int]:
 
 
 def check_selection(given: Any, count: int, found: Sequence[int]) -> list[int]:
-    """What a user's function selected, in ascending order, if it may be triggered."""
+    """A user's selection in ascending order. Raises a ``ConfigError`` if it is not valid."""
     try:
         numbers = np.asarray(given if hasattr(given, "__len__") else list(given))
     except (TypeError, ValueError):
-        raise ConfigError("run.selection", f"must give device numbers, but {given!r} came back") from None
+        raise ConfigError("run.selection", f"must return device numbers, but returned {given!r}") from None
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-        raise ConfigError("run.selection", f"must give a list of device numbers, but {given!r} came back")
+        raise ConfigError("run.selection", f"must return a list of device numbers, but returned {given!r}")
     devices = sorted(numbers.tolist())
     if len(devices) > count:
-        raise ConfigError("run.selection", f"gave {len(devices)} devices, but at most {count} were asked for")
+        raise ConfigError("run.selection", f"returned {len(devices)} devices, but at most {count} were requested")
     if len(set(devices)) < len(devices):
-        raise ConfigError("run.selection", f"gave a device twice: {devices}")
-    if strange := set(devices) - set(found):
-        raise ConfigError("run.selection", f"gave device {min(strange)}, which is not one of the candidates")
+        raise ConfigError("run.selection", f"returned a device twice: {devices}")
+    if unknown := set(devices) - set(found):
+        raise ConfigError("run.selection", f"returned device {min(unknown)}, which is not one of the candidates")
     return devices

@@ -1,7 +1,4 @@
-"""What ends a run before its time: the last of its rounds, or a model that has diverged.
-
-Devices that do not come back: trips are given up after a while, and a run that waits in vain says so.
-"""
+"""What ends a run early: a round limit or divergence. Also deadlines for trips, and the detection of stalled runs."""
 
 import math
 from collections import deque
@@ -16,29 +13,29 @@ if TYPE_CHECKING:
     from freshet.core.server import ActiveTrip, Server
 
 
-#: A test loss so many times the first one has diverged.
+#: A run has diverged if its test loss is this many times the first one.
 DIVERGENCE_FACTOR = 1000.0
-#: A first loss below this counts as this much, so that a model that starts nearly perfect is not held to it.
+#: A smaller first loss counts as this much, so that a model may start nearly perfect.
 MIN_FIRST_LOSS = 0.01
-#: Trips in a row that end without use before a run that only counts rounds is given up.
+#: A run without a time limit gives up after this many consecutive trips without a usable upload.
 MAX_UNUSED_TRIPS = 1000
 
 
 class HasLoss(Protocol):
-    """What a test gives, as far as it matters here."""
+    """The result of a test, reduced to its loss."""
 
     @property
     def loss(self) -> float: ...
 
 
 class PendingTest(Protocol):
-    """A test whose result may still be on its way."""
+    """A test that may still be running."""
 
     def result(self) -> HasLoss: ...
 
 
 class KnownLoss(NamedTuple):
-    """A test whose loss is known."""
+    """A finished test."""
 
     loss: float
 
@@ -47,10 +44,10 @@ class KnownLoss(NamedTuple):
 
 
 class DivergenceMonitor:
-    """Looks at the losses of the tests, each when the next one begins.
+    """Checks the loss of each test when the next test begins.
 
-    Nobody then waits for a test that has just been handed out, and what is decided depends on the log alone: not on how
-    many workers there are, nor on when they answer.
+    So no one waits for a test that has just started, and the decision depends on the log alone, not on the number of
+    workers or their timing.
     """
 
     def __init__(self) -> None:
@@ -59,19 +56,19 @@ class DivergenceMonitor:
         self._last: tuple[float, PendingTest] | None = None
 
     def test(self, time: float, score: PendingTest) -> None:
-        """A test has begun; the one before it is looked at now."""
+        """A test has begun. Check the one before it."""
         self.check_latest()
         self._last = (time, score)
 
     def check_latest(self) -> None:
-        """Look at the newest test (waits for its result)."""
+        """Check the newest test. Waits for its result."""
         if self._last is not None:
             time, score = self._last
             self._last = None
             self._judge(time, score.result().loss)
 
     def _judge(self, time: float, loss: float) -> None:
-        """Not finite, or more than ``FACTOR`` times the first: the time is kept, once."""
+        """Keep the first time at which the loss is not finite or above ``DIVERGENCE_FACTOR`` times the first."""
         if self.first is None:
             self.first = loss
         if self.diverged is None and not (
@@ -80,7 +77,7 @@ class DivergenceMonitor:
             self.diverged = time
 
     def state(self) -> dict[str, Any]:
-        """Plain values; the newest test stays to be looked at when the next one begins, as if nothing had happened."""
+        """Plain values. The newest test is still unchecked, so that a resumed run checks it at the same time."""
         last = None if self._last is None else [self._last[0], self._last[1].result().loss]
         return {"first": self.first, "diverged": self.diverged, "last": last}
 
@@ -91,7 +88,7 @@ class DivergenceMonitor:
 
 
 class RoundLimit:
-    """Counts the rounds of a run that ends after ``limit`` of them (0: it does not)."""
+    """Ends a run after ``limit`` rounds (0: no limit)."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -103,15 +100,15 @@ class RoundLimit:
         return 0 < self.limit <= server.rounds
 
     def trip_ended(self, server: "Server", endless: bool) -> bool:
-        """A trip has ended. A run without an end in time must not wait for ever for uploads that it can use."""
+        """Whether the run is over after this trip. A run without a time limit must not wait forever."""
         if not self.limit:
             return False
         self.fruitless = self.fruitless + 1 if server.consumed == self.consumed else 0
         self.consumed = server.consumed
         if endless and not server.synchronous and self.fruitless >= MAX_UNUSED_TRIPS:
             raise RunError(
-                f"run.rounds: the last {MAX_UNUSED_TRIPS} trips were all rejected, discarded or lost, so that round "
-                f"{server.rounds + 1} never ends; see the reasons in events.jsonl, or give run.until as well"
+                f"run.rounds: the last {MAX_UNUSED_TRIPS} trips were all rejected, discarded or lost, so round "
+                f"{server.rounds + 1} never ends; see the reasons in events.jsonl, or set run.until as well"
             )
         return self.over(server)
 
@@ -123,36 +120,36 @@ class RoundLimit:
 
 
 GIVEN_UP = "no upload within run.round_deadline"
-#: A run has stalled when it waits so many times longer for a useful upload than it ever had to before.
+#: A run has stalled if it waits this many times longer for a usable upload than ever before.
 STALL_FACTOR = 3.0
 
 
 @dataclass
 class Deadline:
-    """Trips in the order in which they began, as (due, device, trip); none is given up where ``seconds`` is 0."""
+    """Trips in the order of their start, as (due, device, trip). No trip is given up if ``seconds`` is 0."""
 
     seconds: float = 0.0
     trips: deque[tuple[float, int, int]] = field(default_factory=deque)
-    #: The time at which to look next, if that was asked for.
+    #: The time of the next scheduled check, if any.
     next_check: float | None = None
 
     def trip_started(self, now: float, device: int, trip: int) -> None:
         if self.seconds:
             self.trips.append((now + self.seconds, device, trip))
 
-    def overdue(self, now: float, flights: "Mapping[int, ActiveTrip]") -> list[tuple[int, int]]:
-        """Trips to give up: their time is over and they are still in flight."""
+    def overdue(self, now: float, active: "Mapping[int, ActiveTrip]") -> list[tuple[int, int]]:
+        """Trips to give up: they are past their deadline and still in flight."""
         if self.next_check is not None and self.next_check <= now:
             self.next_check = None
         found = []
-        while self.trips and (self.trips[0][0] <= now or not _is_active(self.trips[0], flights)):
+        while self.trips and (self.trips[0][0] <= now or not _is_active(self.trips[0], active)):
             entry = self.trips.popleft()
-            if _is_active(entry, flights):
+            if _is_active(entry, active):
                 found.append(entry[1:])
         return found
 
     def schedule_check(self) -> float | None:
-        """When to look for the first of them; None when that was asked for before."""
+        """The time to check for overdue trips; None if there are no trips or a check is already scheduled."""
         if self.next_check is not None or not self.trips:
             return None
         self.next_check = self.trips[0][0]
@@ -165,14 +162,14 @@ class Deadline:
         self.next_check, self.trips = tree["look"], deque((due, device, trip) for due, device, trip in tree["trips"])
 
 
-def _is_active(entry: tuple[float, int, int], flights: "Mapping[int, ActiveTrip]") -> bool:
-    flight = flights.get(entry[1])
-    return flight is not None and flight.trip == entry[2]
+def _is_active(entry: tuple[float, int, int], active: "Mapping[int, ActiveTrip]") -> bool:
+    trip = active.get(entry[1])
+    return trip is not None and trip.trip == entry[2]
 
 
 @dataclass
 class StallDetector:
-    """When an upload was last of use, how many were, and the longest wait for one so far."""
+    """The time of the last usable upload, the number of usable uploads, and the longest wait for one."""
 
     last: float = 0.0
     used: int = 0
@@ -180,12 +177,10 @@ class StallDetector:
 
     def record(self, now: float, used: int) -> None:
         if used != self.used:
-            waited = now - self.last
-            if waited > self.longest:
-                self.longest = waited
+            self.longest = max(self.longest, now - self.last)
             self.last, self.used = now, used
 
     def stalled_since(self, now: float, in_flight: int) -> float | None:
-        """Since when the run has been waiting in vain; None if it has not."""
+        """When the run stalled; None if it has not."""
         waits = self.used and in_flight and now - self.last > STALL_FACTOR * self.longest
         return self.last if waits else None

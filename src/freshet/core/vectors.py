@@ -1,7 +1,7 @@
-"""Arithmetic on flat float32 vectors: every formula in float64, one rounding at the end.
+"""Arithmetic on flat float32 vectors. Every formula runs in float64 and is rounded once.
 
-The loops are compiled (``kernels``): each is one pass over its operands and its bits depend on nothing but them.
-They are loaded when the first vector is touched, since that takes a moment.
+The loops are compiled (``kernels``). Each makes one pass over its operands, and its bits depend on nothing else. They
+are loaded when the first vector is touched, since loading takes a moment.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
-#: Entries per block where a sum of several vectors is kept in float64, so that it stays in the cache.
+#: Entries per block of a sum of several vectors. The float64 sums of a block fit in the cache.
 BLOCK = 1 << 13
 
 
@@ -25,7 +25,7 @@ def _kernels() -> ModuleType:
 
 
 def load_kernels(say: Callable[[str], None]) -> None:
-    """Load the compiled loops now, or compile them if this is the first time on this machine, and say so."""
+    """Load the compiled loops now. If they must be compiled first, say so."""
     from freshet.core.compiling import announce_compiling
 
     with announce_compiling(say):
@@ -37,7 +37,7 @@ def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) ->
     kernels, (first, vector) = _kernels(), terms[0]
     result = np.empty_like(vector) if out is None else out
     if any(len(other) != len(result) for _, other in terms):
-        raise ValueError("vectors must be of one length")
+        raise ValueError("vectors must have the same length")
     total = np.empty(min(BLOCK, len(vector)))
     for start in range(0, len(vector), BLOCK):
         stop = min(start + BLOCK, len(vector))
@@ -57,7 +57,7 @@ def mix(w: Vector, u: Vector, alpha: float, out: Vector | None = None) -> Vector
 
 
 def mix_measured(w: Vector, u: Vector, alpha: float, n: int) -> tuple[Vector, float]:
-    """``mix``, and how far its first n entries lie from those of w, in one call."""
+    """``mix``, and the distance of its first n entries from those of w."""
     result = np.empty_like(w)
     return result, math.sqrt(_kernels().mix_measured(result, w, u, alpha, n))
 
@@ -86,13 +86,15 @@ def norm(a: Vector) -> float:
 
 
 def distance(a: Vector, b: Vector) -> float:
-    """``|a - b|``: not finite where one of two entries is not, and only there, as no float32 has too long a square."""
+    """``|a - b|``. It is finite exactly if all entries are, since no square of a float32 overflows a float64."""
     return math.sqrt(_kernels().square_distance(a, b))
 
 
 def distance_from_line(u: Vector, a: Vector, b: Vector) -> float:
-    """``min |u - a - x (b - a)|`` over 0 <= x <= 1: how far u lies from the line between a and b; not finite where u or
-    a is not."""
+    """``min |u - a - x (b - a)|`` over 0 <= x <= 1: the distance of u from the line between a and b.
+
+    It is not finite if u or a is not.
+    """
     square, product, length = _kernels().line_products(u, a, b)
     if not square < math.inf:
         return math.inf

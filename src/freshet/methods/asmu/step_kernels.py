@@ -4,7 +4,7 @@ import numpy as np
 from numba import types
 
 from freshet.core.compiling import compile_loop, inline
-from freshet.core.kernels import IN, LANES, OF_ONE_LENGTH, OUT, REAL, Sums, Vector
+from freshet.core.kernels import IN, LANES, OUT, REAL, SAME_LENGTH, Sums, Vector
 
 Single = np.float32
 _pair = types.UniTuple(REAL, 2)  # type: ignore[no-untyped-call]
@@ -23,7 +23,7 @@ def _step_entry(
 def write_step(step: Vector, u: Vector, start: Vector, fresh: Vector, base: Vector, beta: float) -> float:
     """``step <- (u - start) - beta (fresh - base)`` in float32 (exact for close models); returns ``|step|^2``."""
     if not step.size == u.size == start.size == fresh.size == base.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     squares, whole, part = np.zeros(LANES), u.size - u.size % LANES, np.float32(beta)
     for i in range(0, whole, LANES):
         for lane in range(LANES):
@@ -46,7 +46,7 @@ def next_step(
 ) -> tuple[float, float]:
     """``<(u - base) - beta_measured (fresh - base), old>``, and ``write_step``."""
     if not step.size == old.size == u.size == start.size == fresh.size == base.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     sums, squares, whole = np.zeros(LANES), np.zeros(LANES), u.size - u.size % LANES
     part, measured = np.float32(beta), np.float32(beta_measured)
     for i in range(0, whole, LANES):
@@ -63,6 +63,6 @@ def next_step(
 def move_along(out: Vector, w: Vector, step: Vector, alpha: float) -> None:
     """``out <- w + alpha step``."""
     if not out.size == w.size == step.size:
-        raise ValueError(OF_ONE_LENGTH)
+        raise ValueError(SAME_LENGTH)
     for i in range(out.size):
         out[i] = w[i] + alpha * step[i]
