@@ -115,10 +115,10 @@ def sentence(text: str) -> str:
 EVENTS_HEAD = """# Events
 
 The lines of `events.jsonl`. Every event has `seq` (1, 2, 3, ...), `time` (seconds), `kind`, and the keys of its kind.
-An optional key is absent if it has nothing to say. *and more* stands for numbers of the method or the test.
+An optional key is absent if it has no value. *and more* stands for numbers of the method or the test.
 [Run directory](run-directory.md#events) explains the keys. `scripts/pages.py` writes this page from `core/events.py`.
 """
-TYPES = {int: "whole number", float: "number", str: "text"}
+TYPES = {int: "integer", float: "number", str: "string"}
 
 
 def events() -> str:
