@@ -290,5 +290,5 @@ def test_a_section_that_is_no_dict_is_one_sentence(section):
 
 
 def test_a_function_that_builds_no_network_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"^model: must build a torch.nn.Module, but gave int$"):
+    with pytest.raises(ConfigError, match=r"^model: must build a torch.nn.Module, but returned int$"):
         Federation(lambda: 3)

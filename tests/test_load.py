@@ -36,13 +36,13 @@ def test_a_model_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
     result = small("fedavg").run(30, out=tmp_path / "run")
     again = freshet.load(result.directory)
     assert np.array_equal(again.weights, result.weights)
-    with pytest.raises(RunError, match=r"came from Python; give it, as in result\.module\(build_model\)"):
+    with pytest.raises(RunError, match=r"came from Python; pass it, as in result\.module\(build_model\)"):
         again.module()
     x = torch.rand(3, 1, 8, 8)
     expected = result.module()(x)
     for module in (again.module(linear), again.module(linear()), freshet.load(tmp_path / "run", linear).module()):
         assert torch.equal(module(x), expected)
-    with pytest.raises(RunError, match="this model has 130 numbers, but the run's has 650"):
+    with pytest.raises(RunError, match="this model has 130 numbers, but the run's model has 650"):
         again.module(lambda: nn.Linear(64, 2))
 
 

@@ -51,7 +51,7 @@ def on_meta() -> nn.Module:
     [
         (lambda: nn.Sequential(nn.LazyLinear(4)), r"^model: 0\.weight has no shape yet; run one sample through"),
         (lambda: nn.LazyBatchNorm1d(affine=False), r"^model: running_mean has no shape yet"),
-        (on_meta, r"^model: weight holds no numbers, as it is on the device meta; build it on the CPU"),
+        (on_meta, r"^model: weight is on the meta device and has no numbers; build it on the CPU"),
     ],
 )
 def test_a_module_without_numbers_is_refused(factory, sentence):

@@ -59,12 +59,12 @@ def test_a_file_that_does_not_fit_is_one_sentence(tmp_path, content):
 
 @pytest.mark.parametrize("model", [3, ["mlp"], b"mlp"])
 def test_what_is_no_model_is_one_sentence(model):
-    with pytest.raises(ConfigError, match="model: must be a module, a function that makes one, or a name"):
+    with pytest.raises(ConfigError, match="model: must be a module, a function that builds one, or a name"):
         Federation(model, devices=4)
 
 
 def test_a_class_that_wants_arguments_is_one_sentence_with_the_remedy():
-    remedy = r"model: Linear wants arguments \(missing .*\); give a function without any, as in lambda: Linear\(...\)"
+    remedy = r"model: Linear needs arguments \(missing .*\); give a function without any, such as lambda: Linear\(...\)"
     with pytest.raises(ConfigError, match=remedy):
         as_factory(nn.Linear)
     assert isinstance(as_factory(nn.Identity)(), nn.Identity), "a class that wants none is a function that makes one"

@@ -91,7 +91,7 @@ def test_ones_own_metrics_per_sample_and_of_the_whole_set():
     [
         ({"primary": "f1"}, r"task\.primary: must be one of a, loss"),
         ({"direction": "up"}, r"task\.direction: must be 'max' or 'min'"),
-        ({"metrics": {"time": len}}, r"task\.metrics: 'time' has a meaning of its own"),
+        ({"metrics": {"time": len}}, r"task\.metrics: 'time' is a reserved name"),
     ],
 )
 def test_a_task_that_makes_no_sense_is_one_sentence(given, sentence):
@@ -172,27 +172,31 @@ def test_a_task_of_ones_own_is_the_same_in_worker_processes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("y", "given", "sentence"),
     [
-        (LINE, {}, r"training\.task: custom has targets of type float32 .* classification wants .*try 'regression'"),
-        ((LINE > 0).astype(int), {"task": "regression"}, "regression wants real numbers; try 'classification'"),
-        (LINE, {"task": "binary"}, "binary wants 0 or 1 per sample"),
-        (np.stack([LINE > 0, LINE < 9], 1).astype(int), {}, "classification wants .*; try 'multilabel'"),
-        (np.stack([LINE > 0, LINE < 9], 1).astype(int) * 2, {}, "classification wants .*; try 'tokens'"),
+        (LINE, {}, r"training\.task: custom has targets of type float32 .* classification needs .*try 'regression'"),
+        ((LINE > 0).astype(int), {"task": "regression"}, "regression needs real numbers; try 'classification'"),
+        (LINE, {"task": "binary"}, "binary needs 0 or 1 per sample"),
+        (np.stack([LINE > 0, LINE < 9], 1).astype(int), {}, "classification needs .*; try 'multilabel'"),
+        (np.stack([LINE > 0, LINE < 9], 1).astype(int) * 2, {}, "classification needs .*; try 'tokens'"),
         (
             LINE,
             {"task": "regression", "data": {"partition": "dirichlet"}},
             r"data\.partition: dirichlet deals by class",
         ),
-        (LINE, {"task": "regression", "model": lambda: nn.Linear(6, 4)}, r"model: gives \(2, 4\) for targets of shape"),
-        (LINE, {"task": Task(lambda o, y: o.sum(1)[:, None] @ y)}, "task: its loss or a metric fails"),
+        (
+            LINE,
+            {"task": "regression", "model": lambda: nn.Linear(6, 4)},
+            r"model: returns \(2, 4\) for targets of shape",
+        ),
+        (LINE, {"task": Task(lambda o, y: o.sum(1)[:, None] @ y)}, "task: the loss or a metric fails"),
         (
             LINE,
             {"task": Task(lambda o, y: o - y[:, None])},
-            r"task: its loss or a metric fails|task\.loss: must give one",
+            r"task: the loss or a metric fails|task\.loss: must return one",
         ),
         (
             (LINE > 0).astype(int) + 1,
             {},
-            "gives 2 scores, .* 3 classes; if labels start at 1, give y - 1",
+            "returns 2 scores, .* 3 classes; if labels start at 1, give y - 1",
         ),
         (LINE, {"task": "poetry"}, r"training\.task"),
         ((LINE > 0).astype(int), {"run": {"target": 80.0}}, r"run\.target: is an accuracy and must be in 0\.\.1"),

@@ -280,7 +280,7 @@ def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
     assert pick_device("cpu") == "cpu"
     assert pick_device("auto") in ("cpu", "cuda", "mps")
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match=r"training\.device: there is no cuda device here; use auto or cpu"):
+        with pytest.raises(ConfigError, match=r"training\.device: this machine has no cuda device; use auto or cpu"):
             pick_device("cuda")
 
 

@@ -444,7 +444,7 @@ def check_state(tree: Tree, size: int) -> None:
 
 
 def _merge_numbers(outcome: TripOutcome) -> dict[str, Any]:
-    return outcome.merged | ({"diverged": True} if outcome.lost_at_merge else {})
+    return outcome.merged | ({"diverged": True} if outcome.diverged_at_merge else {})
 
 
 def _scores(score: Score) -> dict[str, Any]:

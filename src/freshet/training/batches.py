@@ -1,8 +1,6 @@
-"""The federation's data: who holds which samples, and mini-batches of them as float tensors.
+"""The federation's data as tensors: the samples of each device, mini-batches, and augmentation.
 
-They are in memory once, or are read by the batch where they are (``LazyRows``), with the same bits.
-
-The standard augmentation of small images: random crop after padding, and horizontal flip. Off by default.
+Samples are in memory once, or are read batch by batch from where they are (``LazyRows``). Both give the same bits.
 """
 
 import math
@@ -22,12 +20,12 @@ from freshet.data.shards import DeviceTests
 
 
 def crop_flip(x: Tensor, rng: np.random.Generator, padding: int = 4) -> Tensor:
-    """A new batch (N, C, H, W): each image shifted by up to ``padding`` pixels (zeros come in), half of them mirrored.
+    """The standard augmentation of small images (N, C, H, W): random crop after zero padding, and horizontal flip.
 
-    All draws come from ``rng`` in a fixed order: rows, columns, mirror.
+    All draws come from ``rng`` in a fixed order: rows, columns, mirror. The input stays unchanged.
     """
     if x.ndim != 4:
-        raise ValueError(f"a batch of images has shape (N, C, H, W), not {tuple(x.shape)}")
+        raise ValueError(f"a batch of images must have shape (N, C, H, W), not {tuple(x.shape)}")
     count, (height, width) = len(x), x.shape[2:]
     rows, columns = (rng.integers(2 * padding + 1, size=count) for _ in range(2))
     mirror = rng.integers(2, size=count).astype(bool)
@@ -46,15 +44,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and labels as stored; images of uint8 are normalised when a batch is taken.
+    """Inputs and labels as stored. ``take`` normalises uint8 images.
 
-    Images lie in memory as (N, H, W, C) and are handed out as (N, C, H, W) views of that: the layout in which
-    convolutions are fastest, at no cost per batch. Labels are always in memory.
+    Images are stored as (N, H, W, C), and batches are (N, C, H, W) views of that order, in which convolutions are
+    fastest. The views cost nothing. Labels are always in memory.
     """
 
     x: Tensor | LazyRows
     y: Tensor
-    #: Per entry of a sample, in the order of ``x``.
+    #: One value per entry of a sample, in the order of ``x``.
     mean: Tensor | None
     std: Tensor | None
 
@@ -68,20 +66,20 @@ class Samples:
             pixels = math.prod(x.shape[1:]) // (x.shape[1] if x.ndim == 4 else x.shape[-1])
             both = (torch.tensor(values, dtype=torch.float32) for values in (dataset.mean, dataset.std))
             mean, std = (values.repeat(pixels) * scale for values in both)
-        # a user's loss or metric may write to labels, and so they are copied where that is not allowed
+        # a user's loss or metric may write to labels, so read-only ones are copied
         return Samples(stored, torch.from_numpy(np.require(y, requirements=["C", "W"])), mean, std)
 
     def to(self, device: str) -> "Samples":
-        """The same samples on a device (themselves on the CPU); what is not in memory goes there by the batch."""
+        """The same samples on a device. Samples that are not in memory follow batch by batch."""
         mean, std = (None if values is None else values.to(device) for values in (self.mean, self.std))
         return Samples(self.x if isinstance(self.x, LazyRows) else self.x.to(device), self.y.to(device), mean, std)
 
     def take(self, index: Tensor, augment: np.random.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """These samples as a batch that a model accepts."""
+        """Inputs and labels of these samples, ready for a model."""
         return self._prepare(self._read_rows(index), augment), self.y[index]
 
     def _read_rows(self, index: Tensor) -> Tensor:
-        """A copy of these samples as they are in memory, or would be."""
+        """A copy of these samples in the order of storage."""
         if isinstance(self.x, LazyRows):
             return torch.from_numpy(channels_last(self.x.read(index.cpu().numpy()))).to(self.y.device)
         return self.x.index_select(0, index)
@@ -90,14 +88,14 @@ class Samples:
         if augment is not None and x.ndim == 4:
             x = crop_flip(x.permute(0, 3, 1, 2), augment).permute(0, 2, 3, 1).contiguous()
         if self.mean is not None and self.std is not None:
-            # one long row per sample: the same sums as per channel, but five times faster on three channels
+            # one long row per sample: the same result as per channel, but five times faster with three channels
             x = x.reshape(len(x), -1).float().sub_(self.mean).div_(self.std).view(x.shape)
         elif x.dtype in (torch.uint8, torch.float64):
             x = x.float()
         return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples in order, in batches (copies: a model may write to its input)."""
+        """All samples in order, in batches. They are copies, since a model may write to its input."""
         for start in range(0, len(self.y), size):
             y = self.y[start : start + size]
             if isinstance(self.x, LazyRows):
@@ -108,7 +106,7 @@ class Samples:
 
 
 def _as_tensor(x: NDArray[Any]) -> Tensor:
-    """Inputs as a tensor on the same memory. Batches are copies of it, so that it may be read-only (a file, pandas)."""
+    """A tensor that shares the array's memory. It may be read-only (a file, pandas), since batches are copies."""
     if x.flags.writeable:
         return torch.from_numpy(x)
     with warnings.catch_warnings():
@@ -117,12 +115,12 @@ def _as_tensor(x: NDArray[Any]) -> Tensor:
 
 
 def channels_last(x: NDArray[Any]) -> NDArray[Any]:
-    """Images (N, C, H, W) as contiguous (N, H, W, C); everything else as it is."""
+    """Images (N, C, H, W) as contiguous (N, H, W, C). Other arrays keep their order."""
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if x.ndim == 4 else x)
 
 
 def with_channels_last(dataset: DataSet) -> DataSet:
-    """The same data set with its images lying in memory as ``Samples`` wants them, so that no second copy is needed."""
+    """The same data set with images in channels-last memory order, so that ``Samples`` needs no second copy."""
 
     def lay(x: Rows) -> Rows:
         return x if isinstance(x, LazyRows) or x.ndim != 4 else channels_last(x).transpose(0, 3, 1, 2)
@@ -132,7 +130,7 @@ def with_channels_last(dataset: DataSet) -> DataSet:
 
 @dataclass(frozen=True)
 class DeviceTestSamples:
-    """Test samples of each device: numbers of samples of the common test set, or of a set of the devices' own."""
+    """The test samples of each device, as indices into the common test set or into a separate one."""
 
     samples: Samples
     shards: Sequence[Indices]
@@ -143,7 +141,7 @@ class DeviceTestSamples:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Training samples with their shards, and test samples; where devices have tests of their own, those too."""
+    """Training samples with their shards, test samples, and the devices' own test samples if they have any."""
 
     train: Samples
     test: Samples

@@ -1,13 +1,14 @@
-"""The global model on what each device is tested on, as it is or after some local steps there.
+"""Evaluate the global model on each device, unchanged or after some local steps.
 
-A device with test samples of its own is scored by their mean. One without is scored on those of the common test set
-whose classes it holds, weighted so that each class counts as on the device: with shares ``p_k(c)`` of its training
-samples and scores ``s_i`` of the ``N_c`` test samples of class c,
+A device with its own test samples scores their mean. Any other device is scored on the common test set, reweighted to
+its mix of classes. With shares ``p_k(c)`` of its training samples and scores ``s_i`` of the ``N_c`` test samples of
+class c, device k scores
 
-    S_k = sum_c p_k(c) 1/N_c sum_{i: y_i = c} s_i,
+    S_k = sum_c p_k(c) 1/N_c sum_{i: y_i = c} s_i.
 
-which is what fresh samples of device k would score on average where devices differ in their mix of classes alone.
-Classes that are not in the test set are left out of ``p_k``; a device that has no other class has no score (NaN)."""
+New samples of device k would score this on average if devices differ only in their mix of classes. ``p_k`` leaves out
+classes that are not in the test set. A device that has only such classes has no score (NaN).
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,51 +32,51 @@ if TYPE_CHECKING:
 
 
 Floats = NDArray[np.float64]
-#: Samples that go through the model at a time.
+#: Samples per forward pass.
 CHUNK = 500
 
 
 class DeviceEvaluation(NamedTuple):
-    """A global model to be scored on some devices: same exam, same bits, wherever it is held."""
+    """A global model to score on some devices. The same evaluation gives the same bits in every worker."""
 
     weights: Vector
     version: int
     devices: Sequence[int]
-    #: Steps of local training at this learning rate before the score (0: none).
+    #: Local steps before scoring, at the learning rate ``lr`` (0: none).
     steps: int = 0
     lr: float = 0.0
 
 
 class DeviceScores(NamedTuple):
-    """What the devices of an exam score, in its order."""
+    """The scores of the devices of an evaluation, in its order."""
 
     accuracy: Floats
     loss: Floats
 
 
 class Share(NamedTuple):
-    """What one device is tested on: numbers of samples, and their weights, which sum to 1."""
+    """The test samples of one device: their indices, and their weights, which sum to 1."""
 
     samples: NDArray[np.int64]
     weight: Floats
 
     def score(self, values: Floats) -> float:
-        """``sum_i w_i s_i``, of the scores of these samples."""
+        """``sum_i w_i s_i``, given the scores of these samples."""
         return float((self.weight * values).sum()) if len(self.samples) else math.nan
 
 
 def score_samples(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Score (right or not) and loss of each sample."""
+    """Accuracy (0 or 1) and loss of each sample."""
     return (output.argmax(1) == y).double(), cross_entropy(output, y, reduction="none").double()
 
 
 def evaluation_samples(data: FederatedData) -> Samples:
-    """The samples that the shares of devices number."""
+    """The samples that ``Share`` indexes."""
     return data.test if data.device_tests is None else data.device_tests.samples
 
 
 def device_share(data: FederatedData, device: int) -> Share:
-    """What a device is tested on: its own test set, or the part of the common one that has its classes."""
+    """A device's own test set, or the part of the common one that has its classes."""
     if data.device_tests is not None:
         own = data.device_tests.shards[device]
         return Share(own, np.full(len(own), 1.0 / len(own)))
@@ -88,17 +89,17 @@ def device_share(data: FederatedData, device: int) -> Share:
     return Share(index, (mix / np.maximum(there, 1) / max(1, mix.sum()))[y[index]])
 
 
-def evaluate_devices(trainer: "Trainer", exam: DeviceEvaluation) -> DeviceScores:
-    """Score the devices of an exam; without local steps, one pass over the test samples serves them all."""
+def evaluate_devices(trainer: "Trainer", evaluation: DeviceEvaluation) -> DeviceScores:
+    """Score the devices of an evaluation. Without local steps, all share one pass over the test samples."""
     data = trainer.data
-    if exam.steps:
-        return _stack(_evaluate_personalised(trainer, exam, device) for device in exam.devices)
+    if evaluation.steps:
+        return _stack(_evaluate_personalised(trainer, evaluation, device) for device in evaluation.devices)
     trainer.trip = None
-    trainer.flat.load(exam.weights)
+    trainer.flat.load(evaluation.weights)
     trainer.flat.reset_hidden()
     everything = np.arange(len(evaluation_samples(data).y))
     accuracy, loss = _score_tests(trainer, everything)
-    shares = (device_share(data, device) for device in exam.devices)
+    shares = (device_share(data, device) for device in evaluation.devices)
     return _stack((share.score(accuracy[share.samples]), share.score(loss[share.samples])) for share in shares)
 
 
@@ -107,7 +108,7 @@ def _stack(pairs: Iterable[tuple[float, float]]) -> DeviceScores:
 
 
 def _score_tests(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Score and loss of these test samples under the model as it is."""
+    """Accuracy and loss of these test samples under the current model."""
     samples, module = evaluation_samples(trainer.data), trainer.flat.module
     where, parts = torch.from_numpy(index).to(trainer.flat.weights.device), []
     module.eval()
@@ -120,29 +121,29 @@ def _score_tests(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, 
     return accuracy, loss
 
 
-def _evaluate_personalised(trainer: "Trainer", exam: DeviceEvaluation, device: int) -> tuple[float, float]:
-    """A device's scores after its local steps."""
+def _evaluate_personalised(trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> tuple[float, float]:
+    """Accuracy and loss of a device after its local steps."""
     share = device_share(trainer.data, device)
     if not len(share.samples):
         return math.nan, math.nan
-    PersonalTrip(trainer, exam, device).train(exam.steps)
+    PersonalTrip(trainer, evaluation, device).train(evaluation.steps)
     accuracy, loss = _score_tests(trainer, share.samples)
     return share.score(accuracy), share.score(loss)
 
 
 class PersonalTrip(LocalTrip):
-    """Plain local training that nobody will hear of: random streams of its own, no memory, no upload."""
+    """Local training for an evaluation only: plain SGD with its own random streams, no memory, no upload."""
 
-    def __init__(self, trainer: "Trainer", exam: DeviceEvaluation, device: int) -> None:
-        assignment = Assignment(device, 0, exam.version, 0, exam.weights, 1, exam.lr)
+    def __init__(self, trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> None:
+        assignment = Assignment(device, 0, evaluation.version, 0, evaluation.weights, 1, evaluation.lr)
         super().__init__(trainer, assignment, None, LocalRule(), {})
-        seed, key = trainer.seed, (device, exam.version)
+        seed, key = trainer.seed, (device, evaluation.version)
         self._rng = stream(seed, "rehearsal", *key)
         self._augment = stream(seed, "rehearsal augment", *key) if self.options.augment else None
         self._torch = torch_states(torch_seed(seed, "rehearsal torch", *key), self.weights.device.type)
 
     def train(self, steps: int) -> None:
-        """So many mini-batches, in a new random order whenever the device's samples are through."""
+        """Train on ``steps`` mini-batches. Each pass over the device's samples has a new random order."""
         data = self._trainer.data.train
         with self._working(Phase.TO_SLOT):
             while self.steps < steps:
@@ -153,10 +154,10 @@ class PersonalTrip(LocalTrip):
 
 
 def summarise_scores(values: Floats) -> dict[str, float | None]:
-    """Devices at a glance: median, 10th percentile, worst, best, and Jain's index ``(sum a)^2 / (n sum a^2)``.
+    """Median, 10th percentile, worst, best, and Jain's fairness index ``(sum a)^2 / (n sum a^2)`` over devices.
 
-    The index is 1 when all fare alike (also at 0) and 1/n when one has everything. Devices without a score are left
-    out; without any, all is None.
+    The index is 1 if all scores are equal (also at 0), and 1/n if one device has everything. Devices without a score
+    are left out. If no device has one, all values are None.
     """
     there = values[np.isfinite(values)]
     if not len(there):

@@ -1,8 +1,7 @@
-"""A module whose parameters, gradients and float buffers are views into flat vectors.
+"""A module bound to flat vectors, and ways to build one: a factory, a module, or weights from a file.
 
-Loading a model is one copy, an SGD step a few operations on one vector, whatever the number of layers.
-
-Where a model begins: a factory, a module that is already there, or weights from a file.
+Parameters, gradients and float buffers are views into flat vectors. Loading a model is one copy, and an SGD step is a
+few operations on one vector, for any number of layers.
 """
 
 import copy
@@ -33,31 +32,31 @@ Factory = Callable[[], nn.Module]
 
 
 def build_module(factory: Factory, seed: int | None = None) -> nn.Module:
-    """A module from a factory, without moving the caller's random numbers."""
+    """Build a module without changing the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
         module = factory()
     if not isinstance(module, nn.Module):
-        raise ConfigError("model", f"must build a torch.nn.Module, but gave {type(module).__name__}")
+        raise ConfigError("model", f"must build a torch.nn.Module, but returned {type(module).__name__}")
     _check_filled(module)
     return module
 
 
 def _check_filled(module: nn.Module) -> None:
-    """Raise one sentence for a tensor without a shape, or without numbers."""
+    """Raise one sentence if a tensor has no shape or no numbers."""
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if is_lazy(tensor):
             raise ConfigError("model", f"{name} has no shape yet; run one sample through the module when building it")
         if tensor.is_meta:
-            raise ConfigError("model", f"{name} holds no numbers, as it is on the device meta; build it on the CPU")
+            raise ConfigError("model", f"{name} is on the meta device and has no numbers; build it on the CPU")
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Plan the flat vector of a module: what trains, float buffers, integer counters.
+    """The layout of a module's flat vector: trainable parameters, float buffers, integer counters.
 
-    Parameters that do not train (``requires_grad`` is False) have no place in it: every process builds the same ones,
-    and they do not travel.
+    Frozen parameters (``requires_grad`` is False) are left out. They are not sent, because every process builds the
+    same ones.
     """
     tensors: list[tuple[str, tuple[int, ...], Kind]] = [
         (name, tuple(parameter.shape), "learnable")
@@ -74,7 +73,7 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def tensor_view(vector: Tensor, entry: TensorPlace) -> Tensor:
-    """One tensor's part of a flat vector, in its own shape; convolution kernels in the layout they are fastest in."""
+    """One tensor's part of a flat vector in its own shape. Convolution kernels are in channels-last order."""
     part = vector[entry.span]
     if entry.channels_last:
         out, inner, height, width = entry.shape
@@ -91,11 +90,11 @@ class FlatModel:
         self.weights = torch.zeros(self.layout.size, device=device)
         self.gradient = torch.zeros(self.layout.learnable, device=device)
         named, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        #: The module's parameters and, in the same order, their places in the gradient vector.
+        #: The module's parameters, and their parts of the gradient vector in the same order.
         self.parameters: list[Tensor] = []
         self.gradient_parts: list[Tensor] = []
         self._counters: list[tuple[slice, Tensor]] = []
-        #: Where the module keeps its buffers, and what belongs there: it may put another tensor into its place.
+        #: Owner's dict, name and bound tensor of each buffer. A module may replace the tensor in its dict.
         self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
         for entry in self.layout.entries:
             place = tensor_view(self.weights, entry)
@@ -129,18 +128,18 @@ class FlatModel:
         return self.weights[: self.layout.learnable]
 
     def gradients_of(self, loss: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of a loss, one tensor per parameter."""
+        """The gradient of a loss, as one tensor per parameter."""
         gradients: tuple[Tensor, ...] = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return gradients
 
     def collect(self, loss: Tensor) -> None:
-        """Differentiate a loss into the gradient vector."""
+        """Write the gradient of a loss into the gradient vector."""
         gradients = self.gradients_of(loss)
         with torch.no_grad():
             torch._foreach_copy_(self.gradient_parts, gradients)
 
     def load(self, weights: Vector) -> None:
-        """Take these weights (copied)."""
+        """Copy these weights into the module."""
         for buffers, name, bound in self._buffers:
             buffers[name] = bound
         self.weights.copy_(torch.from_numpy(weights))
@@ -148,25 +147,25 @@ class FlatModel:
             counter.copy_(self.weights[span].view(counter.shape))
 
     def reset_hidden(self) -> None:
-        """Put buffers that are not part of the model's state back to what they were: no trip leaves a trace there."""
+        """Reset buffers outside the model's state to their initial values, so that no trip affects the next."""
         for buffers, name, initial in self._hidden:
             buffers[name] = None if initial is None else initial.clone()
 
     def hidden_state(self) -> list[NDArray[Any] | None]:
-        """Those buffers as they are now."""
+        """The current values of those buffers."""
         now = (buffers[name] for buffers, name, _ in self._hidden)
         return [None if buffer is None else buffer.cpu().numpy().copy() for buffer in now]
 
     def set_hidden_state(self, values: Sequence[NDArray[Any] | None]) -> None:
-        """The inverse of ``hidden``."""
+        """The inverse of ``hidden_state``."""
         for (buffers, name, _), value in zip(self._hidden, values, strict=True):
             buffers[name] = None if value is None else torch.from_numpy(np.array(value)).to(self.weights.device)
 
     def dump(self) -> Vector:
-        """A copy of the weights as they are now."""
+        """A copy of the current weights."""
         for buffers, name, bound in self._buffers:
             current = buffers[name]
-            if current is not bound and current is not None:  # the module has put another tensor there
+            if current is not bound and current is not None:  # the module has replaced the tensor
                 bound.data.copy_(current)
                 buffers[name] = bound
         for span, counter in self._counters:
@@ -176,18 +175,18 @@ class FlatModel:
 
 
 def as_factory(model: Factory | nn.Module) -> Factory:
-    """A factory as it is; a module as one that gives a copy of it each time."""
+    """Return a factory unchanged. Make a factory of a module: it returns copies."""
     if isinstance(model, nn.Module):
         return partial(copy.deepcopy, model)
     if not callable(model):
         raise ConfigError(
-            "model", f"must be a module, a function that makes one, or a name, not {type(model).__name__}"
+            "model", f"must be a module, a function that builds one, or a name, not {type(model).__name__}"
         )
     try:
         inspect.signature(model).bind()
     except TypeError as error:
         name = getattr(model, "__name__", type(model).__name__)
-        problem = f"{name} wants arguments ({error}); give a function without any, as in lambda: {name}(...)"
+        problem = f"{name} needs arguments ({error}); give a function without any, such as lambda: {name}(...)"
         raise ConfigError("model", problem) from None
     except ValueError:  # built-in code without a signature
         pass
@@ -195,9 +194,9 @@ def as_factory(model: Factory | nn.Module) -> Factory:
 
 
 def with_start_weights(factory: Factory, path: Path) -> Factory:
-    """The same modules, with the tensors of a safetensors file in place of those of the same name.
+    """A factory for the same modules, with tensors from a safetensors file in place of those of the same name.
 
-    The file is read here, once: workers get the numbers, wherever they are.
+    The file is read once, here. Workers receive the numbers and need no file.
     """
     try:
         tensors = load_file(path)
@@ -206,14 +205,14 @@ def with_start_weights(factory: Factory, path: Path) -> Factory:
     state = build_module(factory).state_dict()
     strange = [name for name in tensors if name not in state]
     if strange or not tensors:
-        what = f"holds {strange[0]!r}, which the model has not" if strange else "holds no tensors"
-        raise ConfigError("model.start", f"{path} {what}; it must be of the same network")
+        what = f"has {strange[0]!r}, which the model lacks" if strange else "has no tensors"
+        raise ConfigError("model.start", f"{path} {what}; give a file of the same network")
     for name, array in tensors.items():
         if tuple(array.shape) != tuple(state[name].shape):
             problem = f"{path}: {name} has shape {array.shape}, but the model's has {tuple(state[name].shape)}"
             raise ConfigError("model.start", problem)
         if not np.isfinite(array).all():
-            raise ConfigError("model.start", f"{path}: {name} holds numbers that are not finite")
+            raise ConfigError("model.start", f"{path}: {name} has numbers that are not finite")
     return partial(_with_tensors, factory, tensors)
 
 
@@ -229,28 +228,28 @@ def initial_weights(factory: Factory, seed: int) -> Vector:
 
 
 def initial_module(factory: Factory, seed: int) -> nn.Module:
-    """A module with the same numbers in every process, those that do not travel included."""
+    """A module with the same numbers in every process, frozen parameters included."""
     return build_module(factory, torch_seed(seed, "model"))
 
 
 @dataclass(frozen=True)
 class ModuleBuilder:
-    """From flat weights to a module; what the data set's inputs need before they go in, comes first."""
+    """Builds a module from flat weights. Its first layer normalises inputs if the data set needs that."""
 
-    #: None where only the user knows the model.
+    #: None if only the user knows the model.
     factory: Factory | None
     seed: int
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    #: Parameters that do not train, where they are known better than by building the model.
+    #: Frozen parameters that differ from those of a newly built model.
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __call__(self, weights: Vector) -> nn.Module:
         if self.factory is None:
-            raise RunError("the model of this run came from Python; give it, as in result.module(build_model)")
+            raise RunError("the model of this run came from Python; pass it, as in result.module(build_model)")
         flat = FlatModel(initial_module(self.factory, self.seed))
         if flat.layout.size != len(weights):
-            raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's has {len(weights):,}")
+            raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's model has {len(weights):,}")
         flat.load(weights)
         self._load_frozen(flat.module)
         network = flat.module.eval()
@@ -259,11 +258,11 @@ class ModuleBuilder:
         return nn.Sequential(OrderedDict(prepare=Prepare(self.mean, self.std), network=network)).eval()
 
     def _load_frozen(self, module: nn.Module) -> None:
-        """Put the parameters that do not train into their places."""
+        """Copy the frozen parameters into the module."""
         named = dict(module.named_parameters())
         for name, array in self.frozen.items():
             if name not in named or tuple(named[name].shape) != array.shape:
-                raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's has")
+                raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's model has")
             named[name].data.copy_(torch.from_numpy(np.array(array)))
 
 

@@ -1,7 +1,7 @@
 """Optimisers as pairs of functions on the flat vector: ``init`` makes the state of one trip, ``update`` takes a step.
 
-Each trip starts with a new state, as the papers' devices do. ``reach(n)`` says how far n steps along a constant unit
-gradient lead, in units of the learning rate: what a method needs that reads a gradient from a displacement.
+Each trip starts with a new state, as in the papers. ``reach(n)`` is the distance of n steps along a constant unit
+gradient, in units of the learning rate. Methods that read a gradient from a displacement divide by it.
 """
 
 import math
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
     from freshet.training.options import TrainingOptions
 
-#: Vectors of a trip by name; ``t`` counts steps, as a tensor so that all of it is saved alike.
+#: Vectors by name. ``t`` counts steps; it is a tensor, so that everything is saved the same way.
 OptimiserState = dict[str, "Tensor"]
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Optimiser(NamedTuple):
-    """``update(w, g, state, lr)`` changes w (and, where it helps, g) in place."""
+    """``update(w, g, state, lr)`` changes w in place, and may overwrite g."""
 
     init: "Callable[[Tensor], OptimiserState]"
     update: "Callable[[Tensor, Tensor, OptimiserState, float], None]"
     reach: Callable[[int], float]
-    #: True when a step is ``w - lr g`` and nothing else.
+    #: True if a step is just ``w - lr g``.
     plain: bool = False
-    #: True when weight decay joins the gradient; False when ``update`` shrinks the weights by itself.
+    #: True if weight decay is added to the gradient. False if ``update`` shrinks the weights itself.
     couples_decay: bool = True
 
 
@@ -38,7 +38,7 @@ def make_optimiser(options: "TrainingOptions") -> Optimiser:
 
 
 def sgd(momentum: float = 0.0, nesterov: bool = False) -> Optimiser:
-    """``v <- mu v + g`` with v = g at first; ``w <- w - lr v``, with Nesterov ``w - lr (g + mu v)``."""
+    """``v <- mu v + g``, starting with v = g. ``w <- w - lr v``, or with Nesterov ``w - lr (g + mu v)``."""
 
     def init(w: "Tensor") -> OptimiserState:
         return {}
@@ -63,10 +63,10 @@ def sgd(momentum: float = 0.0, nesterov: bool = False) -> Optimiser:
 
 
 def adam(decoupled_decay: float | None = None) -> Optimiser:
-    """Adam; with a decay of its own, AdamW: ``w <- (1 - lr decay) w`` before each step.
+    """Adam, or AdamW with a decoupled decay: ``w <- (1 - lr decay) w`` before each step.
 
     ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) g^2``, ``w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) +
-    eps)``. A constant gradient g gives steps of ``lr g / (|g| + eps)``, so that a unit one reaches n.
+    eps)``. A constant gradient g gives steps of ``lr g / (|g| + eps)``, so a unit gradient has reach n.
     """
     b1, b2 = BETAS
 

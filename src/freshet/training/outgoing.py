@@ -1,12 +1,12 @@
-"""What becomes of a trained model before it leaves the device: made private, turned into an attack, encoded.
+"""Processing of a trained model before it leaves the device: privacy noise, simulated attacks, compression.
 
-Devices that do harm, for experiments in the simulator: what they train on, and what they make of it.
+Attacks, for experiments in the simulator:
 
-    sign-flip   the update is reversed and enlarged: ``u <- w - strength (u - w)``
-    label-flip  class c is learned as the class ``C - 1 - c``
-    backdoor    every second sample of a batch gets a bright 3 x 3 corner and the label ``target``
+    sign-flip   reverse and enlarge the update: ``u <- w - strength (u - w)``
+    label-flip  train on the label ``C - 1 - c`` instead of c
+    backdoor    give every second sample of a batch a bright 3 x 3 corner and the label ``target``
 
-The same devices attack throughout a run, drawn from a stream of their own.
+The same devices attack throughout a run. A separate random stream chooses them.
 """
 
 from dataclasses import dataclass, field
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from freshet.training.trip import TripOutcome
 
 
-#: Side of the corner that opens the back door; of inputs that are not images, so many last entries.
+#: Side of the corner that triggers the backdoor. For inputs other than images, the number of last entries.
 PATCH = 3
 
 
 class AttackOptions(Options):
-    """Devices that do harm, to try defences on (simulations only)."""
+    """Simulated attacks, to test defences (simulations only)."""
 
     kind: Literal["none", "sign-flip", "label-flip", "backdoor"] = Field(
-        "none", description="what they do: reverse and enlarge their updates, learn wrong labels, plant a back door"
+        "none", description="kind of attack: reverse and enlarge updates, train on wrong labels, plant a backdoor"
     )
     share: float = Field(0.2, gt=0, lt=1, description="share of the devices that attack")
     strength: float = Field(10.0, gt=0, description="sign-flip: factor on the reversed update")
-    target: int = Field(0, ge=0, description="backdoor: the class that marked samples shall be taken for")
+    target: int = Field(0, ge=0, description="backdoor: the class to predict for samples with the trigger")
 
 
 def choose_attackers(options: AttackOptions, seed: int, devices: int) -> frozenset[int]:
-    """Who does harm: at least one device."""
+    """The devices that attack: at least one, unless there is no attack."""
     if options.kind == "none":
         return frozenset()
     count = max(1, round(options.share * devices))
@@ -54,7 +54,7 @@ def choose_attackers(options: AttackOptions, seed: int, devices: int) -> frozens
 
 
 def poison_batch(options: AttackOptions, x: "Tensor", y: "Tensor", classes: int) -> tuple["Tensor", "Tensor"]:
-    """A batch as an attacker trains on it; the batch is a copy and may be written to."""
+    """The batch that an attacker trains on. It is a copy, and this function may write to it."""
     if options.kind == "label-flip":
         return x, classes - 1 - y
     if options.kind == "backdoor":
@@ -64,7 +64,7 @@ def poison_batch(options: AttackOptions, x: "Tensor", y: "Tensor", classes: int)
 
 
 def add_trigger(x: "Tensor") -> "Tensor":
-    """Samples with the mark that opens the back door: as bright as the brightest entry of the batch."""
+    """Samples with the backdoor's trigger, which is as bright as the brightest entry of the batch."""
     x = x.clone()
     if x.ndim == 4:
         x[:, :, -PATCH:, -PATCH:] = x.amax()
@@ -74,7 +74,7 @@ def add_trigger(x: "Tensor") -> "Tensor":
 
 
 def flip_update(options: AttackOptions, weights: Vector, base: Vector, learnable: int) -> Vector:
-    """``w - strength (u - w)`` of the learnable weights."""
+    """``w - strength (u - w)`` for the learnable weights."""
     out = weights.copy()
     with np.errstate(over="ignore", invalid="ignore"):
         s = options.strength
@@ -84,24 +84,25 @@ def flip_update(options: AttackOptions, weights: Vector, base: Vector, learnable
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A function of the outcome, the assignment and keyed random streams: same bits on every executor."""
+    """Privacy, attack and compression. They depend only on outcome, assignment and keyed random streams, so every
+    executor gives the same bits."""
 
     links: LinkOptions = field(default_factory=LinkOptions)
     attack: AttackOptions = field(default_factory=AttackOptions)
     privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     seed: int = 0
-    #: Noise from the operating system's entropy: of real devices, whose server knows the seed.
+    #: Draw noise from the operating system. Real devices need this, because the server knows the seed.
     secret: bool = False
 
     def redact(self, outcome: "TripOutcome", public: tuple[str, ...]) -> "TripOutcome":
-        """The outcome with those numbers only that may be told."""
+        """With privacy on, remove all numbers that are not in ``public``."""
         if not self.privacy.on:
             return outcome
         report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
         return outcome._replace(report=report, merged=merged, diverged=False, lost_at_merge=False)
 
     def encode(self, outcome: "TripOutcome", assignment: Assignment, layout: Layout, hostile: bool) -> "TripOutcome":
-        """The outcome as it goes up; ``hostile`` for a device that attacks."""
+        """The outcome as it goes up. ``hostile`` marks a device that attacks."""
         if self.privacy.on:
             keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)
             rng = np.random.default_rng() if self.secret else keyed

@@ -1,7 +1,4 @@
-"""The learning rate over a run, as its settings say.
-
-Learning rates over a run, as functions of the rounds that are over (of an asynchronous method: their worth).
-"""
+"""Learning-rate schedules: functions of the completed rounds r (for an asynchronous method, of as many uploads)."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +24,7 @@ def step(lr: float, factor: float, every: int) -> Schedule:
 
 
 def cosine(lr: float, length: int) -> Schedule:
-    """``eta / 2 (1 + cos(pi r / length))``, and 1 % of eta from there on: a rate of 0 would train nothing."""
+    """``eta / 2 (1 + cos(pi r / length))``, but at least 1 % of eta, because a rate of 0 trains nothing."""
     return lambda rounds: lr * max(0.01, 0.5 * (1.0 + math.cos(math.pi * min(1.0, rounds / length))))
 
 
@@ -36,11 +33,11 @@ CustomSchedule = Callable[[float, int], float]
 
 
 def make_schedule(o: TrainingOptions, own: CustomSchedule | None, length: int) -> Schedule:
-    """The learning rate over rounds: a function from Python, or the one that is named; a cosine is so many long."""
+    """The user's own schedule, or the one that the options name. ``length`` is the length of a cosine in rounds."""
     if own is not None:
         return lambda rounds: float(own(o.lr, rounds))
     if o.schedule == "custom":
-        problem = "'custom' stands for a function given from Python; choose another or give one"
+        problem = "'custom' needs a function from Python; give one or choose another schedule"
         raise ConfigError("training.schedule", problem)
     return {
         "constant": constant(o.lr),

@@ -1,8 +1,8 @@
-"""The task: what a model's outputs are for. A loss to train on, metrics to judge by, and which of them comes first.
+"""Tasks: the loss to train on, the metrics to evaluate, and the primary metric.
 
-``classification``, ``binary``, ``multilabel``, ``regression`` and ``tokens`` are built in; ``Task(...)`` is one's own.
-A metric is a function of (outputs, targets). One that gives a number per sample is averaged over the test set as it
-goes; any other is called once, with the outputs of the whole test set.
+``classification``, ``binary``, ``multilabel``, ``regression`` and ``tokens`` are built in. ``Task(...)`` defines
+others. A metric is a function of (outputs, targets). If it returns one number per sample, it is averaged over the test
+set batch by batch. Otherwise it is called once, with the outputs of the whole test set.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from freshet.errors import ConfigError
 
 Direction = Literal["max", "min"]
 Function = Callable[..., Any]
-#: The target of a token that does not count.
+#: The target of tokens to ignore.
 IGNORED = -100
 
 
@@ -28,7 +28,7 @@ def _unchanged(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Score(NamedTuple):
-    """A model on the test samples: the task's metrics by name, and the mean loss."""
+    """A model's results on the test samples: the task's metrics by name, and the mean loss."""
 
     metrics: dict[str, float]
     loss: float
@@ -36,14 +36,14 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """``loss(outputs, targets)`` is the mean over a batch; ``primary`` names the metric that targets and tables use."""
+    """``loss(outputs, targets)`` returns the mean over a batch. Targets and tables use the metric ``primary``."""
 
     loss: Function
     metrics: Mapping[str, Function] = field(default_factory=dict)
     primary: str = "loss"
     direction: Direction | None = None
     name: str = "custom"
-    #: Outputs and targets as loss and metrics want them, for example with one row per token.
+    #: Rearranges outputs and targets for loss and metrics, for example to one row per token.
     arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _unchanged
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Task:
             raise ConfigError("task.primary", f"must be one of {known}, but {self.primary!r} was given")
         taken = {"loss", "time", "version", "wall_seconds"} & set(self.metrics)
         if taken:
-            raise ConfigError("task.metrics", f"{sorted(taken)[0]!r} has a meaning of its own; choose another name")
+            raise ConfigError("task.metrics", f"{sorted(taken)[0]!r} is a reserved name; choose another")
         if self.direction not in ("max", "min", None):
             raise ConfigError("task.direction", f"must be 'max' or 'min', but {self.direction!r} was given")
         if self.direction is None:
@@ -64,7 +64,7 @@ class Task:
         return loss
 
     def score(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
-        """Loss and metrics over (outputs, targets) of a whole test set, batch by batch."""
+        """Loss and metrics over a whole test set, given (outputs, targets) batch by batch."""
         count, total, sums = 0, 0.0, dict.fromkeys(self.metrics, 0.0)
         whole: dict[str, Function] | None = None
         kept: list[tuple[Tensor, Tensor]] = []
@@ -104,11 +104,11 @@ def _takes_reduction(function: Function) -> bool:
 
 
 def _numbers_per_sample(output: Tensor, y: Tensor, loss: Function) -> float:
-    """Over how many numbers of a sample torch's own losses average; class labels are one."""
+    """How many numbers of a sample torch's losses average over: 1 for class labels."""
     return max(1, output.numel() // max(1, len(y))) if y.is_floating_point() else 1.0
 
 
-# ---- built in
+# ---- built-in tasks
 
 
 def _right_class(output: Tensor, y: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _right_class(output: Tensor, y: Tensor) -> Tensor:
 
 
 def _one_number(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """An output of shape (N, 1) beside N targets loses its last side."""
+    """Reshape an output (N, 1) to match N targets."""
     return output.reshape(y.shape), y.float()
 
 
@@ -126,7 +126,7 @@ def _right_side(output: Tensor, y: Tensor) -> Tensor:
 
 
 def _f1(output: Tensor, y: Tensor) -> float:
-    """Over all labels of all samples: ``2 TP / (2 TP + FP + FN)``."""
+    """``2 TP / (2 TP + FP + FN)`` over all labels of all samples."""
     said, true = output > 0, y > 0.5
     both = int((said & true).sum())
     return 2 * both / max(1, int(said.sum()) + int(true.sum()))
@@ -148,7 +148,7 @@ def _r2(output: Tensor, y: Tensor) -> float:
 
 
 def _per_token(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T, V) beside (B, T): one row per token that counts."""
+    """Reshape (B, T, V) and (B, T) to one row per token, without ignored tokens."""
     flat, targets = output.reshape(-1, output.shape[-1]), y.reshape(-1)
     counts = targets != IGNORED
     return flat[counts], targets[counts]
@@ -186,22 +186,22 @@ TASKS = {
 
 
 def check_output(task: Task, output: Any, y: Tensor, classes: int) -> None:
-    """Raise one sentence unless a model's output for some samples can be judged by the task."""
+    """Raise one sentence unless the task can evaluate this output of a model."""
     shape = getattr(output, "shape", None)
     if not isinstance(output, Tensor) or shape is None or shape[:1] != y.shape[:1]:
-        raise ConfigError("model", f"must give one row of outputs per sample, not {shape or type(output).__name__}")
+        raise ConfigError("model", f"must return one row of outputs per sample, not {shape or type(output).__name__}")
     if task.name == "classification":
         if output.ndim != 2:
-            raise ConfigError("model", f"must give one row of class scores per sample, not {tuple(shape)}")
+            raise ConfigError("model", f"must return one row of class scores per sample, not {tuple(shape)}")
         if output.shape[1] < classes:
             hint = "; if labels start at 1, give y - 1" if output.shape[1] == classes - 1 else ""
-            raise ConfigError("model", f"gives {output.shape[1]} scores, but the data have {classes} classes{hint}")
+            raise ConfigError("model", f"returns {output.shape[1]} scores, but the data have {classes} classes{hint}")
     elif task.name == "tokens":
         if output.ndim != 3 or output.shape[:2] != y.shape or output.shape[2] < classes:
             wanted = f"(samples, {y.shape[1]}, at least {classes})"
-            raise ConfigError("model", f"must give scores of shape {wanted} for tokens, not {tuple(shape)}")
+            raise ConfigError("model", f"must return scores of shape {wanted} for tokens, not {tuple(shape)}")
     elif task.name != "custom" and output.numel() != y.numel():
-        raise ConfigError("model", f"gives {tuple(shape)} for targets of shape {tuple(y.shape)}; they must fit")
+        raise ConfigError("model", f"returns {tuple(shape)} for targets of shape {tuple(y.shape)}; they must match")
     else:
         _check_custom(task, output, y)
 
@@ -212,22 +212,22 @@ def _check_custom(task: Task, output: Tensor, y: Tensor) -> None:
         task.score([(output, y)])
     except Exception as error:  # whatever a user's function may raise
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError("task", f"its loss or a metric fails on the model's outputs: {problem}") from error
+        raise ConfigError("task", f"the loss or a metric fails on the model's outputs: {problem}") from error
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         raise ConfigError(
-            "task.loss", f"must give one number (a tensor without sides), not {getattr(loss, 'shape', loss)}"
+            "task.loss", f"must return one number (a tensor of shape ()), not {getattr(loss, 'shape', loss)}"
         )
 
 
 def _likely_task(y: Any) -> str:
-    """The task that targets look made for."""
+    """The task that targets seem to be for."""
     if y.ndim == 2 and ((y == 0) | (y == 1)).all():
         return "multilabel"
     return "regression" if y.dtype.kind == "f" else "tokens" if y.ndim == 2 else "classification"
 
 
 def check_targets(task: Task, y: Any, name: str) -> None:
-    """Raise one sentence unless the targets of a data set are what a built-in task wants."""
+    """Raise one sentence unless the targets of a data set fit a built-in task."""
     classes = y.dtype.kind == "i" and y.ndim == 1
     wants = {
         "classification": (classes, "one whole number per sample: class labels"),
@@ -240,7 +240,7 @@ def check_targets(task: Task, y: Any, name: str) -> None:
     if not fits:
         found = label_remedy(y) if task.name in ("classification", "binary") else None
         other = _likely_task(y)
-        problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} wants {wanted}"
+        problem = f"{name} has targets of type {y.dtype} and shape {y.shape}, but {task.name} needs {wanted}"
         if found is None:
             raise ConfigError("training.task", f"{problem}; try {other!r}")
         amounts = ", or try 'regression' if they are amounts" if "astype" in found.give else ""

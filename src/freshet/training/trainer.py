@@ -1,4 +1,4 @@
-"""A model, the data and the settings in one process: trains trips and scores models."""
+"""The trainer of one process. It holds a model, the data and the settings, trains trips and evaluates models."""
 
 from typing import NamedTuple
 
@@ -21,21 +21,21 @@ from freshet.training.trip import LocalTrip, TripOutcome
 
 
 class TripInput(NamedTuple):
-    """All that one local training needs: same work, same bits, wherever it runs."""
+    """Everything that one trip needs. The same input gives the same bits in every worker."""
 
     assignment: Assignment
     slot: Slot | None
     fresh: Fresh | None
     rule: LocalRule
     memory: Memory
-    #: Mean duration of the device's completed trips, for rules that are timed.
+    #: Mean duration of the device's completed trips, for rules with ``timed = True``.
     seconds: float | None = None
-    #: Stop after the merge: only its numbers are wanted.
+    #: Stop after the merge, because only its numbers are needed.
     merge_only: bool = False
 
 
 class Trainer:
-    """Built once per process; one trip at a time."""
+    """Runs one trip at a time. Each process builds one trainer per setup."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Trainer:
         self.flat = FlatModel(accelerate(module) if options.fast else module, device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = make_optimiser(options)
-        #: What becomes of a trained model before it is sent.
+        #: Processes a trained model before it is sent.
         self.outgoing = outgoing
-        #: Devices that do harm, for experiments.
+        #: Devices that attack, for experiments.
         self.attackers = choose_attackers(outgoing.attack, seed, len(data.shards))
         self.classes = 1 + int(data.train.y.max()) if self.attackers else 0
-        #: The trip that holds the module now.
+        #: The trip that uses the module now.
         self.trip: LocalTrip | None = None
 
     def train(self, work: TripInput) -> TripOutcome:
-        """Run a whole trip: train to the slot, merge the fresh model if there is one, train on."""
+        """Run a whole trip: train to the slot, merge the fresh model if there is one, finish."""
         trip = LocalTrip(self, work.assignment, work.slot, work.rule, work.memory, work.seconds)
         if trip.to_slot():
             trip.merge(work.fresh)
@@ -77,16 +77,16 @@ class Trainer:
             torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
             return self.task.score((module(x), y) for x, y in self.data.test.chunks(500))
 
-    def evaluate_devices(self, exam: DeviceEvaluation) -> DeviceScores:
-        """Accuracy and loss on what each device is tested on (``devices.py``)."""
-        return evaluate_devices(self, exam)
+    def evaluate_devices(self, evaluation: DeviceEvaluation) -> DeviceScores:
+        """Accuracy and loss on the test samples of each device (``device_eval.py``)."""
+        return evaluate_devices(self, evaluation)
 
 
-def pick_device(wish: str) -> str:
-    """The torch device to train on; ``auto`` takes an accelerator if there is one."""
+def pick_device(name: str) -> str:
+    """The torch device to train on. ``auto`` takes an accelerator if there is one."""
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wish == "auto":
-        return next(name for name, there in found.items() if there)
-    if not found[wish]:
-        raise ConfigError("training.device", f"there is no {wish} device here; use auto or cpu")
-    return wish
+    if name == "auto":
+        return next(device for device, available in found.items() if available)
+    if not found[name]:
+        raise ConfigError("training.device", f"this machine has no {name} device; use auto or cpu")
+    return name

@@ -3,12 +3,8 @@ r"""One local training that can pause: train to the slot, merge the fresh model,
     TO_SLOT --to_slot--> ASKED --merge--> FINISHING --finish--> DONE
        \_______________to_slot (no request)___/
 
-A simulator calls it in one go, a real device step by step. It is a function of (weights, shard, rule, optimiser, random
-streams): same input, same bits, however often it was paused in between.
-
-What one local training gives.
-
-A batch of one sample, of which BatchNorm can take no statistics: torch's error in words that help.
+The simulator runs a trip in one go, a real device step by step. A trip is a function of (weights, shard, rule,
+optimiser, random streams): the same input gives the same bits, however often the trip pauses.
 """
 
 import math
@@ -37,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class TripOutcome(NamedTuple):
-    """The trained model, the steps taken, the rule's report, its merge's numbers, vectors to send with the model, and
-    what the device now remembers."""
+    """The result of one trip: the trained model, the steps taken, the rule's report, the numbers of its merge, vectors
+    to send with the model, and the device's new memory."""
 
     weights: Vector
     steps: int
@@ -47,13 +43,13 @@ class TripOutcome(NamedTuple):
     vectors: dict[str, Vector]
     memory: Memory
     diverged: bool = False
-    #: Bytes of the model where it is a difference in fewer bytes (``core/compression.py``).
+    #: Bytes of the model if it goes up as a compressed difference (``core/compression.py``).
     packed: int = 0
-    #: Whether it had diverged when it merged (``diverged``: at its end).
-    lost_at_merge: bool = False
+    #: Whether the trip had diverged at its merge (``diverged``: at its end).
+    diverged_at_merge: bool = False
 
     def upload(self, assignment: Assignment) -> Upload:
-        """What goes up; the memory stays with the device."""
+        """The message to the server. The memory stays on the device."""
         return Upload(
             device=assignment.device,
             trip=assignment.trip,
@@ -67,41 +63,8 @@ class TripOutcome(NamedTuple):
         )
 
 
-#: How torch's complaint begins.
-_TORCH_MESSAGE = "Expected more than 1 value per channel when training"
-
-
-def explain_batch_of_one(
-    error: ValueError, device: int, samples: int, batch_size: int, shards: Iterable[int]
-) -> ConfigError | None:
-    """One sentence that names the setting to change; None if the error is of another kind.
-
-    ``samples`` are those that the device trains on, ``shards`` those that each device does.
-    """
-    if not str(error).startswith(_TORCH_MESSAGE) or not _leaves_batch_of_one(samples, batch_size):
-        return None
-    other = 'take a norm without batch statistics (model.norm = "group"; nn.GroupNorm in a model of your own)'
-    if samples == 1:
-        problem = f"device {device} trains on a single sample, but BatchNorm needs two or more in a batch"
-        return ConfigError("data.min_samples", f"{problem}; give every device at least two, or {other}")
-    problem = f"{batch_size} leaves device {device} ({samples} samples) a batch of one, but BatchNorm needs two or more"
-    choice = f"choose one that leaves no device a single sample, such as {_next_batch_size(batch_size, shards)}"
-    return ConfigError("training.batch_size", f"{problem}; {choice}, or {other}")
-
-
-def _leaves_batch_of_one(samples: int, batch_size: int) -> bool:
-    return batch_size == 1 or samples % batch_size == 1
-
-
-def _next_batch_size(batch_size: int, shards: Iterable[int]) -> int:
-    """The next larger batch that leaves no device a single sample: at the latest, it holds all samples of a device."""
-    sizes = {size for size in shards if size > 1}
-    larger = range(batch_size + 1, max(sizes) + 2)
-    return next(size for size in larger if not any(_leaves_batch_of_one(samples, size) for samples in sizes))
-
-
 class Phase(StrEnum):
-    """Where a trip is."""
+    """The phase of a trip."""
 
     TO_SLOT = "to_slot"
     ASKED = "asked"
@@ -110,9 +73,9 @@ class Phase(StrEnum):
 
 
 class LocalTrip:
-    """One trip under way; also what a ``LocalRule`` sees of it (see ``freshet.core.method.Local``).
+    """One local training. A ``LocalRule`` sees it as ``freshet.core.method.Local``.
 
-    It trains on its trainer's one module, so that another trip may only begin there when this one is done or saved.
+    A trainer has one module, so its next trip may begin only when this one is done or saved.
     """
 
     def __init__(
@@ -155,7 +118,7 @@ class LocalTrip:
     # ---- the trip
 
     def to_slot(self) -> bool:
-        """Train up to the slot; True when the device now asks for the fresh model, False when it never does."""
+        """Train up to the slot. True if the device now asks for the fresh model, False if it never does."""
         if self.slot is None:
             self._move_to(Phase.TO_SLOT, Phase.FINISHING)
             return False
@@ -166,7 +129,7 @@ class LocalTrip:
         return True
 
     def merge(self, fresh: Fresh | None) -> None:
-        """The server has answered: with a newer model, or with nothing newer (None)."""
+        """Take the server's answer: a newer model, or None if it has none."""
         if fresh is not None and fresh.version <= self.assignment.version:
             raise ValueError(f"fresh version {fresh.version} is not newer than base {self.assignment.version}")
         with self._working(Phase.ASKED):
@@ -178,12 +141,12 @@ class LocalTrip:
         self._move_to(Phase.ASKED, Phase.FINISHING)
 
     def continue_unanswered(self) -> None:
-        """No answer came: the trip goes on as if it had not asked, and nothing is learned about when to ask."""
+        """Continue as if the device had not asked, since no answer came. The rule learns nothing about when to ask."""
         self._move_to(Phase.ASKED, Phase.FINISHING)
         self.slot = None
 
     def finish(self) -> TripOutcome:
-        """Train the epochs that are left; what goes up and what the device remembers."""
+        """Train the remaining epochs and return the outcome as it goes up."""
         with self._working(Phase.FINISHING):
             while self.epoch < self.epochs:
                 self._train_epoch()
@@ -192,21 +155,31 @@ class LocalTrip:
         return self._trainer.outgoing.encode(self.outcome(), self.assignment, self.layout, self._hostile)
 
     def hurry(self) -> None:
-        """The server wants the model soon: the epoch under way (the first, before it begins) is the last."""
+        """The server wants the model soon: make the current epoch the last, or the first if none has begun."""
         self.epochs = min(self.epochs, max(1, self.epoch))
 
     def outcome(self) -> TripOutcome:
-        """The trip as it stands. One that has diverged teaches the device nothing but what a merge before that did,
-        whose numbers are on record whether or not the trip is seen to its end."""
+        """The outcome so far. After divergence, keep only the memory from before or at the merge.
+
+        The log has the merge's numbers even if nobody waits for the trip to end, so its memory must count, too.
+        """
         weights = self.flat.dump()
-        whole = self._is_finite(weights)
-        memory = self.memory if whole else self._memory_at_merge
-        said = (self.report, self.merged, self.vectors, memory)
-        found = TripOutcome(weights, self.steps, *said, diverged=not whole, lost_at_merge=self._diverged_at_merge)
-        return self._trainer.outgoing.redact(found, self.rule.public)
+        finite = self._is_finite(weights)
+        memory = self.memory if finite else self._memory_at_merge
+        outcome = TripOutcome(
+            weights,
+            self.steps,
+            self.report,
+            self.merged,
+            self.vectors,
+            memory,
+            diverged=not finite,
+            diverged_at_merge=self._diverged_at_merge,
+        )
+        return self._trainer.outgoing.redact(outcome, self.rule.public)
 
     def _is_finite(self, weights: Vector) -> bool:
-        """Whether the trip has not diverged so far."""
+        """Whether weights and numbers are finite: the trip has not diverged."""
         numbers = (*self.report.values(), *self.merged.values())
         return is_finite(weights) and all(math.isfinite(value) for value in numbers)
 
@@ -218,10 +191,10 @@ class LocalTrip:
 
     @contextmanager
     def _working(self, phase: Phase) -> Iterator[None]:
-        """With the trip's own random numbers, the module in training mode, and nobody else on it."""
+        """Use the trip's random state, with the module in training mode and no other trip on it."""
         self._move_to(phase, phase)
         if self._trainer.trip is not self:
-            raise ValueError("another trip has begun on this trainer; save a trip before that and go on from there")
+            raise ValueError("another trip has begun on this trainer; save a trip before the next one, then restore it")
         outside = _random_state(self.weights.device.type)
         _set_random_state(self._torch)
         self.model.train()
@@ -243,10 +216,10 @@ class LocalTrip:
     # ---- the loop
 
     def _train_epoch(self) -> None:
-        """One pass over the device's samples in a new random order, or this part's share of ``training.steps``."""
+        """Train on all samples in a new random order, or on this epoch's share of ``training.steps`` batches."""
         self.epoch += 1
         data, rule = self._trainer.data.train, self.rule
-        batches = self._batches_of_part() if self.options.steps else self._batches_of_epoch()
+        batches = self._batches_of_share() if self.options.steps else self._batches_of_epoch()
         for index in batches:
             x, y = self._as_trained_on(data.take(index, self._augment))
             self._step(rule.loss(self, x, y))
@@ -256,9 +229,9 @@ class LocalTrip:
         order, self._order = self._next_order(), None
         return list(torch.split(order, self.options.batch_size))
 
-    def _batches_of_part(self) -> list[Tensor]:
-        """So many batches that ``training.epochs`` parts are ``training.steps``, and fewer or more parts their share of
-        them; passes follow one another without a gap."""
+    def _batches_of_share(self) -> list[Tensor]:
+        """This epoch's share of ``training.steps`` batches: ``training.epochs`` epochs make all of them. Passes over
+        the samples follow one another without a gap."""
         whole, parts, batches = self.options.steps, self.options.epochs, list[Tensor]()
         for _ in range(whole * self.epoch // parts - whole * (self.epoch - 1) // parts):
             order = self._next_order()
@@ -268,7 +241,7 @@ class LocalTrip:
         return batches
 
     def _step(self, loss: Tensor) -> None:
-        """The rule's terms, clipping, weight decay, the optimiser's step, on flat vectors; plain SGD in one call."""
+        """Apply the rule's terms, clipping, weight decay and the optimiser to flat vectors. Plain SGD is one call."""
         optimiser, decay, lr = self._trainer.optimiser, self.options.weight_decay, self.assignment.lr
         if optimiser.plain and not (self.rule.adjusts_gradient or decay or self.options.clip):
             gradients = self.flat.gradients_of(loss)
@@ -295,47 +268,47 @@ class LocalTrip:
         return self._order
 
     def _as_trained_on(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The batch as the device trains on it: its own, unless the device does harm."""
+        """The batch that the device trains on, poisoned if the device attacks."""
         return poison_batch(self._trainer.outgoing.attack, *batch, self._trainer.classes) if self._hostile else batch
 
     # ---- for rules
 
     @property
     def seconds(self) -> float | None:
-        """Mean duration of the device's completed trips; None before the first."""
+        """Mean duration of the device's completed trips, or None before the first."""
         if not self.rule.timed:
-            raise AttributeError("durations are only kept for rules that say timed = True")
+            raise AttributeError("durations are kept only for rules with timed = True")
         return self._seconds
 
     def tensor(self, array: Vector) -> Tensor:
-        """A copy of an array where the model is."""
+        """A copy of an array on the model's device."""
         return torch.from_numpy(array).to(self.weights.device, copy=True)
 
     def snapshot(self) -> Vector:
-        """The local model as it is now (a copy, counters included)."""
+        """A copy of the current local model, counters included."""
         return self.flat.dump()
 
     def set_weights(self, weights: Vector) -> None:
-        """Go on from these weights."""
+        """Continue from these weights."""
         self.flat.load(weights)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The first mini-batch of the coming epoch (it will be trained on as well)."""
+        """The first mini-batch of the next epoch, which is trained on as well."""
         return self._as_trained_on(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Samples of the device that it never trains on; of a device with too few, the next mini-batch."""
+        """The device's held-out samples, or the next mini-batch if the device has too few samples."""
         if not len(self._held_out):
             return self.next_batch()
         return self._as_trained_on(self._trainer.data.train.take(self._held_out.to(self.weights.device)))
 
     def loss_at(self, x: Tensor, y: Tensor) -> float:
-        """Plain loss at the model as it is, without touching its statistics."""
+        """The plain loss of the current model. BatchNorm statistics stay the same."""
         with torch.no_grad():
             return self._plain_loss(x, y).item()
 
     def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
-        """The same, and its gradient."""
+        """The plain loss of the current model and its gradient."""
         loss = self._plain_loss(x, y)
         self.flat.collect(loss)
         gradient: Vector = self.gradient.cpu().numpy().copy()
@@ -362,10 +335,10 @@ class LocalTrip:
 
         return features
 
-    # ---- a pause that outlives the process
+    # ---- saving a paused trip
 
     def save(self) -> dict[str, Any]:
-        """What a paused trip needs to go on, beside its arguments: plain values and arrays."""
+        """The state of a paused trip besides its arguments, as plain values and arrays."""
         return {
             "phase": str(self.phase),
             "epoch": self.epoch,
@@ -385,7 +358,7 @@ class LocalTrip:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Put a trip that was just begun with the same arguments where another was saved."""
+        """Bring a new trip with the same arguments to a saved state."""
         self.phase, self.epoch, self.steps = Phase(saved["phase"]), saved["epoch"], saved["steps"]
         self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
         self.report, self.merged = dict(saved["report"]), dict(saved["merged"])
@@ -404,7 +377,7 @@ class LocalTrip:
 
 
 def _split_held_out(shard: Indices, rule: LocalRule, seed: int, device: int) -> tuple[Tensor, Tensor]:
-    """A device's samples to train on, and the tenth that it keeps apart if a rule wants it, the same in every trip."""
+    """A device's training samples, and the held-out tenth if the rule wants one. It is the same tenth in every trip."""
     if not rule.holds_out:
         return torch.from_numpy(shard), torch.empty(0, dtype=torch.int64)
     mixed = shard[stream(seed, "held out", device).permutation(len(shard))]
@@ -417,11 +390,11 @@ def _held_out_count(shard: Indices, rule: LocalRule) -> int:
 
 
 def _check_merge_numbers(rule: LocalRule, numbers: object) -> dict[str, Number]:
-    """The numbers of a merge; a rule from elsewhere that gives something else is told so in one sentence."""
+    """Return the numbers of a merge, or raise one sentence if the rule returned anything else."""
     if not isinstance(numbers, dict) or OWN_KEYS[Merged].intersection(numbers):
         own, name = ", ".join(sorted(OWN_KEYS[Merged])), type(rule).__name__
         answer = " ".join(repr(numbers).split())[:80]
-        raise RunError(f"{name}.merge gave {answer}; expected a dict of numbers, none of them named {own}")
+        raise RunError(f"{name}.merge returned {answer}; it must return a dict of numbers, none of them named {own}")
     return numbers
 
 
@@ -442,7 +415,7 @@ def _arrays(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def torch_states(seed: int, kind: str) -> dict[str, Tensor]:
-    """The states of torch's generators after ``torch.manual_seed``: the processor's, and the accelerator's if any."""
+    """The states of torch's generators after ``torch.manual_seed``: the CPU's, and the accelerator's if any."""
     return {where: torch.Generator(where).manual_seed(seed).get_state() for where in {"cpu", kind}}
 
 
@@ -454,3 +427,38 @@ def _random_state(kind: str) -> dict[str, Tensor]:
 def _set_random_state(states: dict[str, Tensor]) -> None:
     for kind, state in states.items():
         torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
+
+
+# ---- BatchNorm and a batch of one sample
+
+#: The start of torch's error message.
+_TORCH_MESSAGE = "Expected more than 1 value per channel when training"
+
+
+def explain_batch_of_one(
+    error: ValueError, device: int, samples: int, batch_size: int, shards: Iterable[int]
+) -> ConfigError | None:
+    """Explain torch's error in one sentence that names the setting to change. None for any other error.
+
+    ``samples`` counts the device's training samples, ``shards`` those of every device.
+    """
+    if not str(error).startswith(_TORCH_MESSAGE) or not _leaves_batch_of_one(samples, batch_size):
+        return None
+    other = 'take a norm without batch statistics (model.norm = "group"; nn.GroupNorm in a model of your own)'
+    if samples == 1:
+        problem = f"device {device} trains on a single sample, but BatchNorm needs two or more in a batch"
+        return ConfigError("data.min_samples", f"{problem}; give every device at least two, or {other}")
+    problem = f"{batch_size} leaves device {device} ({samples} samples) a batch of one, but BatchNorm needs two or more"
+    choice = f"choose one that leaves no device a single sample, such as {_next_batch_size(batch_size, shards)}"
+    return ConfigError("training.batch_size", f"{problem}; {choice}, or {other}")
+
+
+def _leaves_batch_of_one(samples: int, batch_size: int) -> bool:
+    return batch_size == 1 or samples % batch_size == 1
+
+
+def _next_batch_size(batch_size: int, shards: Iterable[int]) -> int:
+    """The next larger batch size that leaves no device a batch of one. The size of the largest shard always works."""
+    sizes = {size for size in shards if size > 1}
+    larger = range(batch_size + 1, max(sizes) + 2)
+    return next(size for size in larger if not any(_leaves_batch_of_one(samples, size) for samples in sizes))

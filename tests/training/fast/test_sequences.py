@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from freshet.models.registry import build
 from freshet.training.fast import accelerate, sequences
 from freshet.training.fast.sequences import FusedSequential
 
@@ -78,17 +79,75 @@ def test_who_begins_to_watch_sees_every_layer() -> None:
     assert not torch.equal(network(x), expected)
 
 
-def test_runs_that_are_remembered_do_not_pile_up_or_travel_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Fills with the shape of the images at every search."""
+    shapes, find_run = [], sequences.find_run
+
+    def counting(layers: list[nn.Module], x: Tensor) -> sequences.FusedRun | None:
+        shapes.append(tuple(x.shape))
+        return find_run(layers, x)
+
+    monkeypatch.setattr(sequences, "find_run", counting)
+    return shapes
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits", (1, 8, 8)), ("lenet5", (1, 28, 28)), ("resnet20", (3, 32, 32))])
+def test_layers_are_searched_once_per_kind_of_input_whether_or_not_a_run_is_found(
+    monkeypatch: pytest.MonkeyPatch, searches: list[tuple[int, ...]], name: str, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(sequences, "MIN_ENTRIES", 250_000)
+    network = accelerate(build(name, input_shape=shape, classes=10).to(memory_format=LAST))
+    convs = [
+        layer
+        for sequence in network.modules()
+        if isinstance(sequence, FusedSequential)
+        for layer in sequence
+        if isinstance(layer, nn.Conv2d)
+    ]
+    for samples in (4, 3):
+        x = torch.randn(samples, *shape).to(memory_format=LAST)
+        network(x)
+        searched = len(searches)
+        assert 0 < searched <= len(convs)
+        for _ in range(3):
+            network(x)
+        assert len(searches) == searched
+        searches.clear()
+
+
+def test_a_hook_or_another_layer_starts_a_new_search(searches: list[tuple[int, ...]]) -> None:
+    network, x = accelerate(networks()[0]), torch.randn(2, 3, 9, 9).to(memory_format=LAST)
+    network(x)
+    assert len(searches) == 1
+    handle = network[1].register_forward_hook(lambda layer, given, result: None)
+    network(x)
+    assert len(searches) == 3, "the first convolution with and the second without the layers around the hook"
+    handle.remove()
+    searches.clear()
+    network(x)
+    assert not searches
+    network[4] = nn.Flatten(2)
+    assert network(x).shape == (2, 9, 49)
+    assert len(searches) == 1
+
+
+def test_remembered_searches_do_not_pile_up_and_a_copy_uses_its_own_layers(
+    monkeypatch: pytest.MonkeyPatch, searches: list[tuple[int, ...]]
+) -> None:
     monkeypatch.setattr(sequences, "MAX_REMEMBERED", 3)
     network = accelerate(networks()[0])
-    assert isinstance(network, FusedSequential)
-    for side in range(5, 12):
-        network(torch.randn(2, 3, side, side).to(memory_format=LAST))
-    assert len(network._searches) <= 3
+    inputs = [torch.randn(2, 3, side, side).to(memory_format=LAST) for side in range(5, 12)]
+    for x in inputs:
+        network(x)
+    searches.clear()
+    for x in reversed(inputs):
+        network(x)
+    assert len(searches) >= len(inputs) - 3
     twin = copy.deepcopy(network)
     with torch.no_grad():
         twin[0].weight.zero_()
-    x = torch.randn(2, 3, 11, 11).to(memory_format=LAST)
+    x = inputs[-1]
     assert not torch.equal(twin(x), network(x))
 
 
