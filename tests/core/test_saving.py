@@ -1,13 +1,17 @@
-"""State as plain data: what a dataclass holds comes back by its annotations, arrays as copies."""
+"""State as plain data: dataclasses come back by their annotations, and what cannot come back is refused."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field, make_dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from freshet.core import saving
+from freshet.errors import RunError
 from freshet.methods import registry
 from freshet.runs.checkpoint import pack, unpack
 
@@ -88,3 +92,125 @@ def test_a_tree_that_lacks_a_field_is_refused():
 def test_no_method_writes_its_own_saving():
     for method in registry().values():
         assert not callable(vars(method).get("restore")), method
+
+
+class Pair(NamedTuple):
+    a: int
+    b: str
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+
+
+@dataclass
+class Part:
+    n: int
+
+
+def again(hint: Any, value: Any) -> Any:
+    """A value after a trip through a file, in a field that is annotated so."""
+    kind = make_dataclass("Kept", [("v", hint, field(default=None))])
+    plain, arrays = pack(saving.dump(kind(value)))
+    found = kind()
+    saving.restore(found, unpack(plain, arrays))
+    return found.v
+
+
+SAME = [
+    (dict, {1: 2, "1": 3}),
+    (dict, {}),
+    (dict, {(5, 1): 1, None: 2, 0.5: 3, (("a", True),): 4}),
+    (dict, {"$array": "a0", "$pairs": 1}),
+    (dict, {"$tuple": [1]}),
+    (dict[int, int], {7: 1}),
+    (dict[tuple[int, int], int], {(5, 1): 1}),
+    (dict[str, float] | None, {"x": 1.0}),
+    (dict[str, float] | None, None),
+    (Optional[dict], {3: {4: 5}}),  # noqa: UP045
+    (Any, {1: [2, (3, {4: 5})]}),
+    (object, (1, 2)),
+    ("Unheard | None", {1: 2}),
+    (list, [1, (2, 3), {4: 5}]),
+    (list[tuple[int, ...]], [(1, 2, 3), ()]),
+    (tuple, (1, [2])),
+    (tuple[int, ...], (1, 2, 3)),
+    (int, 0.5),
+    (int | float, 0.5),
+    (float, 3),
+    (bool, 7),
+    (str, 3),
+    (Pair, Pair(1, "x")),
+    (dict[int, Pair], {1: Pair(1, "x")}),
+    (list[Part], [Part(3)]),
+    (Part | None, Part(3)),
+    (Mood, Mood.GOOD),
+    (np.float32, np.float32(0.1)),
+]
+
+
+@pytest.mark.parametrize(("hint", "value"), SAME, ids=[f"{hint} {value}" for hint, value in SAME])
+def test_a_value_comes_back_as_what_it_was(hint, value):
+    found = again(hint, value)
+    assert repr(found) == repr(value) and type(found) is type(value)
+
+
+@pytest.mark.parametrize("hint", [Any, list, object, list[np.ndarray]])
+def test_arrays_come_back_as_copies_without_an_annotation(hint):
+    (found,) = again(hint, [np.arange(3)])
+    assert found.tolist() == [0, 1, 2] and found.flags.writeable and found.dtype == np.arange(3).dtype
+
+
+BAD = [
+    (Any, {1}, r"v is a set"),
+    (set[int], {1}, r"v is a set"),
+    (Any, b"x", r"v is a bytes"),
+    (Any, torch.ones(1), r"v is a torch.Tensor"),
+    (Any, {"a": [object()]}, r"v\['a'\]\[0\] is a object"),
+    (Any, deque([1]), r"v is a collections.deque"),
+    (defaultdict, defaultdict(int), r"v is a collections.defaultdict"),
+    (dict[int, int], defaultdict(int), r"v is a collections.defaultdict"),
+    (dict, Counter("a"), r"v is a collections.Counter"),
+    (dict, OrderedDict(), r"v is a collections.OrderedDict"),
+    (Any, np.array([None]), r"v is a numpy.ndarray of object"),
+    (Any, 1j, r"v is a complex"),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "sentence"), BAD, ids=[sentence for _, _, sentence in BAD])
+def test_what_cannot_come_back_is_refused_by_its_place(hint, value, sentence):
+    with pytest.raises(RunError, match=f"^self.state.{sentence}; use numbers, strings, lists, tuples, dicts and numpy"):
+        saving.dump(make_dataclass("Kept", [("v", hint)])(value), "self.state")
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "sentence"),
+    [
+        (dict, {1: Part(3)}, r"self.state.v\[1\] is a Part, but would not be restored as one; name it in the annot"),
+        (Any, Pair(1, "x"), r"self.state.v is a Pair, but would not be restored as one"),
+        (dict, {Pair(1, "x"): 3}, r"self.state.v has a key that is a .*Pair; use numbers, strings or tuples of them"),
+        (dict, {frozenset(): 3}, r"self.state.v has a key that is a frozenset"),
+        (list[int], (1, 2), r"self.state.v is a tuple, but its annotation says list\[int\]"),
+        (int, [1], r"self.state.v is a list, but its annotation says int"),
+        (tuple[int, int], (1, 2, 3), r"self.state.v is a tuple, but its annotation says tuple\[int, int\]"),
+    ],
+)
+def test_what_its_annotation_does_not_tell_is_refused(hint, value, sentence):
+    with pytest.raises(RunError, match=f"^{sentence}"):
+        saving.dump(make_dataclass("Kept", [("v", hint)])(value), "self.state")
+
+
+@pytest.mark.parametrize(
+    ("hint", "saved"),
+    [(int, "x"), (int, [1]), (float, {}), (dict[int, int], [1]), (tuple[int, int], [1]), (list[int], 3), (Pair, [1])],
+)
+def test_saved_data_of_another_form_are_refused(hint, saved):
+    with pytest.raises((TypeError, ValueError)):
+        saving.restore(make_dataclass("Kept", [("v", hint, field(default=None))])(), {"v": saved})
+
+
+def test_data_of_the_first_format_come_back_by_their_annotations():
+    kind = make_dataclass("Kept", [("v", dict[int, tuple[int, int]], field(default=None))])
+    found = kind()
+    saving.restore(found, {"v": {"7": [1, 2]}})
+    assert found.v == {7: (1, 2)}

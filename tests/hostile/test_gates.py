@@ -22,8 +22,8 @@ from freshet.core.scheduling import Trigger
 from freshet.core.server import NO_TRIP
 from freshet.methods import registry
 from freshet.runs.audit import _check_line, _Replay
-from tests.methods.lab import LEARNABLE, REPORTS, SIZE, server_of, vector
-from tests.methods.test_no_trace import same
+from tests.methods.helpers import LEARNABLE, REPORTS, SIZE, server_of, vector
+from tests.methods.test_refused_aggregation import same
 
 TRIES = int(os.environ.get("FRESHET_FUZZ", "1"))
 #: Sequences for each method: 17 methods make 102,000 of the long form.
@@ -46,7 +46,9 @@ class Fuzz:
         self.past: list[Upload] = []
 
     def coordinator(self) -> Coordinator:
-        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, proportion=GATE_FACTOR, **SMALL.get(self.name, {}))
+        server = server_of(
+            self.name, devices=DEVICES, epochs=EPOCHS, gate=GATE_FACTOR, **SMALL.get(self.name, {})
+        )
         kind = "rounds" if server.synchronous else "concurrency"
         return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
 

@@ -1,4 +1,4 @@
-"""The gate of proportion: what is far out of all that was accepted lately is refused, and the honest never notice."""
+"""The norm gate: what is far beyond recent uploads is rejected, and honest devices never notice."""
 
 from statistics import median_low
 from typing import Any
@@ -178,7 +178,7 @@ def places(name: str) -> list[str]:
 @pytest.mark.parametrize("rounds", [0, 1, 198])
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name in sorted(registry()) for place in places(name)])
 def test_the_largest_number_there_is_is_refused_by_every_method(name: str, rounds: int, place: str) -> None:
-    server, rng = server_of(name, proportion=GATE_FACTOR), np.random.default_rng(0)
+    server, rng = server_of(name, gate=GATE_FACTOR), np.random.default_rng(0)
     happened = [event for _ in range(rounds) for event in honest(server, rng)]
     assert not any(isinstance(event, Rejected) for event in happened)
     before, version = server.weights.tobytes(), server.version
@@ -220,3 +220,11 @@ def test_fewer_than_half_cannot_move_what_is_usual_and_more_than_half_are_usual(
 def test_a_learning_rate_that_is_too_large_still_diverges_and_says_so(federate: Any, tmp_path: Any) -> None:
     result = federate("fedavg", training={"lr": 1e9}, run={"eval_every": 4.0}).run(200, out=tmp_path / "run")
     assert result.summary["status"] == "diverged" and result.summary["rejected"] > 0
+
+
+def test_a_factor_whose_square_is_no_float_lets_everything_through():
+    gate = NormGate(1e300, Layout.build([("w", (2,), "learnable"), ("b", (2,), "buffer")]))
+    for _ in range(MIN_LENGTHS + 1):
+        lengths = [1e38, 1e38, 5.0]
+        assert gate.find_excess(lengths, np.ones(4, np.float32), 5) is None
+        gate.remember(lengths)
