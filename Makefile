@@ -39,7 +39,7 @@ docs: $(VENV)/.docs ## build the documentation into site/, without a single warn
 fuzz: $(VENV)/.dev $(VENV)/.fuzz ## the random tests, forty times as long, and guided ones (an hour or more)
 	@for target in pickle codec trace-csv trace-json toml line segment idx; do \
 		$(BIN)/python tests/hostile/guided.py $$target || exit 1; done
-	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_gate_on_the_digits.py $(ARGS)
+	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_norm_gate_runs.py $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
 	@for script in kernel simulator startup aggregation events memory long_run; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done

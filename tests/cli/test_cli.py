@@ -16,7 +16,7 @@ from rich.console import Console
 import freshet
 from freshet.cli.screen import LiveProgress, name_with_marks, number, size
 from freshet.paper.cells import CELLS
-from tests.methods import strangers
+from tests.methods import contract_methods
 
 FAST = ["-s", "model.name=mlp", "-s", "fleet.devices=6", "-s", "data.train_samples=150", "-s", "run.executor=serial"]
 COMMANDS = ["run", "demo", "methods", "models", "show", "audit", "data"]
@@ -190,7 +190,7 @@ def test_a_run_whose_uploads_are_wild_says_so_and_what_to_do(command, lr):
     assert 2 * summary["wild"] > summary["rejected"] > 0
     sentence = (
         f"fedasync: {share} {summary['uploads']} uploads were rejected; "
-        "most were not finite or out of all proportion; try a smaller training.lr"
+        "most were not finite or far larger than usual; try a smaller training.lr"
     )
     assert sentence in done.err and sentence in command("show", "x").out
 
@@ -331,9 +331,9 @@ def test_audit_says_ok_or_names_the_line(command, finished, tmp_path):
 
 
 def test_audit_never_says_ok_of_a_method_without_an_audit(command):
-    ran = command("run", "-m", "tests.methods.strangers:Half", "--until", 60, "-q", "-o", "run", *FAST)
+    ran = command("run", "-m", "tests.methods.contract_methods:Half", "--until", 60, "-q", "-o", "run", *FAST)
     assert ran.code == 0, ran.err
-    done = command("audit", "run", "--method", "tests.methods.strangers:Half")
+    done = command("audit", "run", "--method", "tests.methods.contract_methods:Half")
     assert done.code == 3
     assert done.out.startswith("run: not audited: its method has no audit(); only the order of events was checked (")
     assert "ok" not in done.out and "aggregations" in done.out
@@ -361,13 +361,13 @@ def test_kinds_of_events_from_elsewhere_are_skipped_with_a_word(command, finishe
     assert Path("page.html").stat().st_size > 10_000 and "fedasmu" in Path("table.csv").read_text()
 
 
-@pytest.mark.parametrize("name", strangers.SENTENCES)
+@pytest.mark.parametrize("name", contract_methods.SENTENCES)
 def test_a_method_that_breaks_the_contract_ends_in_one_sentence(command, name):
     settings = [*FAST, "-s", "run.per_round=3"]
-    done = command("run", "-m", f"tests.methods.strangers:{name}", "--until", 300, "-q", "-o", "run", *settings)
+    done = command("run", "-m", f"tests.methods.contract_methods:{name}", "--until", 300, "-q", "-o", "run", *settings)
     assert done.code == 2
     last = done.err.strip().splitlines()[-1]
-    assert last.startswith(f"freshet: {strangers.SENTENCES[name]}")
+    assert last.startswith(f"freshet: {contract_methods.SENTENCES[name]}")
     assert "Traceback" not in done.err
 
 

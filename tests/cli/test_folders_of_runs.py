@@ -106,7 +106,7 @@ def test_no_digit_of_a_summary_is_cut_however_narrow_the_screen(command, compare
 
 def test_in_a_pipe_the_table_keeps_one_line_per_run(command, monkeypatch):
     monkeypatch.delenv("COLUMNS")
-    name = "tests.methods.strangers:Half"  # with its figures too long for 80 columns
+    name = "tests.methods.contract_methods:Half"  # with its figures too long for 80 columns
     small = [word for setting in SMALL for word in ("-s", setting)]
     done = command("run", "-m", name, "--until", 5, "-o", "x", *small)
     assert done.code == 0, done.err

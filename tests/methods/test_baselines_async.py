@@ -15,7 +15,7 @@ from freshet.errors import ConfigError
 from freshet.methods.fedasync import FedAsyncOptions
 from freshet.methods.fedsa import FedSAOptions, staged_epochs
 from freshet.methods.port import PORT, PORTOptions
-from tests.methods.lab import (
+from tests.methods.helpers import (
     BUFFERS,
     LEARNABLE,
     MODELS,
@@ -57,7 +57,7 @@ def test_polynomial_and_hinge_values(row: tuple[int, float, float, float, float]
     assert FedAsyncOptions(poly_a=0.0).discount(tau) == FedAsyncOptions(staleness="constant").discount(tau) == 1.0
 
 
-def test_fedasyncs_weight_depends_on_tau_alone() -> None:
+def test_fedasync_weight_depends_on_tau_alone() -> None:
     server = server_of("fedasync", devices=4)
     seen: dict[int, set[float]] = {}
 
@@ -102,7 +102,7 @@ def port_with_a_straggler(**options: Any) -> Server:
     return server
 
 
-def test_port_waits_for_the_overdue_device_and_names_it_once() -> None:
+def test_port_waits_for_the_overdue_device_and_hurries_it_once() -> None:
     server = port_with_a_straggler()
     assert server.take_urgent() == []
     assert fly(server, 3, vector(3)) == []
@@ -115,13 +115,13 @@ def test_port_waits_for_the_overdue_device_and_names_it_once() -> None:
     assert server.waiting == set()
 
 
-def test_port_without_urgent_pull_just_waits() -> None:
+def test_port_without_urgent_only_waits() -> None:
     server = port_with_a_straggler(urgent=False)
     assert fly(server, 3, vector(3)) == []
     assert server.take_urgent() == []
 
 
-def test_port_goes_on_when_the_overdue_device_is_lost() -> None:
+def test_port_continues_when_the_overdue_device_is_lost() -> None:
     server = port_with_a_straggler()
     fly(server, 3, vector(3))
     events = logged(server.drop_trip(7, server.active_trips[7].trip, "gone"))
@@ -140,7 +140,7 @@ def test_port_strict_and_non_strict_waiting_differ_by_one() -> None:
     assert taus == {"gt": 3, "ge": 2}
 
 
-def test_port_cannot_wait_for_more_models_than_there_are_devices() -> None:
+def test_port_refuses_k_above_the_number_of_devices() -> None:
     with pytest.raises(ConfigError, match=r"method.K: must be at most fleet.devices = 4"):
         server_of("port", devices=4, K=5)
 
@@ -148,7 +148,7 @@ def test_port_cannot_wait_for_more_models_than_there_are_devices() -> None:
 # ---- ASO-Fed
 
 
-def test_aso_feds_step_is_linear_in_the_share_of_samples() -> None:
+def test_asofed_step_is_linear_in_the_share_of_samples() -> None:
     w, u = vector(1), vector(2)
     for share in (1, 3, 9):
         server = server_of("asofed", samples=[share, 10 - share])
@@ -157,7 +157,7 @@ def test_aso_feds_step_is_linear_in_the_share_of_samples() -> None:
         close(server.weights[:LEARNABLE], w[:LEARNABLE] + share / 10 * (u - w)[:LEARNABLE], 1e-6)
 
 
-def test_aso_feds_feature_step_acts_on_the_first_layer_only() -> None:
+def test_asofed_feature_step_acts_on_the_first_layer_only() -> None:
     plain, scaled = (server_of("asofed", feature_step=on) for on in (False, True))
     for server in (plain, scaled):
         fly(server, 0, vector(2))
@@ -210,7 +210,7 @@ def test_fedbuff_server_rate_scales_parameters_but_not_buffers() -> None:
 # ---- FedSA
 
 
-def test_fedsas_epochs() -> None:
+def test_fedsa_epochs() -> None:
     o = FedSAOptions(stage1_updates=3, stage1_epochs=20)
     assert [staged_epochs(o, v, 5, {}, 0) for v in range(5)] == [20, 20, 20, 5, 5]
     estimates = {device: float(device) for device in range(12)}
@@ -220,7 +220,7 @@ def test_fedsas_epochs() -> None:
     assert staged_epochs(o, 9, 5, {0: 0.0, 1: 1e6, 2: 0.0}, 1) == 1
 
 
-def test_fedsas_epochs_are_fixed_when_the_trip_starts() -> None:
+def test_fedsa_epochs_are_fixed_when_the_trip_starts() -> None:
     server = server_of("fedsa", epochs=4, stage1_updates=1)
     server.trigger([0])
     assert fly(server, 1, vector(2))[0]["epochs"] == 20
@@ -232,7 +232,7 @@ def test_fedsas_epochs_are_fixed_when_the_trip_starts() -> None:
 # ---- audit of PORT's waiting
 
 
-def test_ports_audit_sees_who_was_left_out_and_who_was_hurried_for_nothing() -> None:
+def test_port_audit_finds_devices_left_out_and_hurried_without_cause() -> None:
     options = PORTOptions(K=1, omega=1)
     trigger = Triggered(device=0, trip=1, version=1, epochs=5, lr=0.1)
     with pytest.raises(Mismatch, match="hurried without being overdue"):
@@ -251,7 +251,7 @@ def test_ports_audit_sees_who_was_left_out_and_who_was_hurried_for_nothing() -> 
         PORT.audit(options, late, 2.0, memory)
 
 
-def test_ports_audit_knows_the_first_version_before_any_aggregation() -> None:
+def test_port_audit_knows_the_first_version_before_any_aggregation() -> None:
     """With omega = 0 and wait = "ge" a device is overdue from the start."""
     trigger = Triggered(device=0, trip=1, version=1, epochs=5, lr=0.1)
     for options, hurries in ((PORTOptions(K=2, omega=0, wait="ge"), True), (PORTOptions(K=2, omega=0), False)):
@@ -264,7 +264,7 @@ def test_ports_audit_knows_the_first_version_before_any_aggregation() -> None:
             PORT.audit(options, Hurried(device=0, trip=1), 1.0, memory)
 
 
-def test_wait_is_what_a_buffer_says() -> None:
+def test_buffer_returns_wait_until_full() -> None:
     server = server_of("port", K=2)
     server.trigger([0])
     assert server.method.forget(server, 5) == Wait()

@@ -23,7 +23,7 @@ from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import LocalTrip
-from tests.methods.lab import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
+from tests.methods.helpers import SAMPLES, WEIGHTS, Device, close, regression_weights, same, send, server_of
 from tests.twins import local as twins
 from tests.twins.asynchronous import aso_feature_step
 
@@ -34,14 +34,14 @@ SGD = [{}, {"momentum": 0.6, "weight_decay": 0.01}]
 
 
 @pytest.mark.parametrize("training", SGD)
-def test_proximal_training_gives_the_twins_model(training: dict[str, float]) -> None:
+def test_proximal_training_matches_the_twin(training: dict[str, float]) -> None:
     device, w = Device(**training), regression_weights(1)
     ours = device.train(Proximal(0.8), w).weights
     extra = twins.proximal(w, 0.8)
     close(ours, twins.local_sgd(w, device.x, device.y, device.batches(), 0.2, extra=extra, **training), 2e-6)
 
 
-def test_without_rho_training_is_plain_and_the_first_step_never_depends_on_rho() -> None:
+def test_rho_zero_is_plain_sgd_and_the_first_step_ignores_rho() -> None:
     assert type(proximal(0.0)) is LocalRule
     one_step = Device(epochs=1, batch=SAMPLES)
     w = regression_weights(1)
@@ -49,13 +49,13 @@ def test_without_rho_training_is_plain_and_the_first_step_never_depends_on_rho()
         same(one_step.train(proximal(rho), w).weights, one_step.train(LocalRule(), w).weights)
 
 
-def test_more_rho_stays_closer_to_the_base() -> None:
+def test_larger_rho_stays_closer_to_the_base() -> None:
     device, w = Device(epochs=8, batch=SAMPLES), regression_weights(1)
     moved = [distance(device.train(proximal(rho), w).weights, w) for rho in (0.0, 0.1, 1.0, 3.0)]
     assert moved == sorted(moved, reverse=True)
 
 
-def test_on_a_quadratic_the_proximal_optimum_lies_between() -> None:
+def test_proximal_optimum_of_a_quadratic_lies_between() -> None:
     """``f = c/2 |u|^2`` is what weight decay adds: u -> rho w / (c + rho), here without any data term."""
 
     class NoLoss(Proximal):
@@ -75,7 +75,7 @@ def test_fedavg_with_one_full_batch_each_is_one_step_of_gradient_descent() -> No
     close(server.weights, w - 0.2 * twins.gradient(w, device.x, device.y), 1e-6)
 
 
-def test_fedasync_alone_mixes_what_plain_training_gives() -> None:
+def test_fedasync_without_rho_mixes_plain_training() -> None:
     layout = Layout.build([("weight", (WEIGHTS,), "learnable")])
     server = server_of("fedasync", regression_weights(1), devices=1, layout=layout, staleness="constant", rho=0.0)
     device = Device()
@@ -91,7 +91,7 @@ def test_fedasync_alone_mixes_what_plain_training_gives() -> None:
 
 
 @pytest.mark.parametrize("training", SGD)
-def test_feddyn_trips_give_the_twins_models_and_duals(training: dict[str, float]) -> None:
+def test_feddyn_trips_match_the_twin(training: dict[str, float]) -> None:
     device, memory, dual = Device(**training), {}, np.zeros(WEIGHTS)
     for trip in (1, 2, 3):
         theta = regression_weights(trip)
@@ -104,13 +104,13 @@ def test_feddyn_trips_give_the_twins_models_and_duals(training: dict[str, float]
         memory = outcome.memory
 
 
-def test_feddyns_first_step_is_plain_sgd() -> None:
+def test_feddyn_first_step_is_plain_sgd() -> None:
     device, w = Device(epochs=1, batch=SAMPLES), regression_weights(1)
     first = device.train(DualRule(), w, instruction={"alpha_k": 5.0}).weights
     same(first, device.train(LocalRule(), w).weights)
 
 
-def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -> None:
+def test_feddyn_server_dual_is_the_mean_of_the_devices_duals() -> None:
     layout = Layout.build([("weight", (WEIGHTS,), "learnable")])
     server = server_of("feddyn", regression_weights(1), devices=6, per_round=3, layout=layout, alpha=0.3)
     device, rng = Device(), np.random.default_rng(4)
@@ -143,13 +143,13 @@ def test_feddyns_sum_of_duals_on_the_server_is_the_mean_of_the_devices_duals() -
         (5e4, 1e4, math.log(5.0)),  # another clock, the same rate
     ],
 )
-def test_aso_fed_rate(seconds: float | None, unit: float, r: float) -> None:
+def test_asofed_rate(seconds: float | None, unit: float, r: float) -> None:
     assert delay_factor(seconds, unit) == r == twins.aso_rate([seconds] if seconds else [], unit)
 
 
 @pytest.mark.parametrize("training", [*SGD, {"weight_decay": 0.1}])
 @pytest.mark.parametrize("variant", ["S", "R"])
-def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str, training: dict[str, float]) -> None:
+def test_asofed_trips_match_the_twin(variant: str, training: dict[str, float]) -> None:
     device, w = Device(lr=0.05, **training), regression_weights(1)
     rule = ASOFed.rule(ASOFedOptions(beta=0.3, lambda_=0.4, variant=variant, delay_unit=3.0))
     memory: dict[str, Any] = {}
@@ -166,7 +166,7 @@ def test_aso_fed_trips_give_the_twins_models_and_memories(variant: str, training
         memory, w = outcome.memory, regression_weights(1 + trip)
 
 
-def test_aso_feds_weight_decay_is_a_part_of_the_gradient() -> None:
+def test_asofed_weight_decay_is_part_of_the_gradient() -> None:
     """Only then do both variants take the same step on one full batch, whatever r_k is."""
     device, w = Device(epochs=1, batch=SAMPLES, weight_decay=0.1), regression_weights(1)
     step, trip = (device.train(rule, w, seconds=40.0).weights for rule in (StepRule(0.3, 0.5), TripRule(0.5, 0.3)))
@@ -176,14 +176,14 @@ def test_aso_feds_weight_decay_is_a_part_of_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.001, 0.7])
-def test_aso_feds_first_step_is_plain_and_both_variants_agree_on_one_full_batch(beta: float) -> None:
+def test_asofed_first_step_is_plain_and_both_variants_agree_on_one_full_batch(beta: float) -> None:
     device, w = Device(epochs=1, batch=SAMPLES), regression_weights(1)
     plain = device.train(LocalRule(), w)
     same(device.train(StepRule(beta, 0.5), w).weights, plain.weights)
     same(device.train(TripRule(0.5, beta), w).weights, plain.weights)
 
 
-def test_aso_fed_with_a_constant_gradient() -> None:
+def test_asofed_with_a_constant_gradient() -> None:
     """z / g = 1, 0, 1 - beta, 1 - beta^2, ...: z uses the old H."""
     beta, g = 0.25, torch.tensor([2.0, -1.0])
 
@@ -202,7 +202,7 @@ def test_aso_fed_with_a_constant_gradient() -> None:
     close(ratios, [[z, z] for z in (1.0, 0.0, 1 - beta, 1 - beta**2, 1 - beta**3)], 1e-6)
 
 
-def test_aso_feds_feature_step() -> None:
+def test_asofed_feature_step() -> None:
     rng = np.random.default_rng(2)
     A = rng.standard_normal((4, 6))
     close(scale_features(A), aso_feature_step(A), 1e-12)
@@ -244,7 +244,7 @@ def trip_of(trainer: Trainer, work: TripInput) -> LocalTrip:
     return LocalTrip(trainer, work.assignment, work.slot, work.rule, work.memory)
 
 
-def test_moons_contrastive_loss_is_the_twins() -> None:
+def test_moon_contrastive_loss_matches_the_twin() -> None:
     rng = np.random.default_rng(3)
     z, z_g, z_p = (rng.standard_normal((7, 4)) for _ in range(3))
     ours = contrastive_loss(*(torch.from_numpy(v) for v in (z, z_g, z_p)), 0.5).item()
@@ -253,7 +253,7 @@ def test_moons_contrastive_loss_is_the_twins() -> None:
     assert one == pytest.approx(twins.moon_contrastive(z[:1], z_g[:1], [z_p[:1]], 0.5), rel=1e-9)
 
 
-def test_moons_contrastive_loss_is_made_where_the_model_is() -> None:
+def test_moon_contrastive_loss_is_on_the_models_device() -> None:
     """Not in main memory, whose tensors the loss of a model on another device refuses."""
     z, z_g, z_p = (torch.empty(7, 4, device="meta") for _ in range(3))
     loss = contrastive_loss(z, z_g, z_p, 0.5)
@@ -261,7 +261,7 @@ def test_moons_contrastive_loss_is_made_where_the_model_is() -> None:
 
 
 @pytest.mark.parametrize("T", [0.1, 0.5, 1.0])
-def test_moons_loss_is_bounded_and_flat_where_global_and_previous_agree(T: float) -> None:
+def test_moon_loss_is_bounded_and_flat_where_global_and_previous_agree(T: float) -> None:
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     other = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     level = contrastive_loss(z, other, other, T)
@@ -277,7 +277,7 @@ def test_moons_loss_is_bounded_and_flat_where_global_and_previous_agree(T: float
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_moons_first_trip_is_fedavgs_and_later_ones_are_not(norm: str) -> None:
+def test_moon_first_trip_equals_fedavg_and_later_ones_do_not(norm: str) -> None:
     trainer, w, previous = contrast(norm)
     plain = trainer.train(moon_work(w, {}, LocalRule()))
     first = trainer.train(moon_work(w, {}))
@@ -287,7 +287,7 @@ def test_moons_first_trip_is_fedavgs_and_later_ones_are_not(norm: str) -> None:
     assert not np.array_equal(later.weights, plain.weights)
 
 
-def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_untouched() -> None:
+def test_moon_frozen_branches_are_in_evaluation_mode_and_unchanged() -> None:
     trainer, w, previous = contrast()
     work = moon_work(w, {"previous": previous})
     local = trip_of(trainer, work)
@@ -308,7 +308,7 @@ def test_moons_frozen_branches_are_the_other_models_in_evaluation_mode_and_stay_
     same(work.assignment.weights, before)
 
 
-def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local_branch_only() -> None:
+def test_moon_gradient_flows_through_the_local_branch_only() -> None:
     trainer, w, previous = contrast("none")
     local = trip_of(trainer, moon_work(w, {"previous": previous}))
     rule, (x, y) = ContrastiveRule(3.0, 0.5), local.next_batch()
@@ -332,6 +332,6 @@ def test_moons_gradient_is_the_contrastive_loss_differentiated_through_the_local
     close(ours, local.gradient, 1e-5)
 
 
-def test_moon_names_the_model_that_it_cannot_train() -> None:
+def test_moon_names_a_model_without_features() -> None:
     with pytest.raises(ConfigError, match=r"model.name: MOON needs a module with features\(x\) and classify\(z\)"):
         ContrastiveRule(1.0, 0.5).check(Device().trainer.flat.module)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from freshet.core.vectors import Vector
-from tests.methods.lab import (
+from tests.methods.helpers import (
     ASYNCHRONOUS,
     BUFFERS,
     LEARNABLE,
@@ -146,7 +146,7 @@ def test_the_order_of_uploads_changes_rounding_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BUFFERED, *SYNCHRONOUS])
-def test_a_model_that_is_not_finite_counts_nowhere(name: str) -> None:
+def test_model_that_is_not_finite_changes_nothing(name: str) -> None:
     options: dict[str, Any] = {BUFFERED[name]: 3} if name in BUFFERED else {}
     bad = vector(9)
     bad[2] = np.inf

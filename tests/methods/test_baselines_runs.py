@@ -19,7 +19,7 @@ from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
 from freshet.sim.device_memory import DeviceStore
 from tests.methods.conftest import SMALL, Simulate
-from tests.methods.lab import ASYNCHRONOUS, SYNCHRONOUS, column, same
+from tests.methods.helpers import ASYNCHRONOUS, SYNCHRONOUS, column, same
 
 BASELINES = (*ASYNCHRONOUS, *SYNCHRONOUS)
 #: Options that let a buffer fill, and a first stage end, within a short run.
@@ -116,7 +116,7 @@ def test_reduction_lattice_over_whole_runs(
     same(ours.accuracy, theirs.accuracy)
 
 
-def test_moon_equals_fedavg_until_a_device_comes_back(simulate: Simulate) -> None:
+def test_moon_equals_fedavg_until_a_device_returns(simulate: Simulate) -> None:
     ours, theirs = simulate("moon"), simulate("fedavg")
     first = [set(column(e, "device")) for e in events(ours.directory, "aggregate")]
     again = next(number for number, devices in enumerate(first) if devices & set().union(*first[:number]))
@@ -152,7 +152,7 @@ def test_fedsa_is_marked_and_its_stages_show_in_the_log(simulate: Simulate) -> N
     assert min(epochs.values()) >= 1
 
 
-def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simulate) -> None:
+def test_fedsa_first_stage_is_a_tenth_of_the_uploads_by_default(simulate: Simulate) -> None:
     run = simulate("fedsa", {"stage1_epochs": 3}, 80.0).directory  # as long as any: the time axis is not stretched
     config, epochs = RunDirectory(run).config(), events(run, "trigger")
     limit = config["method"]["stage1_updates"]
@@ -165,7 +165,7 @@ def test_fedsas_first_stage_is_a_tenth_of_the_uploads_unless_told(simulate: Simu
 # ---- PORT
 
 
-def test_an_overdue_device_really_finishes_earlier(simulate: Simulate) -> None:
+def test_overdue_device_finishes_earlier(simulate: Simulate) -> None:
     slow = {"fleet": {"ratio": 20.0, "time": "trip"}, "training": {"epochs": 6}, "run": {"trigger": "concurrency"}}
     runs = [simulate("port", {"K": 2, "omega": 2, "urgent": on}, 60.0, **slow).directory for on in (True, False)]
     assert all(audit(RunDirectory(run)).problem is None for run in runs)
@@ -267,7 +267,7 @@ FORGERIES = [
 
 
 @pytest.mark.parametrize(("name", "change"), FORGERIES)
-def test_a_forged_number_is_found_and_its_line_named(
+def test_audit_names_the_line_of_a_forged_number(
     simulate: Simulate, tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]
 ) -> None:
     run = tmp_path / "forged"
@@ -284,8 +284,8 @@ def test_a_forged_number_is_found_and_its_line_named(
 # ---- a method of one's own
 
 
-def test_a_method_of_ones_own_needs_one_class_and_no_edit_elsewhere(simulate: Simulate) -> None:
-    result = simulate("tests.methods.strangers:Half")
+def test_own_method_is_one_class(simulate: Simulate) -> None:
+    result = simulate("tests.methods.contract_methods:Half")
     assert result.accuracy[-1] > result.accuracy[0] + 0.25
     found = audit(RunDirectory(result.directory))
     assert (found.problem, found.audited) == (None, False)

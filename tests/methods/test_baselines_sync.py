@@ -7,7 +7,7 @@ from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods import method_options
 from freshet.methods.fedlws import shrink_factor
-from tests.methods.lab import (
+from tests.methods.helpers import (
     LEARNABLE,
     MODELS,
     UNEQUAL,
@@ -47,7 +47,7 @@ def _epochs(server: Server) -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [4, 10])
-def test_feddyns_first_round_and_what_is_evaluated(devices: int) -> None:
+def test_feddyn_first_round_and_evaluated_model(devices: int) -> None:
     server = server_of("feddyn", devices=devices)
     theta, n = server.weights, LEARNABLE
     same(server.method.evaluation_model(server), theta)
@@ -64,7 +64,7 @@ def test_feddyns_first_round_and_what_is_evaluated(devices: int) -> None:
     close(server.weights[:n], sent[:n] + G, 1e-6)
 
 
-def test_feddyns_alpha_follows_the_share_of_samples() -> None:
+def test_feddyn_alpha_follows_the_share_of_samples() -> None:
     server = server_of("feddyn", samples=[10, 30], alpha=0.1)
     assert [a.instruction["alpha_k"] for a in server.trigger([0, 1])] == pytest.approx([0.2, 0.1 / 1.5])
     assert server_of("feddyn", alpha=0.0).trigger([0])[0].instruction == {}
@@ -82,7 +82,7 @@ def test_fedlws_shrinks_by_a_bounded_factor() -> None:
     close(server.weights[LEARNABLE:], fedavg(MODELS, UNEQUAL)[LEARNABLE:], 1e-7)  # buffers are not shrunk
 
 
-def test_fedlws_edges() -> None:
+def test_fedlws_edge_cases() -> None:
     identical = hold_round(server_of("fedlws"), dict.fromkeys(range(3), vector(2)))
     alone = hold_round(server_of("fedlws"), {0: vector(2)})
     for event in (identical, alone):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from freshet.core.server import Server
-from tests.methods.lab import (
+from tests.methods.helpers import (
     LAYOUT,
     LEARNABLE,
     TWIN_LAYOUT,
@@ -104,7 +104,7 @@ def agree(event: dict[str, Any], twin: dict[str, Any], device: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> None:
+def test_asynchronous_servers_match_the_twins(case: str) -> None:
     server, twin = CASES[case]()
     rng = np.random.default_rng(5)
     kinds: list[str] = []
@@ -148,7 +148,7 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_synchronous_servers_give_the_twins_models_and_weights(name: str) -> None:
+def test_synchronous_servers_match_the_twins(name: str) -> None:
     assert LAYOUT.groups == (((0, 6), (6, 8)), ((8, 16), (16, 18)))
     server, twin = server_of(name, samples=SAMPLES), ROUNDS[name](vector(1), **TWIN_LAYOUT)
     rng = np.random.default_rng(6)
@@ -191,7 +191,7 @@ def play(server: Server, seed: int) -> None:
 
 
 @pytest.mark.parametrize("case", [*CASES, *ROUNDS])
-def test_a_restored_method_goes_on_with_the_same_bits(case: str) -> None:
+def test_restored_method_continues_bit_for_bit(case: str) -> None:
     first, second = (CASES[case]()[0] if case in CASES else server_of(case, samples=SAMPLES) for _ in range(2))
     for seed in (10, 20, 30):
         play(first, seed)

@@ -17,11 +17,11 @@ from freshet.methods.asofed import ASOFed
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.schedules import constant
-from tests.methods import strangers
-from tests.methods.lab import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, logged, same, send, server_of, vector
+from tests.methods import contract_methods
+from tests.methods.helpers import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, logged, same, send, server_of, vector
 
 
-def served(method: type[strangers.Half]) -> Server:
+def served(method: type[contract_methods.Half]) -> Server:
     context = MethodContext(4, np.full(4, 10, np.int64), 2, 2, LAYOUT, seed=3)
     return Server(method(method.Options(), context), context, vector(1), constant(0.1))
 
@@ -29,28 +29,28 @@ def served(method: type[strangers.Half]) -> Server:
 # ---- methods of one's own
 
 
-@pytest.mark.parametrize("name", [name for name in strangers.SENTENCES if name != "MergesNothing"])
-def test_a_verdict_that_breaks_the_contract_is_one_sentence_and_leaves_the_model_alone(name: str) -> None:
-    server = served(getattr(strangers, name))
+@pytest.mark.parametrize("name", [name for name in contract_methods.SENTENCES if name != "MergesNothing"])
+def test_invalid_verdict_gives_one_sentence_and_keeps_the_model(name: str) -> None:
+    server = served(getattr(contract_methods, name))
     w0, version = server.weights.copy(), server.version
     with pytest.raises(RunError) as told:
         fly(server, 0, vector(2))
-    assert str(told.value).startswith(strangers.SENTENCES[name])
+    assert str(told.value).startswith(contract_methods.SENTENCES[name])
     assert len(str(told.value)) < 200 and "\n" not in str(told.value)
     same(server.weights, w0)
     assert server.version == version
 
 
 @pytest.mark.parametrize("name", ["GivesNone", "NamesNobody", "MergesNothing"])
-def test_a_run_with_such_a_method_fails_with_that_sentence(federate: Any, tmp_path: Path, name: str) -> None:
+def test_run_with_an_invalid_verdict_fails_with_that_sentence(federate: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError) as told:
-        federate(f"{strangers.__name__}:{name}").run(60, out=tmp_path / "run")
-    assert str(told.value).startswith(strangers.SENTENCES[name])
+        federate(f"{contract_methods.__name__}:{name}").run(60, out=tmp_path / "run")
+    assert str(told.value).startswith(contract_methods.SENTENCES[name])
     assert RunDirectory(tmp_path / "run").summary()["status"] == "failed"
 
 
-def test_rejecting_is_no_aggregation_and_uses_no_upload_up() -> None:
-    server = served(strangers.Picky)
+def test_reject_is_no_aggregation_and_consumes_no_upload() -> None:
+    server = served(contract_methods.Picky)
     w0 = server.weights.copy()
     (event,) = fly(server, 1, vector(2))
     assert event == {"kind": "rejected", "reason": "odd", "device": 1, "trip": 1}
@@ -60,8 +60,8 @@ def test_rejecting_is_no_aggregation_and_uses_no_upload_up() -> None:
     assert (event["kind"], server.version, server.consumed) == ("aggregate", 2, 1)
 
 
-def test_a_run_that_rejects_counts_it_and_its_log_adds_up(federate: Any, tmp_path: Path) -> None:
-    result = federate(f"{strangers.__name__}:Picky").run(60, out=tmp_path / "run")
+def test_run_counts_rejections_and_passes_the_audit(federate: Any, tmp_path: Path) -> None:
+    result = federate(f"{contract_methods.__name__}:Picky").run(60, out=tmp_path / "run")
     events = list(RunDirectory(result.directory).events())
     refused = [e for e in events if e["kind"] == "rejected"]
     assert {e["reason"] for e in refused} == {"odd"} and all(e["device"] % 2 for e in refused)
@@ -71,20 +71,20 @@ def test_a_run_that_rejects_counts_it_and_its_log_adds_up(federate: Any, tmp_pat
     assert (found.problem, found.audited) == (None, False)
 
 
-def test_a_method_may_add_lines_of_its_own(federate: Any, tmp_path: Path) -> None:
-    server = served(strangers.Talkative)
+def test_method_may_add_notes_to_the_log(federate: Any, tmp_path: Path) -> None:
+    server = served(contract_methods.Talkative)
     server.trigger([0])
     aggregate, note = server.upload(Upload(0, 1, 1, vector(2), 1))
     assert isinstance(aggregate, Aggregated)
     assert note == Noted("weather", {"degrees": 21.5})
-    result = federate(f"{strangers.__name__}:Talkative").run(30, out=tmp_path / "run")
+    result = federate(f"{contract_methods.__name__}:Talkative").run(30, out=tmp_path / "run")
     notes = [e for e in RunDirectory(result.directory).events() if e["kind"] == "note"]
     assert len(notes) == result.summary["aggregations"] > 0
     assert {(e["about"], e["degrees"]) for e in notes} == {("weather", 21.5)}
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_round_that_lost_everybody_may_name_nobody(name: str) -> None:
+def test_round_without_uploads_may_have_no_contributions(name: str) -> None:
     server = server_of(name)
     w0 = server.weights
     server.trigger([0, 1])
@@ -103,7 +103,7 @@ FORGED = {"kind": 3, "version": 99, "device": 7, "trip": 8, "update_norm": -1.0,
 FORGED |= {"samples": 1e9, "total": 1.0, "seq": 4, "time": 1e9}
 
 
-def test_aso_feds_report_cannot_take_the_place_of_what_the_server_found() -> None:
+def test_asofed_report_cannot_replace_server_numbers() -> None:
     honest, lying = server_of("asofed"), server_of("asofed")
     (true,) = fly(honest, 0, vector(2))
     lying.trigger([0])
@@ -114,14 +114,14 @@ def test_aso_feds_report_cannot_take_the_place_of_what_the_server_found() -> Non
 
 
 @pytest.mark.parametrize("report", [{"r": 1.0}, {"seconds": 0.0}, {"x": 1.0}])
-def test_aso_fed_rejects_a_device_that_does_not_report_its_rate(report: dict[str, float]) -> None:
+def test_asofed_rejects_a_device_that_does_not_report_its_rate(report: dict[str, float]) -> None:
     server = server_of("asofed")
     server.trigger([0])
     (event,) = send(server, 0, vector(2), **report)
     assert (event["kind"], event["reason"]) == ("rejected", "does not report its r and its seconds")
 
 
-def test_aso_feds_audit_finds_a_rate_that_does_not_follow_from_the_times() -> None:
+def test_asofed_audit_finds_a_rate_that_contradicts_the_times() -> None:
     server = server_of("asofed")
     server.trigger([0])
     (event,) = server.upload(Upload(0, 1, 1, vector(2), 1, {"r": 3.0, "seconds": 0.0}))
@@ -131,8 +131,8 @@ def test_aso_feds_audit_finds_a_rate_that_does_not_follow_from_the_times() -> No
 
 
 @pytest.mark.parametrize("name", ["device", "fresh", "round", "kind", "seq"])
-def test_a_merge_cannot_be_reported_under_keys_of_the_event(name: str) -> None:
-    server = served(strangers.Half)
+def test_merge_numbers_cannot_use_keys_of_the_event(name: str) -> None:
+    server = served(contract_methods.Half)
     server.trigger([0])
     fly(server, 1, vector(2))
     assert server.request(Request(0, 1, Slot(1, "fixed"))) is not None
@@ -153,7 +153,7 @@ def reach(steps: int, momentum: float) -> float:
 
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
-def test_with_momentum_the_log_holds_the_reach_and_the_audit_passes(federate: Any, tmp_path: Path, name: str) -> None:
+def test_log_holds_the_reach_with_momentum_and_passes_the_audit(federate: Any, tmp_path: Path, name: str) -> None:
     result = federate(name, training={"momentum": 0.9, "lr": 0.01}).run(80, out=tmp_path / "run")
     run = RunDirectory(result.directory)
     adapted = [e for e in run.events() if e["kind"] == "aggregate" and e["adapted"]]
@@ -173,7 +173,7 @@ def test_with_momentum_the_log_holds_the_reach_and_the_audit_passes(federate: An
     assert problem is not None and f"line {adapted[0]['seq']} (aggregate): q is logged" in problem
 
 
-def test_without_momentum_and_as_printed_there_is_no_reach(federate: Any, tmp_path: Path) -> None:
+def test_log_holds_no_reach_without_momentum_or_as_printed(federate: Any, tmp_path: Path) -> None:
     for number, (method, momentum) in enumerate([("fedasmu", 0.0), ("fedasmu-published", 0.9)]):
         training = {"momentum": momentum, "lr": 0.01}
         run = RunDirectory(federate(method, training=training).run(60, out=tmp_path / str(number)).directory)

@@ -25,7 +25,7 @@ class Goal(Observer):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", registry())
-def test_a_method_learns_the_digits_at_its_defaults(name: str, seed: int, tmp_path: Path) -> None:
+def test_method_learns_the_digits_at_its_defaults(name: str, seed: int, tmp_path: Path) -> None:
     run = {"executor": "serial", "checkpoint_minutes": 0.0}
     goal = Goal()
     summary = Federation(method=name, seed=seed, run=run).run(TIME, out=tmp_path / "run", observers=[goal]).summary

@@ -11,7 +11,7 @@ from freshet.methods.asmu.rule import FreshModelRule
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
-from tests.methods.asmu import ask, plain_layout, send, server_of
+from tests.methods.asmu_helpers import ask, plain_layout, send, server_of
 from tests.twins.fedasmu import FedASMUServerTwin, FedSSMUServerTwin
 from tests.twins.local import fedasmu_trip
 
@@ -35,7 +35,7 @@ def agree(event: dict, twin: dict) -> None:
 
 
 @pytest.mark.parametrize(("equations", "apply", "dynamic"), VARIANTS)
-def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: str, apply: str, dynamic: bool) -> None:
+def test_fedasmu_server_matches_the_twin(equations: str, apply: str, dynamic: bool) -> None:
     rng = np.random.default_rng(11)
     options = {**CONTROLS, **RATES, "equations": equations, "apply": apply, "dynamic_server": dynamic}
     w0 = rng.normal(size=LEARNABLE + BUFFERS).astype(np.float32)
@@ -71,7 +71,7 @@ def test_fedasmu_server_gives_the_twins_versions_weights_and_models(equations: s
 
 
 @pytest.mark.parametrize(("equations", "apply", "dynamic"), VARIANTS)
-def test_fedssmu_server_gives_the_twins_versions_weights_and_models(equations: str, apply: str, dynamic: bool) -> None:
+def test_fedssmu_server_matches_the_twin(equations: str, apply: str, dynamic: bool) -> None:
     rng = np.random.default_rng(5)
     options = {**CONTROLS, **RATES, "equations": equations, "apply": apply, "dynamic_server": dynamic}
     w0 = rng.normal(size=LEARNABLE).astype(np.float32)
@@ -112,7 +112,7 @@ def test_fedssmu_with_c_1_ends_a_round_in_the_plain_mean_of_the_old_model_and_al
 
 @pytest.mark.parametrize("equations", ["corrected", "published"])
 @pytest.mark.parametrize("slot", [1, 3, 5])
-def test_a_whole_trip_gives_the_twins_model_and_controls(equations: str, slot: int) -> None:
+def test_whole_trip_matches_the_twin(equations: str, slot: int) -> None:
     from torch import nn
 
     rng = np.random.default_rng(0)

@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_runs_with_its_options_and_its_kind(made: Path) -> None:
+def test_foreign_method_runs_with_its_options_and_kind(made: Path) -> None:
     run = RunDirectory(made)
     assert run.summary()["status"] == "finished"
     assert run.config()["method"] == {"name": TRUST, "p0": 0.4, "rate": 0.3, "a": 0.5, "warm_up": 2}
@@ -51,14 +51,14 @@ def test_it_runs_with_its_options_and_its_kind(made: Path) -> None:
     assert sum(event["kind"] == "discard" for event in run.events()) == 2
 
 
-def test_its_options_are_listed_and_checked_against_the_run() -> None:
+def test_options_are_listed_and_checked_against_the_run() -> None:
     assert "how fast it grows" in freshet("methods", TRUST)
     assert "trust" not in registry()
     with pytest.raises(ConfigError, match=r"^method.warm_up: must be at most 10 fleet.devices = 40$"):
         resolve({"method": {"name": TRUST, "warm_up": 41}, "fleet": {"devices": 4}})
 
 
-def test_it_is_audited_and_a_forged_number_is_found(made: Path, tmp_path: Path) -> None:
+def test_foreign_method_is_audited_and_a_forged_number_is_found(made: Path, tmp_path: Path) -> None:
     assert audit(RunDirectory(made), TRUST).problem is None
     log = [json.loads(line) for line in (made / "events.jsonl").read_text().splitlines()]
     number, event = [(i, e) for i, e in enumerate(log, 1) if e["kind"] == "aggregate"][1]
@@ -68,7 +68,7 @@ def test_it_is_audited_and_a_forged_number_is_found(made: Path, tmp_path: Path) 
     assert str(audit(RunDirectory(tmp_path), TRUST).problem).startswith(f"events.jsonl, line {number} (aggregate): p ")
 
 
-def test_its_curve_is_drawn_as_logged(made: Path) -> None:
+def test_curve_is_drawn_as_logged(made: Path) -> None:
     (figure,) = closeup(read(made))["controls"]
     assert (figure["name"], figure["symbol"], figure["meaning"]) == ("trust", "π", "server, trust <in> a device")
     logged = [(e["device"], e["p"]) for e in RunDirectory(made).events() if e["kind"] == "aggregate"]
@@ -78,7 +78,9 @@ def test_its_curve_is_drawn_as_logged(made: Path) -> None:
         assert values == pytest.approx([p for device, p in logged if f"device {device}" == name], abs=1e-6)
 
 
-def test_the_page_shows_it_without_importing_it(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_a_foreign_method_without_importing_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: str) -> Any:
         raise AssertionError(f"a report imports {path}")
 
@@ -89,7 +91,7 @@ def test_the_page_shows_it_without_importing_it(made: Path, tmp_path: Path, monk
     assert "trust <in> a device" not in page
 
 
-def test_its_space_is_its_own_and_the_learning_rate() -> None:
+def test_tuning_space_is_the_methods_and_the_learning_rate() -> None:
     assert space_for(TRUST, 3) == {
         "training.lr": LR,
         "method.p0": Range(0.1, 1.0, log=True),
@@ -98,7 +100,7 @@ def test_its_space_is_its_own_and_the_learning_rate() -> None:
     }
 
 
-def test_it_is_tuned_and_what_is_found_runs(tmp_path: Path) -> None:
+def test_foreign_method_is_tuned_and_the_result_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'freshet[tune]'")
     folder, again = tmp_path / "tuned", tmp_path / "again"
     budget = ("--trials", "3", "--seeds", "1", "--until", "24")
@@ -115,7 +117,7 @@ def test_it_is_tuned_and_what_is_found_runs(tmp_path: Path) -> None:
     assert audit(RunDirectory(again), TRUST).problem is None
 
 
-def test_it_is_compared_with_a_built_in_one(tmp_path: Path) -> None:
+def test_foreign_method_is_compared_with_a_built_in_one(tmp_path: Path) -> None:
     freshet("compare", "-m", f"fedasync,{TRUST}", "--seeds", "1", "--until", "24", *settings(), "-o", str(tmp_path))
     (world,) = json.loads((tmp_path / "comparison.json").read_text())["worlds"]
     assert [(line["method"], line["kind"]) for line in world["lines"]] == [("fedasync", "async"), (TRUST, "async")]

@@ -13,7 +13,7 @@ from freshet.methods import _collect, builtin_about, class_and_preset, method_na
 from freshet.methods.fedavg import FedAvg
 
 
-def test_only_classes_with_a_header_of_their_own_are_methods() -> None:
+def test_only_classes_with_their_own_header_are_methods() -> None:
     module = ModuleType("somewhere")
     inside: dict[str, Any] = {"__module__": "somewhere"}
     mine = type("Mine", (Method,), {**inside, "about": About("mine", "async", "Mine", "-")})
@@ -39,7 +39,7 @@ def test_every_name_leads_to_one_method() -> None:
             assert all(getattr(chosen, option) == value for option, value in preset.items())
 
 
-def test_what_a_run_directory_names_is_known_only_if_it_is_built_in() -> None:
+def test_builtin_about_knows_built_in_methods_only() -> None:
     assert builtin_about("fedasmu-da") is registry()["fedasmu"].about
     assert builtin_about(f"{__name__}:Missing") is None and builtin_about("") is None
 
@@ -50,7 +50,7 @@ def test_marks_come_from_the_header() -> None:
     assert all(registry()[name].about.marks() == found for name, found in marks.items())
 
 
-def test_port_waits_for_no_more_models_than_devices_train_at_once() -> None:
+def test_port_refuses_k_above_in_flight() -> None:
     tables = {"fleet": {"devices": 20}, "run": {"in_flight": 6}}
     assert resolve({"method": {"name": "port", "K": 6}, **tables}).method.K == 6
     with pytest.raises(ConfigError, match=r"^method.K: must be at most run.in_flight = 6, but 7 was given$"):
@@ -59,7 +59,7 @@ def test_port_waits_for_no_more_models_than_devices_train_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu", "fedasmu-published"])
-def test_a_slot_by_number_is_one_of_the_epochs(name: str) -> None:
+def test_slot_number_must_be_one_of_the_epochs(name: str) -> None:
     assert resolve({"method": {"name": name, "slot": 3}, "training": {"epochs": 3}}).method.slot == 3
     with pytest.raises(
         ConfigError, match=r"^method.slot: must be an epoch in 1..3 \(training.epochs\), but 4 was given$"

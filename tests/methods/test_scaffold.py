@@ -18,7 +18,7 @@ from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import TripOutcome
 from tests.methods.conftest import Simulate
-from tests.methods.lab import (
+from tests.methods.helpers import (
     CLASSES,
     FEATURES,
     MODELS,
@@ -33,7 +33,7 @@ from tests.methods.lab import (
     upload_of,
 )
 from tests.twins import local as local_twins
-from tests.twins.newer import scaffold_local
+from tests.twins.extra import scaffold_local
 
 RULE = ControlledRule()
 FLAT = Layout.build([("weight", (WEIGHTS,), "learnable")])
@@ -44,7 +44,7 @@ def control(seed: int) -> Vector:
 
 
 @pytest.mark.parametrize("training", [{}, {"weight_decay": 0.05}])
-def test_a_trip_gives_the_twins_model_and_its_control_by_option_two(training: dict[str, float]) -> None:
+def test_trip_matches_the_twin_with_option_two(training: dict[str, float]) -> None:
     device, memory, c_i = Device(**training), {}, np.zeros(WEIGHTS)
     for trip in (1, 2, 3):
         x, c = regression_weights(trip), control(trip)
@@ -63,7 +63,7 @@ def test_the_first_trip_without_controls_is_plain_training() -> None:
 
 
 @pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimiser": "adam"}])
-def test_the_control_is_a_gradient_whatever_the_optimiser(training: dict[str, Any]) -> None:
+def test_control_is_a_gradient_under_every_optimiser(training: dict[str, Any]) -> None:
     """One full batch: the control is the gradient at x, while the displacement of that optimiser is not."""
     device, w = Device(epochs=1, batch=SAMPLES, **training), regression_weights(1)
     zero = {"c": np.zeros(WEIGHTS, np.float32)}
@@ -115,7 +115,7 @@ def test_scaffold_finds_the_optimum_that_fedavg_drifts_away_from() -> None:
 # ---- bytes
 
 
-def test_messages_weigh_twice_fedavgs() -> None:
+def test_messages_are_twice_as_large_as_fedavgs() -> None:
     sizes: dict[str, tuple[int, int, int]] = {}
     for method in ("fedavg", "scaffold"):
         server = server_of(method, regression_weights(1), devices=2, layout=FLAT)
@@ -126,7 +126,7 @@ def test_messages_weigh_twice_fedavgs() -> None:
     assert sizes["scaffold"] == (8 * WEIGHTS, 8 * WEIGHTS, 8 * WEIGHTS)
 
 
-def test_a_run_counts_twice_fedavgs_bytes(simulate: Simulate) -> None:
+def test_run_counts_twice_fedavgs_bytes(simulate: Simulate) -> None:
     plain, controlled = (simulate(name, None, 20.0, model={"name": "mlp"}).summary for name in ("fedavg", "scaffold"))
     for way, messages in (("bytes_up", "uploads"), ("bytes_down", "trips")):
         assert controlled[way] / controlled[messages] == 2 * plain[way] / plain[messages] > 0
@@ -154,7 +154,7 @@ def arrive(server: Server, assignment: Assignment, outcome: TripOutcome, fate: f
 
 
 @pytest.mark.parametrize("computed", [True, False])
-def test_the_servers_control_is_the_mean_of_the_devices_whatever_is_lost(computed: bool) -> None:
+def test_server_control_is_the_mean_of_the_devices_despite_losses(computed: bool) -> None:
     """Also where a trip whose upload is lost is not even computed, as in a simulation."""
     server = server_of("scaffold", regression_weights(1), devices=6, per_round=3, layout=FLAT)
     device, rng = Device(), np.random.default_rng(4)
@@ -176,7 +176,7 @@ def test_the_servers_control_is_the_mean_of_the_devices_whatever_is_lost(compute
     assert len(server.method.state.heard) == 6
 
 
-def test_an_upload_without_its_change_is_refused() -> None:
+def test_upload_without_its_change_is_refused() -> None:
     server = server_of("scaffold")
     before = server.method.state.c
     server.trigger([0])

@@ -8,7 +8,7 @@ import pytest
 from freshet.core.defence import Defence, DefenceOptions
 from freshet.core.events import Aggregated, Event, Noted
 from freshet.core.server import Server
-from tests.methods.asmu import ask, plain_layout, server_of, trigger, upload
+from tests.methods.asmu_helpers import ask, plain_layout, server_of, trigger, upload
 
 N, HONEST = 40, 11
 DIRECTION = np.ones(N) / np.sqrt(N)
@@ -36,14 +36,14 @@ def figures(events: list[Event]) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(made.numbers), dict(note.numbers)
 
 
-def test_a_merge_that_is_only_reported_cannot_undo_the_servers_progress() -> None:
+def test_false_merge_report_cannot_undo_the_servers_progress() -> None:
     server, base, fresh = moved_on("fedasmu-progress")
     made, note = figures(upload(server, HONEST, base, 10, beta=0.99, n1=1))
     assert note["measure"] == pytest.approx(0.99 * np.linalg.norm(fresh - base), rel=1e-4)
     assert np.linalg.norm(server.weights - fresh) <= 1.001 * made["alpha"] * note["bound"]
 
 
-def test_what_is_applied_of_a_clipped_merge_is_its_training_shortened() -> None:
+def test_clipped_merge_applies_its_shortened_training() -> None:
     server, base, fresh = moved_on("fedasmu-progress")
     produced = 7 * DIRECTION[::-1] * np.sign(np.arange(N) % 3 - 0.5)
     made, note = figures(upload(server, HONEST, base + 0.6 * (fresh - base) + produced, 10, beta=0.6, n1=1))
@@ -51,7 +51,7 @@ def test_what_is_applied_of_a_clipped_merge_is_its_training_shortened() -> None:
     np.testing.assert_allclose(server.weights - fresh, made["alpha"] * note["share"] * produced, atol=1e-5)
 
 
-def test_mixing_draws_the_model_to_between_two_of_the_servers_own_and_no_farther_than_the_bound() -> None:
+def test_mixing_moves_towards_server_models_by_at_most_the_bound() -> None:
     server, base, fresh = moved_on("fedasmu")
     produced = 7 * DIRECTION
     made, note = figures(upload(server, HONEST, base + 0.6 * (fresh - base) + produced, 10, beta=0.6, n1=1))

@@ -14,7 +14,7 @@ from freshet.methods import class_and_preset, method_options
 from freshet.methods.fednova import path_length
 from freshet.training.optimisers import sgd
 from freshet.training.schedules import constant
-from tests.methods.lab import (
+from tests.methods.helpers import (
     LAYOUT,
     LEARNABLE,
     MODELS,
@@ -32,7 +32,7 @@ from tests.methods.lab import (
     upload_of,
     vector,
 )
-from tests.twins import newer as twins
+from tests.twins import extra as twins
 
 LR = 0.1  # of every server in the laboratory
 SAMPLES = dict(enumerate(UNEQUAL))
@@ -82,7 +82,7 @@ ROUNDS: dict[str, Callable[[], tuple[Server, Any]]] = {
 
 
 @pytest.mark.parametrize("case", ROUNDS)
-def test_synchronous_servers_give_the_twins_models_and_weights(case: str) -> None:
+def test_synchronous_servers_match_the_twins(case: str) -> None:
     (server, twin), rng = ROUNDS[case](), np.random.default_rng(6)
     for number in range(12):
         members = [int(d) for d in rng.choice(8, size=4, replace=False)]  # they upload in this order
@@ -131,7 +131,7 @@ ARRIVALS: dict[str, Callable[[], tuple[Server, Any]]] = {
 
 
 @pytest.mark.parametrize("case", ARRIVALS)
-def test_asynchronous_servers_give_the_twins_models_and_numbers(case: str) -> None:
+def test_asynchronous_servers_match_the_twins(case: str) -> None:
     (server, twin), rng = ARRIVALS[case](), np.random.default_rng(5)
     taus, count = set(), 0
     for _ in range(300):
@@ -174,7 +174,7 @@ def play(server: Server, seed: int) -> None:
 
 
 @pytest.mark.parametrize("case", [*ROUNDS, *ARRIVALS])
-def test_a_restored_method_goes_on_with_the_same_bits(case: str) -> None:
+def test_restored_method_continues_bit_for_bit(case: str) -> None:
     make = (ROUNDS | ARRIVALS)[case]
     first, second = make()[0], make()[0]
     for seed in (10, 20, 30):
@@ -205,7 +205,7 @@ def rounds(name: str, samples: list[int] = UNEQUAL, **options: Any) -> Vector:
 EQUAL = [10] * 8
 
 
-def test_scaffold_whose_controls_stay_zero_is_fedavg_of_equal_devices() -> None:
+def test_scaffold_with_zero_controls_is_fedavg_of_equal_devices() -> None:
     same(rounds("scaffold", EQUAL), rounds("fedavg", EQUAL))
 
 
@@ -224,7 +224,7 @@ def test_fednova_with_equal_steps_is_fedavg_to_the_bit() -> None:
     same(rounds("fednova"), rounds("fedavg"))
 
 
-def test_fednova_does_not_let_longer_training_count_more() -> None:
+def test_fednova_gives_longer_training_no_extra_weight() -> None:
     """Two devices walk along one gradient each, one of them ten times as far: both count alike."""
     server = server_of("fednova", samples=[10, 10])
     w, directions = server.weights, [vector(5), vector(6)]
@@ -240,9 +240,7 @@ def test_fednova_does_not_let_longer_training_count_more() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 7, 30])
 @pytest.mark.parametrize("eta_mu", [0.0, 0.02, 0.4])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_the_length_of_a_path_is_what_unrolled_training_finds(
-    steps: int, eta_mu: float, momentum: float, nesterov: bool
-) -> None:
+def test_path_length_matches_unrolled_training(steps: int, eta_mu: float, momentum: float, nesterov: bool) -> None:
     found = path_length(sgd(momentum, nesterov).reach, steps, eta_mu)
     assert found == pytest.approx(twins.path_by_unrolling(steps, momentum, nesterov, eta_mu), rel=1e-10)
     if not momentum and eta_mu:
@@ -257,7 +255,7 @@ def test_ca2fl_with_an_empty_cache_is_fedbuff_without_discount() -> None:
     )
 
 
-def test_ca2fl_of_all_devices_at_once_is_fedavg_whatever_is_cached() -> None:
+def test_ca2fl_of_all_devices_at_once_is_fedavg_for_every_cache() -> None:
     """``h + mean(Delta - h^i)`` over all devices is the mean of their Deltas."""
     server, samples = server_of("ca2fl", devices=4, M=4), [10] * 4
     arrivals(server, {device: vector(70 + device) for device in range(4)})
@@ -286,5 +284,5 @@ def test_fadas_without_memory_takes_the_sign() -> None:
     ("delay", "tau_max", "rate"),
     [("scale", 3, 0.2), ("scale", 4, 0.05), ("cap", 4, 0.2), ("cap", 10, 0.1), ("none", 10, 0.2)],
 )
-def test_the_rate_of_fadas_falls_where_uploads_are_late(delay: str, tau_max: int, rate: float) -> None:
+def test_fadas_rate_falls_with_late_uploads(delay: str, tau_max: int, rate: float) -> None:
     assert method_options("fadas", {"eta": 0.2, "tau_c": 3, "delay": delay}).rate(tau_max) == rate

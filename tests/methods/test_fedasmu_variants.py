@@ -21,7 +21,7 @@ PAPERS = {
 
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
-def test_without_a_suffix_it_is_the_papers_method(name: str) -> None:
+def test_name_without_suffix_is_the_papers_method(name: str) -> None:
     options = method_options(name, {})
     assert {key: getattr(options, key) for key in PAPERS} == PAPERS
 
@@ -37,26 +37,26 @@ def test_without_a_suffix_it_is_the_papers_method(name: str) -> None:
         ("-progress", {"apply": "progress"}),
     ],
 )
-def test_a_variant_differs_in_what_its_name_says(name: str, suffix: str, differs: dict[str, object]) -> None:
+def test_variant_differs_in_what_its_name_says(name: str, suffix: str, differs: dict[str, object]) -> None:
     options = method_options(name + suffix, {})
     assert {key: getattr(options, key) for key in PAPERS} == PAPERS | differs
     assert class_and_preset(name + suffix)[0] is class_and_preset(name)[0]
 
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
-def test_first_controls_follow_the_way_to_apply_unless_given(name: str) -> None:
+def test_initial_controls_depend_on_apply_by_default(name: str) -> None:
     mix, progress = method_options(name, {}), method_options(f"{name}-progress", {})
     assert (mix.lambda0, mix.iota0) != (progress.lambda0, progress.iota0)
     assert method_options(f"{name}-progress", {"lambda0": 7.0}).lambda0 == 7.0
 
 
 @pytest.mark.parametrize("name", ["fedasmu-published", "fedssmu-published"])
-def test_as_published_sigma_starts_where_its_printed_derivative_is_not_zero(name: str) -> None:
+def test_published_sigma_starts_where_its_printed_derivative_is_not_zero(name: str) -> None:
     assert method_options(name, {}).sigma0 not in (0.0, 1.0), "ln(sigma) would be 0 or undefined for ever"
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=lambda cell: cell.name)
-def test_a_cell_runs_the_papers_rates(cell) -> None:
+def test_cell_uses_the_papers_rates(cell) -> None:
     method = cell_tables(cell, "fedasmu")["method"]
     assert method["eta_lambda"] == cell.eta_lambda and method["eta_upsilon"] == cell.eta_upsilon
     assert {"apply", "equations", "control_memory"}.isdisjoint(method), "a cell changes rates, not the method"

@@ -23,7 +23,7 @@ from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import LocalTrip, TripOutcome
-from tests.methods.asmu import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
+from tests.methods.asmu_helpers import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
 
 OURS = {"controls": "direction", "probe": "held-out", "distance": True}
 
@@ -43,30 +43,30 @@ def adapted(size: float, **options: Any) -> tuple[dict[str, Any], float]:
     return found, -float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-def test_the_slope_is_minus_the_cosine_between_the_last_step_and_what_training_makes_now() -> None:
+def test_slope_is_minus_the_cosine_of_the_last_step_and_current_training() -> None:
     found, expected = adapted(1.0)
     assert found["q"] == pytest.approx(expected, rel=1e-5)
     assert found["grad_iota"] != 0 and np.sign(found["grad_iota"]) == np.sign(expected)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 30.0])
-def test_the_slope_is_the_same_for_networks_of_every_size(size: float) -> None:
+def test_slope_does_not_depend_on_the_size_of_the_network(size: float) -> None:
     there, here = adapted(size)[0], adapted(1.0)[0]
     for key in ("q", "grad_lambda", "grad_sigma", "grad_iota"):
         assert there[key] == pytest.approx(here[key], rel=1e-3)
 
 
-def test_its_rates_move_the_controls_where_those_of_the_paper_do_not() -> None:
+def test_rates_of_direction_move_the_controls() -> None:
     found, _ = adapted(1e-3)
     paper = adapted(1e-3, eta_lambda=1e-4, eta_sigma=1e-4, eta_iota=1e-4)[0]
     assert abs(found["iota"] - 0.05) == pytest.approx(200 * abs(paper["iota"] - 0.05), rel=1e-6)
 
 
-def test_a_cosine_is_one_whatever_an_estimate_says_and_nothing_has_none() -> None:
+def test_cosine_is_clamped_and_zero_without_length() -> None:
     assert cosine(5.0, 1.0, 2.0) == 1.0 and cosine(-5.0, 1.0, 2.0) == -1.0 and cosine(0.0, 0.0, 2.0) == 0.0
 
 
-def test_rates_that_are_meant_for_a_loss_are_pointed_out() -> None:
+def test_notice_names_rates_meant_for_a_loss() -> None:
     direction = {"controls": "direction"}
     given = {"eta_lambda": 1e-4, "eta_iota": 0.0}
     (said,) = method_options("fedasmu-progress", direction | given).slow_rates()
@@ -100,12 +100,12 @@ def models() -> tuple[np.ndarray, np.ndarray]:
     return w_b, w_b + 0.5 * np.random.default_rng(5).normal(size=w_b.size).astype(np.float32)
 
 
-def test_the_farther_the_server_has_gone_beside_the_device_the_more_of_it_is_taken() -> None:
+def test_beta_grows_with_the_servers_lead() -> None:
     assert [distance_factor(server, 1.0) for server in (0.0, 1.0, 3.0)] == [0.0, 1.0, 1.5]
     assert distance_factor(1.0, 0.0) == 2.0 and distance_factor(0.0, 0.0) == 1.0
 
 
-def test_with_distance_gamma_and_upsilon_still_follow_the_derivatives(models: tuple[np.ndarray, np.ndarray]) -> None:
+def test_gamma_and_upsilon_follow_the_derivatives_with_distance(models: tuple[np.ndarray, np.ndarray]) -> None:
     w_b, w_g = models
     found, loss = merged(w_b, w_g, distance=True).merged, SmoothLoss()
     assert found["far"] == pytest.approx(2.0, abs=1e-4), "the device has not moved yet, the server has"
@@ -118,7 +118,7 @@ def test_with_distance_gamma_and_upsilon_still_follow_the_derivatives(models: tu
     assert (1.2 - found["gamma_after"], 0.7 - found["upsilon_after"]) == pytest.approx(true, rel=1e-3)
 
 
-def test_a_merge_along_a_direction_has_a_cosine_for_a_slope(models: tuple[np.ndarray, np.ndarray]) -> None:
+def test_merge_slope_under_direction_is_a_cosine(models: tuple[np.ndarray, np.ndarray]) -> None:
     w_b, w_g = models
     found, loss = merged(w_b, w_g, controls="direction").merged, SmoothLoss()
     after = (1 - found["beta"]) * w_b.astype(np.float64) + found["beta"] * w_g.astype(np.float64)
@@ -142,7 +142,7 @@ def rows(x: torch.Tensor) -> set[int]:
     return {int(value) // 5 for value in x[:, 0].tolist()}
 
 
-def test_a_tenth_of_the_samples_is_kept_apart_in_every_trip_and_never_trained_on() -> None:
+def test_held_out_tenth_is_the_same_in_every_trip_and_never_trained_on() -> None:
     shard, kept = np.arange(0, 40, 2), set()
     for number in (1, 2, 3):
         trip = trip_of(shard, number)
@@ -153,12 +153,12 @@ def test_a_tenth_of_the_samples_is_kept_apart_in_every_trip_and_never_trained_on
     assert len(kept) == 1
 
 
-def test_without_it_every_sample_is_trained_on() -> None:
+def test_every_sample_is_trained_on_without_held_out() -> None:
     trained = {int(index) for batch in trip_of(np.arange(20), 1, "batch")._batches_of_epoch() for index in batch}
     assert trained == set(range(20))
 
 
-def test_a_device_with_too_few_samples_is_judged_on_its_next_mini_batch() -> None:
+def test_device_with_too_few_samples_uses_its_next_mini_batch() -> None:
     trip = trip_of(np.arange(6), 1)
     assert rows(trip.held_out()[0]) == rows(trip.next_batch()[0])
 
@@ -167,9 +167,7 @@ def test_a_device_with_too_few_samples_is_judged_on_its_next_mini_batch() -> Non
 
 
 @pytest.mark.parametrize("name", ["fedasmu-progress", "fedssmu-progress"])
-def test_a_run_with_all_of_them_adds_up_for_the_audit(
-    name: str, tmp_path: Path, federate: Callable[..., Federation]
-) -> None:
+def test_run_with_all_options_passes_the_audit(name: str, tmp_path: Path, federate: Callable[..., Federation]) -> None:
     result = federate({"name": name, **OURS}).run(120, out=tmp_path / "run")
     found = audit(RunDirectory(result.directory))
     assert found.passed and found.audited and found.merges > 5, found.problem
@@ -177,7 +175,7 @@ def test_a_run_with_all_of_them_adds_up_for_the_audit(
     assert all(0 <= event["far"] <= 2 and abs(event["q"]) <= 1 for event in events if event["kind"] == "merge")
 
 
-def test_an_audit_finds_a_length_that_was_changed(tmp_path: Path, federate: Callable[..., Federation]) -> None:
+def test_audit_finds_a_changed_length(tmp_path: Path, federate: Callable[..., Federation]) -> None:
     result = federate({"name": "fedasmu-progress", **OURS}).run(60, out=tmp_path / "run")
     log = result.directory / "events.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]

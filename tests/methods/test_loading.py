@@ -25,7 +25,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import default_directory
 from tests.methods.foreign import Trust
-from tests.methods.lab import same
+from tests.methods.helpers import same
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ def here(written: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # ---- the class itself
 
 
-def test_a_class_that_can_be_imported_is_named_so_and_its_run_needs_nothing_else(tmp_path: Path) -> None:
+def test_run_of_an_importable_class_needs_no_further_help(tmp_path: Path) -> None:
     result = federate({"name": Trust, "rate": 0.3}).run(24, out=tmp_path / "run")
     assert RunDirectory(tmp_path / "run").config()["method"] == {
         "name": TRUST,
@@ -115,7 +115,7 @@ def test_a_class_that_can_be_imported_is_named_so_and_its_run_needs_nothing_else
     assert audit(RunDirectory(result.directory)).problem is None
 
 
-def test_a_nested_class_is_found_again() -> None:
+def test_nested_class_has_an_import_path() -> None:
     assert class_and_preset(method_name(Outer.Inner))[0] is Outer.Inner
     assert str(method_name(Outer.Inner)) == f"{__name__}:Outer.Inner"
     assert class_and_preset(f"{__name__}:Outer.Inner")[0] is Outer.Inner
@@ -132,7 +132,7 @@ class Stopper(Observer):
             raise KeyboardInterrupt
 
 
-def test_a_class_that_cannot_be_imported_runs_and_is_resumed_by_who_has_it(tmp_path: Path) -> None:
+def test_class_without_import_path_is_resumed_from_python(tmp_path: Path) -> None:
     mine = local_class(0.5)
     whole = federate(mine, checkpoint_every=4.0).run(24, out=tmp_path / "whole")
     federation = federate(mine, checkpoint_every=4.0)
@@ -144,7 +144,7 @@ def test_a_class_that_cannot_be_imported_runs_and_is_resumed_by_who_has_it(tmp_p
     assert builtin_about("custom:Inside") is None
 
 
-def test_a_class_goes_with_its_name_and_its_name_is_a_text() -> None:
+def test_method_ref_is_a_string_that_carries_its_class() -> None:
     name = method_name(local_class(0.3))
     assert name == "custom:Inside" and json.dumps({"name": name}) == '{"name": "custom:Inside"}'
     sent = pickle.loads(cloudpickle.dumps(name))
@@ -154,11 +154,11 @@ def test_a_class_goes_with_its_name_and_its_name_is_a_text() -> None:
     assert resolve(resolve(tables).tables()).method_class is class_and_preset(name)[0]
     assert run_key(resolve(tables)).startswith("custom.Inside-seed0-")
     assert list(space_for(method_name(Trust))) == list(space_for(TRUST))
-    assert Scenario().tables == {}
+    assert Scenario().settings("fedavg") == {}
 
 
 @pytest.mark.parametrize("wrong", [int, Half(None, None), 3, ["fedavg"]])  # type: ignore[arg-type]
-def test_what_is_neither_a_name_nor_a_method_is_refused(wrong: Any) -> None:
+def test_neither_name_nor_method_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^method\.name: .*subclass of freshet\.Method"):
         federate({"name": wrong})
 
@@ -167,9 +167,7 @@ def test_what_is_neither_a_name_nor_a_method_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine_of_mine:Mine", "mine_of_mine.py:Mine"])
-def test_contributings_method_is_run_listed_audited_and_reported_from_its_folder(
-    here: Path, name: str, tmp_path: Path
-) -> None:
+def test_method_of_contributing_is_run_listed_audited_and_reported(here: Path, name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     freshet("run", "-m", name, "--until", "24", "-q", *SETTINGS, "-s", "method.alpha=0.6", "-o", str(out))
     assert RunDirectory(out).config()["method"] == {"name": name, "alpha": 0.6, "mu": 0.05}
@@ -185,7 +183,7 @@ def test_contributings_method_is_run_listed_audited_and_reported_from_its_folder
 
 
 @pytest.mark.parametrize("name", ["with_friend:Mine", "with_friend.py:Mine"])
-def test_its_device_rule_reaches_worker_processes(here: Path, name: str, tmp_path: Path) -> None:
+def test_device_rule_reaches_worker_processes(here: Path, name: str, tmp_path: Path) -> None:
     """They search no folder of ours: what was loaded from there travels by value, with what it imports."""
     runs = [federate(name, executor=executor, workers=1) for executor in ("serial", "processes")]
     serial, workers = (run.run(16, out=tmp_path / str(number)).weights for number, run in enumerate(runs))
@@ -194,7 +192,7 @@ def test_its_device_rule_reaches_worker_processes(here: Path, name: str, tmp_pat
     assert (plain != serial).any()
 
 
-def test_it_is_compared_and_tuned_from_its_folder(here: Path, tmp_path: Path) -> None:
+def test_method_file_is_compared_and_tuned_from_its_folder(here: Path, tmp_path: Path) -> None:
     both = "fedasync,mine_of_mine.py:Mine"
     freshet("compare", "-m", both, "--seeds", "1", "--until", "16", *SETTINGS, "-o", str(tmp_path / "compared"))
     (world,) = json.loads((tmp_path / "compared" / "comparison.json").read_text())["worlds"]
@@ -206,7 +204,7 @@ def test_it_is_compared_and_tuned_from_its_folder(here: Path, tmp_path: Path) ->
     assert set(load_tables(tmp_path / "tuned" / "best.toml")["method"]) == {"name", "alpha", "mu"}
 
 
-def test_a_path_gives_no_folders_to_a_runs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_run_name_contains_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert default_directory("some/where/mine.py:Mine", 3).name.endswith("-mine.py.Mine-seed3")
 
@@ -228,7 +226,7 @@ def test_a_path_gives_no_folders_to_a_runs_name(tmp_path: Path, monkeypatch: pyt
         ("other.py:Mine", "Mine = 3", r"'other.py:Mine' is not a subclass of freshet.Method"),
     ],
 )
-def test_a_file_that_holds_no_method_is_one_sentence(
+def test_file_without_the_method_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -241,7 +239,7 @@ def test_a_file_that_holds_no_method_is_one_sentence(
     assert content != "def f(:" or set(sys.modules) == modules
 
 
-def test_a_file_is_executed_once(tmp_path: Path) -> None:
+def test_file_is_executed_once(tmp_path: Path) -> None:
     path = tmp_path / "once.py"
     path.write_text(
         "from freshet import About, Method\n\n\nclass Mine(Method):\n    about = About('once', 'async', 'Once', '-')\n"
@@ -249,3 +247,24 @@ def test_a_file_is_executed_once(tmp_path: Path) -> None:
     first = class_and_preset(f"{path}:Mine")[0]
     path.write_text("raise SystemExit")
     assert class_and_preset(f"{path}:Mine")[0] is first
+
+
+HAS = "import freshet\nclass Mine(freshet.Method): ...\nclass Yours(freshet.Method): ...\nclass Other: ...\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "has"), [(HAS, "it has Mine, Yours"), ("x = 1", "it has no subclass of freshet.Method")]
+)
+def test_error_names_the_file_and_its_classes(content, has, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        class_and_preset(f"{path}:Nope")
+    assert str(caught.value).endswith(f"(module '{path}' has no attribute 'Nope'); {has}")
+
+
+def test_error_of_the_file_itself_is_reported(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import math\nmath.nope")
+    with pytest.raises(ConfigError, match=r"cannot be imported \(module 'math' has no attribute 'nope'\)$"):
+        class_and_preset(f"{path}:Nope")

@@ -24,7 +24,7 @@ from freshet.methods.asmu.steps import Course
 from freshet.paper.cells import CELLS, cell_settings
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from tests.methods.asmu import plain_layout, server_of
+from tests.methods.asmu_helpers import plain_layout, server_of
 
 COURSE = {"apply": "progress", "controls": "course", "slot": "never"}
 SIZE = 12
@@ -68,7 +68,7 @@ def send(server: Server, device: int, d: np.ndarray) -> dict[str, Any]:
     return dict(next(event.numbers for event in events if isinstance(event, Aggregated)))
 
 
-def test_it_agrees_with_a_twin_through_many_stale_uploads() -> None:
+def test_course_matches_a_twin_through_many_stale_uploads() -> None:
     w = vector(0)
     server = server_of("fedasmu", w, plain_layout(SIZE), devices=9, lambda0=2.0, sigma0=0.4, iota0=0.1, **COURSE)
     twin = Twin(w, 2.0, 0.4, 0.1, 0.005)
@@ -89,7 +89,7 @@ def test_it_agrees_with_a_twin_through_many_stale_uploads() -> None:
     assert control.iota != pytest.approx(0.1, abs=1e-3), "it has moved"
 
 
-def test_the_slope_is_that_of_the_next_devices_loss_along_the_course() -> None:
+def test_slope_is_that_of_the_next_devices_loss_along_the_course() -> None:
     """Finite differences: a relative change of the weight that led to a model changes the loss of the device that
     starts there by ``<grad, course>``; its step, against the gradient, tells that up to both lengths."""
     target = vector(3).astype(np.float64)
@@ -108,7 +108,7 @@ def test_the_slope_is_that_of_the_next_devices_loss_along_the_course() -> None:
     assert found["q"] * np.linalg.norm(w - target) * np.linalg.norm(course) == pytest.approx(true, rel=1e-4)
 
 
-def test_going_on_in_the_servers_direction_raises_the_weights_and_turning_back_lowers_them() -> None:
+def test_continuing_raises_the_weights_and_turning_back_lowers_them() -> None:
     for sign, more in ((1.0, True), (-1.0, False)):
         server = server_of("fedasmu", vector(0), plain_layout(SIZE), devices=3, lambda0=0.0, iota0=0.2, **COURSE)
         server.trigger([0])
@@ -119,7 +119,7 @@ def test_going_on_in_the_servers_direction_raises_the_weights_and_turning_back_l
         assert (after["alpha"] > before["alpha"]) is more
 
 
-def test_only_versions_that_somebody_holds_are_remembered() -> None:
+def test_course_keeps_only_versions_in_use() -> None:
     server = server_of("fedasmu", vector(0), plain_layout(SIZE), devices=40, **COURSE)
     server.trigger([0])
     for device in range(1, 30):
@@ -128,7 +128,7 @@ def test_only_versions_that_somebody_holds_are_remembered() -> None:
     assert len(server.method.state.course.made) <= 2
 
 
-def test_the_course_begins_anew_beside_the_largest_numbers() -> None:
+def test_course_restarts_on_overflow() -> None:
     course, huge = Course(Control(1.0, 0.5, 0.1)), np.full(4, 3e38, np.float32)
     for version in range(1, 4):
         length = course.advance(PastUpload(version, version, 9, 0.9, course.control), 0.9, huge, lambda _: True)
@@ -136,7 +136,7 @@ def test_the_course_begins_anew_beside_the_largest_numbers() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedasmu-course", "fedssmu-course"])
-def test_a_run_adds_up_for_the_audit_and_a_changed_length_does_not(
+def test_run_passes_the_audit_and_a_changed_length_does_not(
     method: str, tmp_path: Path, federate: Callable[..., Federation]
 ) -> None:
     run = RunDirectory(federate({"name": method}).run(120, out=tmp_path / "run").directory)
@@ -150,7 +150,7 @@ def test_a_run_adds_up_for_the_audit_and_a_changed_length_does_not(
     assert problem is not None and "length_p" in problem
 
 
-def test_it_finds_its_weights_from_far_too_small_and_far_too_large_ones(
+def test_course_finds_weights_from_far_too_small_and_far_too_large_ones(
     tmp_path: Path, federate: Callable[..., Federation]
 ) -> None:
     """The learned part is seen to learn: beginnings 100 apart end within a factor of 3."""
@@ -163,7 +163,7 @@ def test_it_finds_its_weights_from_far_too_small_and_far_too_large_ones(
     assert max(ends) / min(ends) < 3.0
 
 
-def test_held_weights_come_back_when_devices_ask_for_more(tmp_path: Path, federate: Callable[..., Federation]) -> None:
+def test_clamped_weights_recover_when_devices_ask_for_more(tmp_path: Path, federate: Callable[..., Federation]) -> None:
     """Controls far below the clamp: every alpha is that of xi_min, until those who start there have asked for more."""
     options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": -0.05, "eta_iota": 0.02}
     directory = federate(options).run(600, out=tmp_path / "run").directory
@@ -173,7 +173,7 @@ def test_held_weights_come_back_when_devices_ask_for_more(tmp_path: Path, federa
 
 
 @pytest.mark.parametrize(("q", "follows"), [(-0.3, True), (0.3, False), (0.0, False), (math.nan, False)])
-def test_a_held_weight_follows_the_slope_away_from_the_clamp_alone(q: float, follows: bool) -> None:
+def test_clamped_weight_follows_only_a_slope_away_from_the_clamp(q: float, follows: bool) -> None:
     past = PastUpload(3, 4, 2, 0.001, Control(0.1, 0.5, -0.2))
     found = control_gradients(q, 1.0, 0.001, past, "corrected", comes_back=True)
     free = control_gradients(q, 1.0, -1.0, past, "corrected")  # the same weight where no clamp is
@@ -194,9 +194,7 @@ def test_a_held_weight_follows_the_slope_away_from_the_clamp_alone(q: float, fol
         ("fedasmu-progress", {"in_flight": 60}, None, 1e-4),
     ],
 )
-def test_the_more_uploads_are_under_way_the_less_one_of_them_teaches(
-    method: str, run: dict[str, int], span: int | None, rate: float
-) -> None:
+def test_rates_fall_with_the_uploads_in_flight(method: str, run: dict[str, int], span: int | None, rate: float) -> None:
     """A verdict comes as late as uploads are stale, and those that come meanwhile say the same."""
     config = resolve({"method": {"name": method}, "fleet": {"devices": 80}, "run": run})
     settled = Assembly(config).begin().config
@@ -206,7 +204,7 @@ def test_the_more_uploads_are_under_way_the_less_one_of_them_teaches(
     assert Assembly(given).begin().config.method.span == 20
 
 
-def test_a_cell_leaves_its_rates_alone_since_the_papers_are_for_a_loss() -> None:
+def test_cell_rates_do_not_apply_to_course() -> None:
     for name, rate in (("fedasmu-course", 0.005), ("fedasmu", 0.1)):
         tables = cell_settings(CELLS["lenet-cifar10"], name)["method"]
         given = {key: value for key, value in tables.items() if key != "name"}

@@ -13,7 +13,7 @@ from freshet.methods.fedasmu import FedASMU
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.schedules import constant
-from tests.methods.asmu import plain_layout, server_of, trigger, upload
+from tests.methods.asmu_helpers import plain_layout, server_of, trigger, upload
 from tests.methods.conftest import SMALL
 
 VARIANTS: list[dict[str, Any]] = [
@@ -58,7 +58,7 @@ def replayed(log: list[Any]) -> None:
         FedASMU.audit(options, event, 0.0, memory)
 
 
-def test_controls_stay_where_nothing_was_taught_and_the_audit_holds_the_log_to_it() -> None:
+def test_controls_stay_at_learning_rate_zero_and_the_audit_checks_it() -> None:
     *before, last = two_aggregations(0.0)
     assert isinstance(last, Aggregated) and isinstance(before[1], Aggregated)
     assert (last.numbers["adapted"], last.numbers["untaught"]) == (False, True)

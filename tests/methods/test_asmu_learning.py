@@ -49,7 +49,7 @@ class Device:
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("best", range(1, EPOCHS + 1))
-def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world: str, best: int) -> None:
+def test_q_table_finds_the_best_slot_within_100_trips(world: str, best: int) -> None:
     found = 0
     for seed in range(SEEDS):
         device = Device(seed)
@@ -60,7 +60,7 @@ def test_within_100_trips_a_devices_q_table_finds_the_slot_that_pays_most(world:
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("best", range(1, EPOCHS + 1))
-def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(world: str, best: int) -> None:
+def test_meta_model_finds_the_best_slot_within_200_first_trips(world: str, best: int) -> None:
     options, found = method_options("fedasmu", {}), 0
     for seed in range(SEEDS):
         selector = MetaSelector(EPOCHS, options.eta_rl, options.rho, seed, options.advantage, options.epsilon)
@@ -74,7 +74,7 @@ def test_within_200_first_trips_the_meta_model_finds_the_slot_that_pays_most(wor
     assert found >= ENOUGH
 
 
-def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero() -> None:
+def test_empty_request_teaches_the_table_a_reward_of_zero() -> None:
     device = Device(0)
     device.trip(1, lambda _: 0.5)
     local = local_of(device.memory, 2, Slot(4, "q", 1), {})
@@ -85,7 +85,7 @@ def test_a_request_that_finds_nothing_newer_teaches_the_table_a_reward_of_zero()
     assert {"gamma", "upsilon"}.isdisjoint(local.memory), "controls do not move without a merge"
 
 
-def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() -> None:
+def test_table_uses_plain_rewards_with_raw_advantages() -> None:
     rule = FreshModelRule(method_options("fedasmu-published", {}))
     memory = {"slot": 3, "b": 0.25, "table": slots.empty_table(EPOCHS, "raw")}
     local = local_of(memory, 2, Slot(2, "q", -1), {"reward": 0.5})
@@ -93,7 +93,7 @@ def test_with_raw_advantages_as_published_the_table_takes_rewards_as_they_are() 
     assert local.memory["table"][2, 0] == pytest.approx(rule.options.phi_q * 0.5)
 
 
-def test_the_slot_distribution_is_news_whenever_it_has_changed_by_more_than_one_percent() -> None:
+def test_slot_distribution_is_logged_when_it_changes_by_more_than_one_percent() -> None:
     selector = MetaSelector(EPOCHS, 1e-3, 0.1, seed=0)
     assert selector.changed_distribution() is None
     before = selector.distribution()

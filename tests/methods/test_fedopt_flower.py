@@ -12,7 +12,7 @@ import pytest
 
 from freshet.core.layout import Layout
 from freshet.core.vectors import Vector
-from tests.methods.lab import UNEQUAL, hold_round, server_of
+from tests.methods.helpers import UNEQUAL, hold_round, server_of
 
 flower = pytest.importorskip(
     "flwr.serverapp.strategy", reason="Flower is not installed: pip install 'freshet-fl[flower]'"
@@ -80,10 +80,10 @@ def difference(name: str, aligned: bool) -> float:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_same_models_as_flowers(name: str) -> None:
+def test_same_models_as_flower(name: str) -> None:
     assert difference(name, aligned=True) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
-def test_the_two_decisions_are_all_that_differs_and_show(name: str) -> None:
+def test_only_the_two_decisions_differ_and_they_show(name: str) -> None:
     assert difference(name, aligned=False) > 1e-3

@@ -13,7 +13,7 @@ from freshet.training.optimisers import sgd
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import TripOutcome
-from tests.methods.asmu import SAMPLES, SmoothLoss, ask, central, network, samples, send, server_of
+from tests.methods.asmu_helpers import SAMPLES, SmoothLoss, ask, central, network, samples, send, server_of
 
 CONTROLS = {"lambda0": 0.9, "sigma0": 0.6, "iota0": 0.1, "mu_alpha": 1.3}
 
@@ -83,13 +83,13 @@ def logged(script: dict) -> tuple[float, float, float]:
     return tuple(script["adapted"][key] for key in ("grad_lambda", "grad_sigma", "grad_iota"))
 
 
-def test_the_scripted_upload_was_really_stale_so_that_every_derivative_is_alive(loss: SmoothLoss) -> None:
+def test_scripted_upload_is_stale_so_no_derivative_vanishes(loss: SmoothLoss) -> None:
     script = scripted_adaptation(loss, "corrected")
     assert script["past"]["staleness"] == 3
     assert script["adapted"]["adapted"] and all(abs(value) > 1e-4 for value in true_derivatives(loss, script))
 
 
-def test_corrected_control_gradients_are_the_derivatives_of_the_aggregated_models_loss(loss: SmoothLoss) -> None:
+def test_corrected_control_gradients_are_derivatives_of_the_aggregated_models_loss(loss: SmoothLoss) -> None:
     script = scripted_adaptation(loss, "corrected")
     assert logged(script) == pytest.approx(true_derivatives(loss, script), rel=1e-3)
 
@@ -118,7 +118,7 @@ def test_e5_the_displacement_sums_all_steps_and_not_epochs(loss: SmoothLoss) -> 
 
 
 @pytest.mark.parametrize("n1", range(5))
-def test_e6_a_merge_is_no_gradient_and_shrinks_what_came_before_it(loss: SmoothLoss, n1: int) -> None:
+def test_e6_merge_is_no_gradient_and_shrinks_earlier_steps(loss: SmoothLoss, n1: int) -> None:
     merge = {"steps": 5, "beta": 0.4, "n1": n1}
     corrected, printed = (scripted_adaptation(loss, equations, **merge) for equations in ("corrected", "published"))
     true = true_derivatives(loss, corrected)
@@ -128,7 +128,7 @@ def test_e6_a_merge_is_no_gradient_and_shrinks_what_came_before_it(loss: SmoothL
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("merge", [{}, {"beta": 0.4, "n1": 2}])
-def test_with_momentum_the_divisor_is_what_the_steps_make_of_a_unit_gradient(
+def test_divisor_with_momentum_is_the_reach_of_the_steps(
     loss: SmoothLoss, merge: dict[str, float], nesterov: bool
 ) -> None:
     steps = {"steps": 6, "momentum": 0.9, "nesterov": nesterov, **merge}
@@ -141,7 +141,7 @@ def test_with_momentum_the_divisor_is_what_the_steps_make_of_a_unit_gradient(
 
 
 @pytest.mark.parametrize("report", [{"beta": 0.4}, {"beta": 0.4, "n1": 5}, {"beta": 0.4, "n1": -1}, {"n1": 2.5}])
-def test_a_merge_after_an_impossible_number_of_steps_is_rejected(loss: SmoothLoss, report: dict[str, float]) -> None:
+def test_merge_after_an_impossible_number_of_steps_is_rejected(loss: SmoothLoss, report: dict[str, float]) -> None:
     w0 = loss.flat.dump()
     server = server_of("fedasmu", w0, loss.flat.layout)
     server.trigger([0])
@@ -152,7 +152,7 @@ def test_a_merge_after_an_impossible_number_of_steps_is_rejected(loss: SmoothLos
     assert event["kind"] == "rejected" and "of 5 steps, which is impossible" in event["reason"]
 
 
-def test_e10_the_log_says_how_many_versions_lie_between(loss: SmoothLoss) -> None:
+def test_e10_log_counts_the_versions_in_between(loss: SmoothLoss) -> None:
     w0 = loss.flat.dump()
     server, gaps = server_of("fedasmu", w0, loss.flat.layout), []
     for others in ([], [1, 2, 3], [], [4]):
@@ -165,7 +165,7 @@ def test_e10_the_log_says_how_many_versions_lie_between(loss: SmoothLoss) -> Non
     assert gaps == [None, 3, 0, 1]
 
 
-def test_e13_where_xi_was_held_at_its_bound_nothing_depended_on_the_controls(loss: SmoothLoss) -> None:
+def test_e13_clamped_xi_does_not_depend_on_the_controls(loss: SmoothLoss) -> None:
     held = {"lambda0": 1e-6, "iota0": 0.0, "xi_min": 0.5}
     assert logged(scripted_adaptation(loss, "corrected", **held)) == (0.0, 0.0, 0.0)
     assert all(scripted_adaptation(loss, "published", **held)["adapted"][k] != 0 for k in ("grad_lambda", "grad_iota"))
@@ -201,26 +201,26 @@ def moved(outcome: TripOutcome) -> tuple[float, float]:
     return numbers["gamma"] - numbers["gamma_after"], numbers["upsilon"] - numbers["upsilon_after"]
 
 
-def test_corrected_merge_gradients_are_the_derivatives_of_the_merged_models_loss(loss: SmoothLoss) -> None:
+def test_corrected_merge_gradients_are_derivatives_of_the_merged_models_loss(loss: SmoothLoss) -> None:
     outcome, w_b, w_g = merged_trip("corrected")
     assert moved(outcome) == pytest.approx(true_merge_derivatives(loss, w_b, w_g), rel=1e-3)
 
 
-def test_e4_with_the_two_models_swapped_they_are_not(loss: SmoothLoss) -> None:
+def test_e4_merge_gradients_with_swapped_models_are_not_derivatives(loss: SmoothLoss) -> None:
     outcome, w_b, w_g = merged_trip("published")
     true = true_merge_derivatives(loss, w_b, w_g)
     assert moved(outcome)[0] != pytest.approx(true[0], rel=0.05)
     assert moved(outcome)[1] != pytest.approx(true[1], rel=0.05)
 
 
-def test_e13_where_phi_was_held_at_zero_gamma_and_upsilon_stay() -> None:
+def test_e13_gamma_and_upsilon_stay_where_phi_is_clamped() -> None:
     held, _, _ = merged_trip("corrected", upsilon=5.0)
     assert held.merged["beta"] == 0.0 and moved(held) == (0.0, 0.0)
     printed, _, _ = merged_trip("published", upsilon=5.0)
     assert moved(printed)[0] != 0.0
 
 
-def test_the_reward_is_the_fall_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:
+def test_reward_is_the_drop_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:
     outcome, w_b, w_g = merged_trip("corrected")
     beta = outcome.merged["beta"]
     after = (1 - beta) * w_b.astype(np.float64) + beta * w_g

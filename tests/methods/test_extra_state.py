@@ -8,7 +8,7 @@ import pytest
 
 from freshet.core import saving
 from freshet.core.server import NOT_FINITE, Server
-from tests.methods.lab import LEARNABLE, UNEQUAL, same, server_of, upload_of, vector
+from tests.methods.helpers import LEARNABLE, UNEQUAL, same, server_of, upload_of, vector
 
 #: Options under which models of 3e38 lead beyond all floats.
 STEPS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def huge() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_beyond_all_floats_leaves_no_trace(name: str) -> None:
+def test_overflowing_step_leaves_no_trace(name: str) -> None:
     server = server_of(name, samples=UNEQUAL, **STEPS[name])
     if name not in NEVER:
         play(server, [vector(10 + device) for device in range(4)])
@@ -64,13 +64,13 @@ def _same_tree(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_a_buffer_that_is_never_full_leaves_nothing_in_the_cache() -> None:
+def test_buffer_that_never_fills_leaves_the_cache_empty() -> None:
     server = server_of("ca2fl", M=5)
     play(server, [vector(10 + device) for device in range(4)])
     assert server.method.state.h_i == {} and not server.method.state.h.any()
 
 
-def test_ca2fl_says_what_its_cache_needs() -> None:
+def test_ca2fl_reports_the_size_of_its_cache() -> None:
     server = server_of("ca2fl")
     assert server.method.notices() == []
     object.__setattr__(server.method.context, "devices", 2**24)

@@ -18,7 +18,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
 from freshet.training.schedules import constant
-from tests.methods.asmu import plain_layout
+from tests.methods.asmu_helpers import plain_layout
 from tests.methods.conftest import SMALL
 
 OWN, USUAL = [2, 8, 5, 3], 5
@@ -62,7 +62,7 @@ class StopAt(Observer):
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
-def test_a_run_whose_devices_explore_beyond_the_usual_epochs(method: str, tmp_path: Path) -> None:
+def test_devices_with_more_epochs_explore_their_later_slots(method: str, tmp_path: Path) -> None:
     whole = federation(method).run(out=tmp_path / "whole")
     assert audit(RunDirectory(whole.directory)).problem is None
     slots = [event["slot"] for event in RunDirectory(whole.directory).events() if event["kind"] == "request"]
@@ -72,7 +72,7 @@ def test_a_run_whose_devices_explore_beyond_the_usual_epochs(method: str, tmp_pa
     np.testing.assert_array_equal(resumed.weights, whole.weights)
 
 
-def test_every_device_is_offered_the_best_of_its_own_slots() -> None:
+def test_device_is_offered_the_best_of_its_own_slots() -> None:
     server = server_of(OWN)
     meta = server.method.state.meta
     for _ in range(5):
@@ -85,12 +85,12 @@ def test_every_device_is_offered_the_best_of_its_own_slots() -> None:
         assert server.method.instruct(server, device) == {"meta_slot": int(np.argmax(distribution[:epochs])) + 1}
 
 
-def test_without_epochs_of_their_own_there_are_as_many_slots_as_epochs() -> None:
+def test_number_of_slots_defaults_to_the_common_epochs() -> None:
     assert len(server_of(None).method.state.meta.distribution()) == USUAL
     assert len(server_of([1, 2, 3, 4]).method.state.meta.distribution()) == USUAL, "a pre-trained model still fits"
 
 
-def test_of_fewer_epochs_slots_are_as_probable_among_themselves_as_before() -> None:
+def test_fewer_epochs_keep_relative_slot_probabilities() -> None:
     meta = selector()
     meta.add_reward(1.0)
     meta.reinforce(2, 2.0)
@@ -100,7 +100,7 @@ def test_of_fewer_epochs_slots_are_as_probable_among_themselves_as_before() -> N
     np.testing.assert_array_equal(meta.distribution(8), whole)
 
 
-def test_a_slot_is_weighed_by_how_it_was_chosen_among_those_that_the_device_has() -> None:
+def test_importance_weight_covers_only_the_devices_slots() -> None:
     meta = selector(epsilon=0.6)
     probable = meta.distribution(3)
     assert meta.best_slot() == 5 and meta.best_slot(3) == 3
@@ -108,7 +108,7 @@ def test_a_slot_is_weighed_by_how_it_was_chosen_among_those_that_the_device_has(
     assert meta.importance_weight(3, epochs=3) == pytest.approx(probable[2] / 0.6)
 
 
-def test_the_server_learns_from_the_slots_that_the_device_had() -> None:
+def test_server_learns_from_the_devices_slots() -> None:
     server, twin = server_of(OWN), selector(eta_rl=1e-3, rho=0.1, seed=3)
     server.method.state.meta.rewards.variance = twin.rewards.variance = 0.3
     first_report(server, 3, 2)
@@ -117,7 +117,7 @@ def test_the_server_learns_from_the_slots_that_the_device_had() -> None:
     np.testing.assert_array_equal(server.method.state.meta.distribution(), twin.distribution())
 
 
-def test_a_slot_that_the_meta_model_does_not_have_is_refused() -> None:
+def test_slot_beyond_the_meta_model_is_refused() -> None:
     server = server_of(None)
     server.method.epochs = lambda server, device: 9  # type: ignore[method-assign]  # as a method of one's own may
     (event, *_) = first_report(server, 0, 7)

@@ -9,7 +9,7 @@ import pytest
 from freshet.core.events import Event, Triggered
 from freshet.core.server import NOT_FINITE, Server
 from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, StepMemory, TrainedModel
-from tests.methods.asmu import flat, plain_layout, send, server_of, trigger, upload
+from tests.methods.asmu_helpers import flat, plain_layout, send, server_of, trigger, upload
 
 LENGTH = 20_000
 
@@ -31,7 +31,7 @@ def test_exact_and_budget_give_the_true_inner_product() -> None:
 
 
 @pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
-def test_the_first_step_of_a_device_has_nothing_to_be_measured_along(kind: str) -> None:
+def test_first_step_of_a_device_has_no_product(kind: str) -> None:
     a, b = vectors(2)
     memory = StepMemory(kind, LENGTH, 10**9, seed=0)
     product, step, _ = memory.measure(4, TrainedModel(a, b, b), b, 0.0, 0.0)
@@ -39,7 +39,7 @@ def test_the_first_step_of_a_device_has_nothing_to_be_measured_along(kind: str) 
     np.testing.assert_array_equal(step, a - b)
 
 
-def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved_along() -> None:
+def test_sketch_measures_training_and_keeps_the_models_step() -> None:
     last, u, base, fresh, start = vectors(5)
     memory, sketch = StepMemory("sketch", LENGTH, 0, seed=0), CountSketch(LENGTH, 0)
     memory.remember(4, last)
@@ -49,7 +49,7 @@ def test_a_sketch_measures_what_training_produced_and_keeps_what_the_model_moved
     np.testing.assert_array_equal(step, u - start)
 
 
-def test_the_budget_drops_the_longest_unused_step() -> None:
+def test_budget_drops_the_least_recently_used_step() -> None:
     memory = StepMemory("budget", LENGTH, 3 * 4 * LENGTH, seed=0)
     for device, vector in enumerate(vectors(3)):
         memory.remember(device, vector)
@@ -59,7 +59,7 @@ def test_the_budget_drops_the_longest_unused_step() -> None:
     assert memory.bytes == 3 * 4 * LENGTH
 
 
-def test_exact_keeps_the_longest_unused_steps_in_a_file_and_gives_them_back_bit_for_bit() -> None:
+def test_exact_spills_to_a_file_and_restores_bit_for_bit() -> None:
     steps = vectors(6)
     memory, roomy = (StepMemory("exact", LENGTH, count * 4 * LENGTH, seed=0) for count in (2, 100))
     for m in (memory, roomy):
@@ -79,7 +79,7 @@ def test_exact_keeps_the_longest_unused_steps_in_a_file_and_gives_them_back_bit_
 
 
 @pytest.mark.parametrize("kind", ["exact", "budget", "sketch"])
-def test_a_step_that_was_measured_and_not_remembered_leaves_no_trace(kind: str) -> None:
+def test_measured_step_that_is_not_remembered_leaves_no_trace(kind: str) -> None:
     memory = StepMemory(kind, LENGTH, 2 * 4 * LENGTH, seed=0)
     for device, vector in enumerate(vectors(3)):
         memory.remember(device, vector)
@@ -92,7 +92,7 @@ def test_a_step_that_was_measured_and_not_remembered_leaves_no_trace(kind: str) 
         np.testing.assert_array_equal(step, kept)
 
 
-def test_what_lies_in_the_file_is_saved_and_restored_without_coming_into_memory() -> None:
+def test_spilled_steps_are_saved_and_restored_without_loading_them() -> None:
     memory, other = (StepMemory("exact", LENGTH, 2 * 4 * LENGTH, seed=0) for _ in range(2))
     for device, vector in enumerate(vectors(5)):
         memory.remember(device, vector)
@@ -105,7 +105,7 @@ def test_what_lies_in_the_file_is_saved_and_restored_without_coming_into_memory(
         np.testing.assert_array_equal(mine, restored)
 
 
-def test_a_sketch_takes_four_kib_whatever_the_model() -> None:
+def test_sketch_takes_four_kib_for_every_model() -> None:
     memory = StepMemory("sketch", LENGTH, 0, seed=0)
     memory.remember(1, vectors(1)[0])
     assert memory.bytes == 4 * SKETCH_SIZE == 4096
@@ -137,7 +137,7 @@ def test_state_survives_a_round_trip(kind: str) -> None:
     assert here[0] == there[0]
 
 
-def test_a_device_whose_step_was_dropped_skips_one_adaptation_and_says_so() -> None:
+def test_device_with_a_dropped_step_skips_one_adaptation_and_logs_it() -> None:
     size = 2**18  # one step is one MiB
     rng = np.random.default_rng(0)
     server = server_of(
@@ -165,7 +165,7 @@ def test_nothing_is_forgotten_by_default() -> None:
     assert "go to a temporary file" in server.method.notices()[0]
 
 
-def test_a_step_too_large_for_float32_is_rejected_and_the_device_goes_on_as_if_it_had_not_been() -> None:
+def test_step_too_large_for_float32_is_rejected_without_trace() -> None:
     server = server_of("fedasmu", np.full(3, -3e38), plain_layout(3), apply="mix")
     happened: list[Event] = []
     for weights in (np.full(3, -2.9e38), np.full(3, 3e38), np.full(3, -2.8e38), np.full(3, -2.7e38)):
@@ -177,7 +177,7 @@ def test_a_step_too_large_for_float32_is_rejected_and_the_device_goes_on_as_if_i
     replayed(server, happened)
 
 
-def test_a_model_that_would_overflow_is_rejected_and_the_log_still_adds_up() -> None:
+def test_overflowing_model_is_rejected_and_the_log_passes_the_audit() -> None:
     server = server_of("fedasmu", np.full(3, 1e38), plain_layout(3), apply="progress")
     happened: list[Event] = []
     for _ in range(4):

@@ -11,7 +11,7 @@ from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.training.trainer import TripInput
 from freshet.training.trip import TripOutcome
-from tests.methods.lab import WEIGHTS, Device, close, regression_weights, server_of
+from tests.methods.helpers import WEIGHTS, Device, close, regression_weights, server_of
 
 FLAT = Layout.build([("weight", (WEIGHTS,), "learnable")])
 DEVICES, ROUNDS = 5, 8
@@ -49,7 +49,7 @@ class Fleet:
         return sum(share < 0.9 for share in self.shares) > 10 and 1.0 in self.shares and 0.0 not in self.shares
 
 
-def test_scaffolds_control_is_the_mean_of_the_devices_controls() -> None:
+def test_scaffold_control_is_the_mean_of_the_devices_controls() -> None:
     fleet = Fleet(defended("scaffold"))
     for number in range(ROUNDS):
         assignments = fleet.server.trigger(list(range(DEVICES)))
@@ -64,7 +64,7 @@ def test_scaffolds_control_is_the_mean_of_the_devices_controls() -> None:
     assert fleet.were_shortened() and np.linalg.norm(fleet.server.method.state.c) > 0.1
 
 
-def test_feddyns_dual_is_the_mean_of_the_devices_duals() -> None:
+def test_feddyn_dual_is_the_mean_of_the_devices_duals() -> None:
     fleet = Fleet(defended("feddyn"))
     for _ in range(ROUNDS):
         assignments = fleet.server.trigger(list(range(DEVICES)))
@@ -77,7 +77,7 @@ def test_feddyns_dual_is_the_mean_of_the_devices_duals() -> None:
     assert fleet.were_shortened() and np.linalg.norm(fleet.server.method.state.G) > 0.1
 
 
-def test_a_device_that_heard_of_another_trip_takes_nothing_back() -> None:
+def test_device_ignores_the_share_of_another_trip() -> None:
     """Its last upload was lost, so that what the server tells is of the one before."""
     fleet = Fleet(defended("feddyn"))
     for fate in ("shortened", "lost", "none"):
@@ -94,7 +94,7 @@ def test_a_device_that_heard_of_another_trip_takes_nothing_back() -> None:
             fleet.upload(assignments[0], outcome)
 
 
-def test_what_was_shortened_survives_in_the_checkpoint() -> None:
+def test_partial_uploads_survive_in_the_checkpoint() -> None:
     for method in ("scaffold", "feddyn"):
         fleet, other = Fleet(defended(method)), defended(method)
         for assignment in fleet.server.trigger(list(range(DEVICES))):
@@ -106,7 +106,7 @@ def test_what_was_shortened_survives_in_the_checkpoint() -> None:
         assert any("share" in fleet.server.method.instruct(fleet.server, device) for device in range(DEVICES))
 
 
-def test_where_nothing_is_shortened_nothing_more_is_said() -> None:
+def test_full_uploads_are_not_reported() -> None:
     for method, said in (("scaffold", {"heard"}), ("feddyn", {"alpha_k"})):
         server = server_of(method, regression_weights(1), devices=DEVICES, layout=FLAT)
         fleet = Fleet(server)

@@ -32,7 +32,7 @@ def test_never_never_asks_and_random_reaches_every_epoch() -> None:
     assert drawn == {1, 2, 3, 4, 5}
 
 
-def test_the_q_table_learns_as_the_twin_does() -> None:
+def test_q_table_matches_the_twin() -> None:
     generator, table, twin = rng(), slots.empty_table(5, "raw"), QTableTwin(5, phi_q=0.3, psi=0.8)
     last = 3
     for _ in range(300):
@@ -57,7 +57,7 @@ def test_e3_stay_adds_nothing_and_slots_stay_inside_the_training() -> None:
     assert slots.next_slot(table, 4, 0.0, rng()).epoch == 4
 
 
-def test_exploration_happens_with_probability_epsilon_and_is_named() -> None:
+def test_exploration_has_probability_epsilon_and_is_logged() -> None:
     generator, table = rng(), slots.empty_table(5, "raw")
     explored = sum(slots.next_slot(table, 3, 0.25, generator).by == "explore" for _ in range(4000))
     assert explored == pytest.approx(1000, abs=120)
@@ -66,13 +66,13 @@ def test_exploration_happens_with_probability_epsilon_and_is_named() -> None:
     assert all(slot.epoch == 2 for slot in first if slot.by == "meta")
 
 
-def test_slot_probabilities_are_those_of_asking_for_the_first_time() -> None:
+def test_slot_probabilities_are_those_of_the_first_request() -> None:
     p = rng().random(6)
     assert slots.slot_distribution(p) == pytest.approx(slot_distribution(list(p)))
     assert slots.slot_distribution(np.array([0.0, 1.0, 0.5])) == pytest.approx([0, 1, 0])
 
 
-def test_ties_are_broken_at_random_and_what_was_never_tried_comes_first() -> None:
+def test_ties_are_broken_at_random_and_untried_actions_come_first() -> None:
     generator = rng()
     drawn = [slots.next_slot(slots.empty_table(5, "raw"), 3, 0.0, generator).action for _ in range(900)]
     assert [drawn.count(action) for action in slots.ACTIONS] == pytest.approx([300] * 3, abs=60)
@@ -86,7 +86,7 @@ def meta(**options: float) -> MetaSelector:
     return MetaSelector(5, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
 
 
-def test_the_untrained_meta_model_prefers_the_middle_and_leaves_every_slot_possible() -> None:
+def test_untrained_meta_model_prefers_the_middle_and_allows_every_slot() -> None:
     for seed in range(5):
         distribution = meta(seed=seed).distribution()
         assert distribution.sum() == pytest.approx(1) and distribution.min() > 0.1
@@ -94,7 +94,7 @@ def test_the_untrained_meta_model_prefers_the_middle_and_leaves_every_slot_possi
 
 
 @pytest.mark.parametrize(("advantage", "expected_advantage"), [("raw", 0.8), ("scaled", 0.8 / 0.5)])
-def test_the_meta_models_step_is_the_gradient_of_the_log_probability_times_the_advantage(
+def test_meta_model_step_is_the_log_probability_gradient_times_the_advantage(
     advantage: str, expected_advantage: float
 ) -> None:
     selector = meta(advantage=advantage)
@@ -136,7 +136,7 @@ def test_the_running_mean_of_rewards_follows_rho() -> None:
     assert selector.rewards.mean == pytest.approx(baseline_after(0.4, -1.0, 0.2))
 
 
-def test_the_running_deviation_is_that_of_the_rewards_whatever_their_scale() -> None:
+def test_running_deviation_matches_the_rewards_at_every_scale() -> None:
     for scale in (0.003, 1.0):
         rewards, drawn = slots.RunningReward(0.01), np.random.default_rng(3).normal(2 * scale, scale, 5000)
         for reward in drawn:
@@ -147,7 +147,7 @@ def test_the_running_deviation_is_that_of_the_rewards_whatever_their_scale() -> 
     assert slots.RunningReward(0.1).advantage(0.0, "scaled") == 0.0
 
 
-def test_the_meta_model_finds_the_slot_that_pays() -> None:
+def test_meta_model_finds_the_rewarded_slot() -> None:
     selector, generator = meta(eta_rl=1e-3), rng()
     for _ in range(400):
         slot = int(generator.choice(5, p=selector.distribution())) + 1
@@ -157,7 +157,7 @@ def test_the_meta_model_finds_the_slot_that_pays() -> None:
     assert selector.best_slot() == 5 and selector.distribution()[4] > 0.8
 
 
-def test_the_meta_models_state_survives_a_round_trip() -> None:
+def test_meta_model_state_survives_a_round_trip() -> None:
     selector, other = meta(), meta(seed=9)
     selector.add_reward(1.0)
     selector.reinforce(2, 1.5)
@@ -166,7 +166,7 @@ def test_the_meta_models_state_survives_a_round_trip() -> None:
     np.testing.assert_array_equal(other.distribution(), selector.distribution())
 
 
-def test_pre_training_learns_from_the_merges_of_a_log_and_survives_a_file(tmp_path) -> None:
+def test_pretraining_learns_from_a_log_and_survives_a_file(tmp_path) -> None:
     log = [{"kind": "merge", "slot": 5 if i % 2 else 2, "reward": float(i % 2)} for i in range(300)]
     selector = meta(eta_rl=1e-3)
     assert pretrain(selector, [{"kind": "upload"}, {"kind": "merge", "slot": 1, "reward": None}, *log]) == 300
@@ -177,7 +177,7 @@ def test_pre_training_learns_from_the_merges_of_a_log_and_survives_a_file(tmp_pa
     np.testing.assert_array_equal(other.distribution(), selector.distribution())
 
 
-def test_a_file_that_is_no_meta_model_is_refused(tmp_path) -> None:
+def test_file_that_is_no_meta_model_is_refused(tmp_path) -> None:
     (tmp_path / "bad").write_bytes(b"nonsense")
     for path in (tmp_path / "bad", tmp_path / "missing"):
         with pytest.raises(ConfigError, match=r"method\.meta_from: .* is not a pre-trained meta model"):
