@@ -1,7 +1,7 @@
-"""The fenced blocks of a page, and how they are run: Python as printed, commands in a short form, one folder per page.
+"""Find and run the fenced blocks of a page: Python as printed, commands in a short form, one folder per page.
 
-A comment right before a block tells more: ``<!-- not run: why -->`` marks an illustration, ``<!-- setup: ... -->``
-holds lines that run before it and that a reader does not see (Python; of a console block, commands, and ``cp FILE .``).
+A comment right before a block controls it. ``<!-- not run: why -->`` marks an illustration. ``<!-- setup: ... -->``
+holds hidden lines that run first: Python, or before a console block commands and ``cp FILE .``.
 """
 
 import re
@@ -25,21 +25,21 @@ FENCE = re.compile(
     r"^(?P<fence>```+)(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-#: Languages of blocks that are run, and of blocks in which there is nothing to run.
+#: Languages of blocks to run, and of blocks with nothing to run.
 RUN = ("python", "console", "bash")
 SHOWN = ("csv", "toml", "json", "yaml", "ini", "text")
-#: How a file of examples/ is shown, so that no formatter takes its name for code.
+#: The language of an included example file. It keeps formatters from treating the file name as code.
 INCLUDED = "{ .python }"
-#: Commands that are only parsed: they need a network, a browser, other machines, or minutes.
-PARSED = ("watch", "demo", "deploy", "fleet", "paper")
-#: A tenth of the time, and few samples.
-SHARE = 0.1
-BRIEF = {
+#: Commands that are only parsed. They need a network, a browser, other machines, or minutes.
+PARSED_ONLY = ("watch", "demo", "deploy", "fleet", "paper")
+#: Short runs: a tenth of the time, and few samples.
+TIME_SHARE = 0.1
+SHORT_OPTIONS = {
     "run": {"--until": "20"},
     "compare": {"--until": "20"},
     "tune": {"--until": "20", "--trials": "2", "--seeds": "1"},
 }
-SMALL = ("-s", "data.train_samples=300", "-s", "data.test_samples=100", "--executor", "serial")
+SMALL_DATA = ("-s", "data.train_samples=300", "-s", "data.test_samples=100", "--executor", "serial")
 
 
 class Block(NamedTuple):
@@ -51,13 +51,13 @@ class Block(NamedTuple):
 
     @property
     def included(self) -> str | None:
-        """The file whose text stands here when the site is built."""
+        """The file that the site includes here."""
         found = re.fullmatch(r'--8<-- "(.*)"\n', self.body)
         return found[1] if found else None
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """All fenced blocks of a page."""
+    """Yield all fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start("fence")) + 1
@@ -67,7 +67,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run_page(page: Path, patch: pytest.MonkeyPatch, folder: Path) -> int:
-    """Run what can be run on a page, in this folder; returns how many blocks were."""
+    """Run the blocks of a page in this folder and return how many ran."""
     patch.chdir(folder)
     patch.setenv("COLUMNS", "200")
     names: dict[str, Any] = {"__name__": "page"}
@@ -90,14 +90,14 @@ def run_python(block: Block, names: dict[str, Any], page: Path) -> None:
 
 def run_console(block: Block, page: Path) -> None:
     lines = block.body.replace("\\\n", " ").splitlines()
-    if block.language == "console":  # what is not typed is what came out
+    if block.language == "console":  # the other lines are output
         lines = [line[2:] for line in lines if line.startswith("$ ")]
     for line in filter(str.strip, [*block.setup.splitlines(), *lines]):
         run_command(shlex.split(line, comments=True), f"{page.name}, line {block.line}: {line}")
 
 
 def run_command(words: list[str], where: str) -> None:
-    """One command, in this process; what is not ours is held against what there is."""
+    """Run a freshet command in this process; check that other commands name existing things."""
     match words:
         case []:  # a comment
             pass
@@ -114,13 +114,13 @@ def run_command(words: list[str], where: str) -> None:
 
 
 def distributions() -> set[str]:
-    """Everything that `pip install` may name of ours."""
+    """Return the names of our distribution that `pip install` accepts, with extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {project["name"], *(f"{project['name']}[{extra}]" for extra in project["optional-dependencies"])}
 
 
 def freshet(words: list[str], where: str) -> None:
-    short = shortened(words)
+    short = shorten(words)
     if short is None:
         parse(words, where)
         return
@@ -129,32 +129,33 @@ def freshet(words: list[str], where: str) -> None:
 
 
 def parse(words: list[str], where: str) -> None:
-    """Hold a command's words against the real parser, and run nothing."""
+    """Parse a command without running it."""
     command: Any = get_command(app)
     while words and hasattr(command, "commands"):
         assert words[0] in command.commands, f"{where}: there is no {words[0]}"
         command, words = command.commands[words[0]], words[1:]
-    command.make_context(command.name, list(words))
+    if words or not hasattr(command, "commands"):  # a group alone prints its help
+        command.make_context(command.name, list(words))
 
 
-def shortened(words: list[str]) -> list[str] | None:
-    """The same command in a few seconds; None if it can only be parsed."""
+def shorten(words: list[str]) -> list[str] | None:
+    """Return a version of the command that takes seconds; None if it can only be parsed."""
     words = [word for word in words if word != "--open" and not word.startswith("[")]
     name = words[0] if words else ""
-    if name in PARSED or words[:2] == ["data", "get"] or "--cell" in words or "--track" in words:
+    if name in PARSED_ONLY or words[:2] == ["data", "get"] or "--cell" in words or "--track" in words:
         return None
     runs = sorted(Path("runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime)
     if any(word.startswith("RUN") for word in words):
-        if not runs or name == "resume":  # what is there has ended
+        if not runs or name == "resume":  # the runs here are finished
             return None
         words = [str(runs[-1].parent) if word.startswith("RUN") else word for word in words]
-    out = [_briefly(before, word) for before, word in zip(["", *words], words, strict=False)]
-    for option, value in BRIEF.get(name, {}).items():
+    out = [_short_value(before, word) for before, word in zip(["", *words], words, strict=False)]
+    for option, value in SHORT_OPTIONS.get(name, {}).items():
         out += [] if option in out else [option, value]
-    return out + list(SMALL) if name in BRIEF else out
+    return out + list(SMALL_DATA) if name in SHORT_OPTIONS else out
 
 
-def _briefly(option: str, value: str) -> str:
+def _short_value(option: str, value: str) -> str:
     if option == "--until":
-        return f"{SHARE * seconds(value):g}"
+        return f"{TIME_SHARE * seconds(value):g}"
     return {"--seeds": "1", "--trials": "2"}.get(option, value)

@@ -1,4 +1,4 @@
-"""Benchmarks still run, in a short form; what they measure is looked at by hand."""
+"""Benchmarks run in a short form. Their measurements are checked by hand."""
 
 import os
 import runpy
@@ -20,28 +20,28 @@ SHORT = {
 
 
 @pytest.mark.parametrize("line", SHORT)
-def test_it_runs_to_its_end_and_prints_its_rows(line: str) -> None:
+def test_a_benchmark_runs_and_prints_its_rows(line: str) -> None:
     script, *options = line.split()
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / script), *options]
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(row in done.stdout for row in SHORT[line]), done.stdout
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in FOLDER.glob("*.py")))
-def test_it_can_be_loaded(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is gone from the library shows here; the types are held against it by ``make check``."""
+def test_a_benchmark_can_be_loaded(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the library no longer has an imported name. ``make check`` checks the types."""
     monkeypatch.syspath_prepend(str(FOLDER))
     assert runpy.run_path(str(FOLDER / script), run_name="loaded")["__doc__"]
 
 
-def test_the_best_of_all_defences_refuses_those_who_would_attack_and_nobody_else(tmp_path: Path) -> None:
+def test_the_ideal_defence_rejects_exactly_the_attackers(tmp_path: Path) -> None:
     names, before = runpy.run_path(str(FOLDER / "protection.py"), run_name="loaded"), Admission.rejection
     federation = names["federation"](0, **names["DIGITS"], run={"until": 100.0})
     left_out = choose_attackers(AttackOptions(kind="label-flip"), 0, federation.config.fleet.devices)
     with names["without"](left_out):
         result = federation.run(out=tmp_path / "run")
-    assert Admission.rejection is before, "the library is left as it was"
+    assert Admission.rejection is before, "the patch is undone"
     refused = [event["device"] for event in RunDirectory(result.directory).events() if event["kind"] == "rejected"]
     assert refused and set(refused) <= left_out

@@ -1,4 +1,4 @@
-"""What is said about the package outside of its code."""
+"""Package metadata, installation lines and citation."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def test_the_distribution_is_freshet_fl_and_the_command_freshet():
     assert list(PROJECT["scripts"]) == ["freshet"]
 
 
-def test_every_line_that_installs_an_extra_names_the_distribution_and_an_extra_that_it_has():
+def test_every_pip_install_line_names_the_distribution_and_an_existing_extra():
     files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
     lines = {(file.name, line) for file in files for line in re.findall(r"pip install '[^']*'", file.read_text())}
     assert len(lines) >= 6
@@ -36,7 +36,7 @@ def test_installing_shows_progress():
     assert "pip install -q" not in (ROOT / "Makefile").read_text() + (ROOT / "README.md").read_text()
 
 
-def test_the_citation_is_of_this_version():
+def test_the_citation_has_this_version():
     fields = dict(line.split(": ", 1) for line in CITATION.splitlines() if re.match(r"[a-z-]+: ", line))
     assert (fields["version"], fields["license"]) == (__version__, PROJECT["license"])
     assert fields["cff-version"] == "1.2.0" and fields["title"] == "Freshet"

@@ -1,14 +1,14 @@
-"""The documentation is true: its blocks run, links lead somewhere, settings exist, pages made from code are current.
+"""The documentation is true: blocks run, links and settings exist, pages written from code are current.
 
-What a page shows is run, in a short form (tests/snippets.py). What is marked ``not run`` needs servers, a network, a
-GPU or other machines, and is read instead:
+Blocks run in a short form (tests/snippets.py). Blocks marked ``not run`` need servers, a network, a GPU or other
+machines. They are checked without running:
 
-- our commands by the real parser, with the methods, cells and settings that they name; names of ``pip install``,
-  targets of make, and benchmarks with their options are held against what there is;
-- Python is compiled, its imports of ours are made, and calls of what was imported must fit the signature.
+- freshet commands go through the real parser; their methods, cells and settings must exist, and so must names of
+  ``pip install``, targets of make, and benchmarks with their options;
+- Python is compiled, freshet imports are made, and calls of imported names must fit the signature.
 
-Not checked of those: whether they would succeed, commands of others (``FOREIGN``), what comes out of a variable whose
-type is not known, and imports that need an extra which is not installed.
+These checks do not cover whether a block would succeed, other programs (``FOREIGN``), variables of unknown type, and
+imports that need an extra that is not installed.
 """
 
 import ast
@@ -26,6 +26,7 @@ import pytest
 import torch
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from freshet.cli.app import app
 from freshet.config import SECTIONS
@@ -37,11 +38,11 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
-#: First words of commands that are not ours, and whose words nothing here can judge.
+#: First words of other programs' commands, which are not checked.
 FOREIGN = ("ray", "flwr", "python", "python3", ".")
-#: What `pip install` may name beside our own distribution.
+#: What `pip install` may name besides our distribution.
 PACKAGES = ("torch", ".")
-#: Lines of an indented block that could be run, so that it should have a fence.
+#: Lines of an indented block that could be run and so need a fence.
 RUNNABLE = re.compile(
     r" {4,}(\$ |freshet |pip |make |flwr |import \w|from [\w.]+ import |def \w|class \w|\w+ = ([A-Z]\w+|\w+\.\w+)\()"
 )
@@ -49,35 +50,35 @@ WITH_CODE = [page for page in (README, *PAGES) if any(block.language in RUN for 
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
-    there = [b for b in blocks(page) if b.language in RUN and not b.illustration and not b.included]
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch) -> None:
+    runnable = [b for b in blocks(page) if b.language in RUN and not b.illustration and not b.included]
     torch.manual_seed(0)
-    assert run_page(page, monkeypatch, tmp_path) == len(there)
+    assert run_page(page, monkeypatch, tmp_path) == len(runnable)
 
 
 @pytest.mark.parametrize("page", (README, *PAGES), ids=["README.md", *NAMES])
-def test_what_is_not_run_is_read(page: Path) -> None:
+def test_blocks_that_are_not_run_are_valid(page: Path) -> None:
     names: dict[str, Thing | None] = {}
     for block in blocks(page):
         where = f"{page.name}, line {block.line}"
         if block.language == "python" and not block.included:
             for source in (block.setup, block.body):
-                read_python(source, names, where)
+                check_python(source, names, where)
         elif block.illustration and block.language in RUN:
             for words in commands(block):
-                read_command(words, f"{where}: {shlex.join(words)}")
+                check_command(words, f"{where}: {shlex.join(words)}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_what_could_be_run_has_a_fence(page: Path) -> None:
-    """Markdown takes four spaces for code, too, which nothing here would look at: they are for formulas."""
+def test_runnable_lines_have_a_fence(page: Path) -> None:
+    """Four spaces also make code in Markdown, which no test checks. Formulas may use them."""
     fenced = re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert [line for line in fenced.splitlines() if RUNNABLE.match(line)] == []
 
 
 @pytest.mark.parametrize("page", (README, *PAGES), ids=["README.md", *NAMES])
-def test_the_scripts_it_names_exist_and_have_the_options(page: Path) -> None:
-    """`python benchmarks/scale.py server --hours 4` and the like, to the end of the line or of the backticks."""
+def test_named_scripts_exist_and_have_the_options(page: Path) -> None:
+    """For example `python benchmarks/scale.py server --hours 4`, to the end of the line or of the backticks."""
     text = page.read_text(encoding="utf-8")
     for name, rest in re.findall(r"\bpython ((?:benchmarks|scripts)/\w+\.py)([^`\n]*)", text):
         assert (ROOT / name).is_file(), f"{page.name} names {name}"
@@ -87,29 +88,29 @@ def test_the_scripts_it_names_exist_and_have_the_options(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_block_names_its_language(page: Path) -> None:
     for block in blocks(page):
         known = (INCLUDED,) if block.included else (*RUN, *SHOWN)
         assert block.language in known, f"{page.name}, line {block.line}: {block.language or 'no language'}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_included_files_are_examples_that_are_tested(page: Path) -> None:
+def test_included_files_are_tested_examples(page: Path) -> None:
     for block in blocks(page):
         if block.included:
             assert block.included.startswith("examples/") and (ROOT / block.included).is_file(), block.included
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_linked_file_is_there(page: Path) -> None:
+def test_every_linked_file_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_file_it_names_is_there(page: Path) -> None:
-    """`tests/sim/test_driver_resume.py`, `benchmarks/peers.md`; of tests the name alone will do: `test_fuzz.py`."""
+def test_every_named_file_exists(page: Path) -> None:
+    """`tests/sim/test_driver_resume.py`, `benchmarks/peers.md`; for tests, the name is enough: `test_fuzz.py`."""
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:tests|src|benchmarks|scripts|examples|results)/[^`\s:]*)", text):
         assert "..." in name or any(ROOT.glob(name.rstrip("/"))), f"{page.name} names {name}"
@@ -118,8 +119,8 @@ def test_every_file_it_names_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_setting_it_names_exists(page: Path) -> None:
-    """`run.until` and the like, in backticks; sections whose keys are free (method, model) are left out, and so are
+def test_every_named_setting_exists(page: Path) -> None:
+    """Settings such as `run.until` in backticks exist. Method and model have free keys and are not checked, nor are
     modules (`training.trip`) and files (`fleet.csv`)."""
     closed = {name: set(model.model_fields) for name, model in SECTIONS.items() if name != "model"}
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -128,12 +129,12 @@ def test_every_setting_it_names_exists(page: Path) -> None:
         assert key in {*closed[section], "csv", "py"} or module.is_file(), f"{page.name} names {section}.{key}"
 
 
-def test_the_pages_that_are_made_from_the_code_are_up_to_date() -> None:
+def test_pages_written_from_the_code_are_current() -> None:
     for path, page in runpy.run_path(str(ROOT / "scripts" / "pages.py"))["PAGES"].items():
         assert path.read_text(encoding="utf-8") == page(), f"{path.name}: run: python scripts/pages.py"
 
 
-def test_every_kind_of_event_is_explained() -> None:
+def test_every_event_kind_is_explained() -> None:
     from freshet.core.events import KINDS
 
     text = (DOCS / "run-directory.md").read_text()
@@ -144,7 +145,7 @@ def test_every_kind_of_event_is_explained() -> None:
         assert not missing, f"{kind}: {missing}"
 
 
-def test_the_navigation_has_every_page_and_no_other() -> None:
+def test_the_navigation_lists_exactly_the_pages() -> None:
     assert set(_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == set(NAMES)
 
 
@@ -155,11 +156,38 @@ def _pages(nav: object) -> list[str]:
     return [page for part in parts for page in _pages(part)]  # type: ignore[attr-defined]
 
 
-# ---- reading what is not run
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_file_that_the_site_includes_is_linked_above(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    for block in blocks(page):
+        if block.included:
+            (place,) = re.findall(rf'<a href="([^"]+)"><code>{block.included}</code></a>', text)
+            assert (page.parent / place).is_file() and text.index(place) < text.index(f'--8<-- "{block.included}"')
+
+
+def test_the_first_run_prints_what_start_md_shows(finished, monkeypatch) -> None:
+    """Compare the headings and the sentence of the audit. The numbers would take five minutes."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown, audited = (block.body.splitlines() for block in blocks(DOCS / "start.md") if block.language == "text")
+    directory = str(finished("fedasmu").directory)
+    heads, cells = (line.split() for line in CliRunner().invoke(app, ["show", directory]).output.splitlines()[:2])
+    assert shown[0].split() == heads and shown[1].split()[0] == cells[0]
+    said = CliRunner().invoke(app, ["audit", directory]).output.replace(directory, "runs/first")
+    assert [re.sub(r"\d+", "N", line) for line in audited] == [re.sub(r"\d+", "N", said.strip())]
+
+
+def test_the_pages_agree_that_a_folder_holds_one_comparison() -> None:
+    for name in ("experiments.md", "howto/compare.md"):
+        text = " ".join((DOCS / name).read_text(encoding="utf-8").split())
+        assert "a comparison of something else a folder of its own" in text
+        assert "many comparisons" not in text and "every comparison a folder" not in text
+
+
+# ---- checks of blocks that are not run
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The commands of a block, those after ``&&`` by themselves."""
+    """Yield the commands of a block; ``&&`` separates commands."""
     lines = block.body.replace("\\\n", " ").splitlines()
     for line in lines:
         if block.language == "bash" or line.startswith("$ "):
@@ -168,10 +196,10 @@ def commands(block: Block) -> Iterator[list[str]]:
             yield from (words[a + 1 : b] for a, b in pairwise(cuts) if b > a + 1)
 
 
-def read_command(words: list[str], where: str) -> None:
+def check_command(words: list[str], where: str) -> None:
     match words:
         case ["freshet", *rest]:
-            read_ours(rest, where)
+            check_freshet_command(rest, where)
         case ["pip", "install", *rest]:
             named = [word for before, word in zip(["", *rest], rest, strict=False) if not before.startswith("-")]
             assert {word for word in named if word[0] != "-"} <= {*distributions(), *PACKAGES}, where
@@ -181,8 +209,8 @@ def read_command(words: list[str], where: str) -> None:
             assert words[0] in FOREIGN, where
 
 
-def read_ours(words: list[str], where: str) -> None:
-    """By the real parser; then the method, the cell and the settings that it found."""
+def check_freshet_command(words: list[str], where: str) -> None:
+    """Parse the command, then check its method, cell and settings."""
     command: Any = get_command(app)
     while words and words != ["--version"] and hasattr(command, "commands"):
         assert words[0] in command.commands, f"{where}: there is no {words[0]}"
@@ -200,35 +228,35 @@ def read_ours(words: list[str], where: str) -> None:
 
 
 class Thing(NamedTuple):
-    """A module, class or function that a block has imported; or something of a class."""
+    """A module, class or function that a block imports; with ``made``, an instance of the class."""
 
     what: Any
     made: bool = False
 
 
-def read_python(source: str, names: dict[str, Thing | None], where: str) -> None:
-    """Compile it, import what it imports, and hold its calls against signatures; `names` is what is known so far."""
+def check_python(source: str, names: dict[str, Thing | None], where: str) -> None:
+    """Compile the source, make its imports, and check its calls against signatures. Updates `names`."""
     for statement in ast.parse(source).body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                names.update(imported(node, where))
+                names.update(import_names(node, where))
         for node in ast.walk(statement):
             if isinstance(node, ast.Call):
-                called(node, names, where)
+                check_call(node, names, where)
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                names[name] = known(value, names, where)
+                names[name] = infer(value, names, where)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names[name] = None
 
 
-def imported(node: ast.Import | ast.ImportFrom, where: str) -> Iterator[tuple[str, Thing | None]]:
+def import_names(node: ast.Import | ast.ImportFrom, where: str) -> Iterator[tuple[str, Thing | None]]:
     for alias in node.names:
         path = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
         name = alias.asname or (alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name)
         try:
             module: Any = importlib.import_module(path if isinstance(node, ast.Import) else str(node.module))
-        except ModuleNotFoundError as error:  # a reader's own module, or an extra that is not installed
+        except ModuleNotFoundError as error:  # the reader's module, or an extra that is not installed
             assert str(error.name).partition(".")[0] != "freshet", f"{where}: there is no {error.name}"
             yield name, None
             continue
@@ -240,33 +268,33 @@ def imported(node: ast.Import | ast.ImportFrom, where: str) -> Iterator[tuple[st
             yield name, Thing(module if alias.asname else importlib.import_module(name))
 
 
-def known(node: ast.expr, names: dict[str, Thing | None], where: str) -> Thing | None:
-    """What an expression is, as far as imports and annotations tell."""
+def infer(node: ast.expr, names: dict[str, Thing | None], where: str) -> Thing | None:
+    """Return what an expression is, if imports and annotations tell."""
     match node:
         case ast.Name(id=name):
             return names.get(name)
         case ast.Attribute(value=value, attr=name):
-            of = known(value, names, where)
+            of = infer(value, names, where)
             if of is None:
                 return None
             if of.made and re.search(rf"\bself\.{name}\b.* = |^    {name}:", inspect.getsource(of.what), re.MULTILINE):
-                return None  # what it holds, whatever that is
+                return None  # an attribute of unknown type
             assert hasattr(of.what, name), f"{where}: {of.what.__name__} has no {name}"
             return Thing(getattr(of.what, name))
         case ast.Call():
-            return called(node, names, where)
+            return check_call(node, names, where)
     return None
 
 
-def called(node: ast.Call, names: dict[str, Thing | None], where: str) -> Thing | None:
-    """Hold a call against the signature; what it gives, if that is known."""
-    function = known(node.func, names, where)
+def check_call(node: ast.Call, names: dict[str, Thing | None], where: str) -> Thing | None:
+    """Check a call against the signature and return its result, if known."""
+    function = infer(node.func, names, where)
     if function is None or function.made or not callable(function.what):
         return None
     what = function.what
     if not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords):
         on_instance = isinstance(node.func, ast.Attribute) and bool(
-            (of := known(node.func.value, names, where)) and of.made
+            (of := infer(node.func.value, names, where)) and of.made
         )
         try:
             signature = inspect.signature(what)

@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, in its short form, in a folder of its own."""
+"""Every example runs in its short form, in a new folder."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-#: What each says at its end.
-SAYS = {
+#: What each example prints.
+PRINTS = {
     "own_cnn.py": "first image shows direction",
     "text.py": "parameters are sent\naccuracy",
     "regression.py": "metric rmse: ",
@@ -24,8 +24,8 @@ NEEDS = {"flower_app.py": "flwr"}
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    there = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = os.environ | {"FRESHET_SHORT": "1", "PYTHONPATH": there, "OMP_NUM_THREADS": "1"}
+    path = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = os.environ | {"FRESHET_SHORT": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -40,15 +40,15 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTS)
     assert [path.name for path in EXAMPLES.glob("*.ipynb")] == ["figure.ipynb"]
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", PRINTS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
-    assert SAYS[name] in run([str(EXAMPLES / name)], tmp_path)
+    assert PRINTS[name] in run([str(EXAMPLES / name)], tmp_path)
 
 
 def test_the_flower_app_can_be_loaded(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_flower_app_can_be_loaded(tmp_path: Path) -> None:
     assert run(["-c", look], tmp_path / "app").count("App'>") == 2
 
 
-def test_the_new_method_fits_on_a_screen_and_runs_from_the_command_line(tmp_path: Path) -> None:
+def test_the_own_method_fits_on_a_screen_and_runs_from_the_command_line(tmp_path: Path) -> None:
     words = ["-m", "freshet", "run", "-m", f"{EXAMPLES / 'own_method.py'}:Bounded", "--until", "20", "-q"]
     folder = run([*words, "-o", "made", "--executor", "serial"], tmp_path).strip()
     assert "all add up" not in folder and (tmp_path / folder / "summary.json").is_file()
@@ -66,7 +66,7 @@ def test_the_new_method_fits_on_a_screen_and_runs_from_the_command_line(tmp_path
     assert len([line for line in body.splitlines() if line.strip()]) <= 40
 
 
-def test_the_notebook_runs_and_is_stored_without_results(tmp_path: Path, monkeypatch) -> None:
+def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path: Path, monkeypatch) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
