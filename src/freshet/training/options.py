@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from freshet.core.method import ADDED, Options
 
-#: What float32 holds; and numbers whose product it still holds, for optimisers that multiply them.
+#: The largest float32, and a bound on settings that Adam multiplies with each other.
 MAX_FLOAT32, MAX_FACTOR = 3.4e38, 1e15
 
 
@@ -15,48 +15,48 @@ class TrainingOptions(Options):
     """Local training on a device."""
 
     task: Literal["classification", "binary", "multilabel", "regression", "tokens", "custom"] = Field(
-        "classification", description="what the outputs are for: loss and metrics (or a Task of your own)"
+        "classification", description="the loss and metrics for the model's outputs (or a Task from Python)"
     )
     epochs: int = Field(5, ge=1, description="local epochs per trip (the paper's L)")
     batch_size: int = Field(10, ge=1, description="samples per step; the last, smaller batch is kept")
-    lr: float = Field(0.1, gt=0, description="learning rate at the start")
+    lr: float = Field(0.1, gt=0, description="initial learning rate")
     lr_decay: float = Field(
-        0.999, gt=0, le=1, description="factor on the learning rate per round, or its worth in uploads"
+        0.999, gt=0, le=1, description="factor on the learning rate per round, or per as many uploads as a round has"
     )
     schedule: Literal["exponential", "constant", "step", "cosine", "custom"] = Field(
         "exponential",
-        description="the learning rate over rounds: lr_decay at each, none, lr_decay every schedule_every, half a "
-        "cosine down to 1 % at the end (or a function of (lr, rounds))",
+        description="learning rate over rounds: exponential (times lr_decay each round), constant, step (times "
+        "lr_decay every schedule_every rounds), cosine (half a cosine down to 1 %), custom (a function of (lr, rounds))",
     )
-    schedule_every: int = Field(30, ge=1, description="rounds between two steps of the schedule step")
+    schedule_every: int = Field(30, ge=1, description="rounds between two steps of the step schedule")
     schedule_rounds: int | None = Field(
         None,
         ge=1,
-        description="rounds of the schedule cosine (default: those of the run's first end, written here by it)",
+        description="length of the cosine schedule in rounds (default: the run's expected rounds, written here)",
     )
     steps: int = Field(
         0,
         ge=0,
-        description="local steps per trip, in training.epochs equal parts, whatever the samples (0: whole epochs)",
+        description="local steps per trip for any number of samples, in training.epochs equal parts (0: whole epochs)",
     )
     local_epochs: list[int] = Field(
-        [], description="[least, most]: every device has its own number of local epochs, drawn once (empty: epochs)"
+        [], description="[least, most] local epochs, drawn once for each device (empty: training.epochs for all)"
     )
-    clip: float = Field(0.0, ge=0, description="longest gradient of a step; a longer one is shortened to it (0: none)")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where the model lives while it trains")
+    clip: float = Field(0.0, ge=0, description="bound on the norm of a step's gradient (0: no clipping)")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where to train")
     fast: bool = Field(
         True,
-        description="train with fused and compiled layers on the CPU; false takes torch's own, and weights differ in "
-        "their last bits (FRESHET_FAST=0 makes false the default)",
+        description="use fused and compiled layers on the CPU; false uses torch's own, which changes the last bits of "
+        "the weights of some networks (the environment variable FRESHET_FAST=0 makes false the default)",
         json_schema_extra=ADDED,
     )
     augment: bool = Field(False, description="random crop and flip of training images")
     optimiser: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="how a step follows from a gradient; every trip starts with a new one"
+        "sgd", description="local optimiser; every trip starts with a new state"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
-    nesterov: bool = Field(False, description="Nesterov's form of the momentum")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay, part of the gradient (adamw: apart from it)")
+    nesterov: bool = Field(False, description="Nesterov momentum")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, added to the gradient (adamw: decoupled from it)")
 
     @field_validator("lr", "weight_decay")
     @classmethod
@@ -95,7 +95,7 @@ class TrainingOptions(Options):
     def _check_epochs(self) -> Self:
         if 0 < self.steps < self.epochs:
             raise ValueError(
-                f"steps = {self.steps} cannot be dealt to {self.epochs} epochs; lower epochs or raise steps"
+                f"steps = {self.steps} cannot be divided into {self.epochs} epochs; lower epochs or raise steps"
             )
         span = self.local_epochs
         if span and not (len(span) == 2 and 1 <= span[0] <= span[1]):

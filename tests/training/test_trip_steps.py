@@ -125,7 +125,7 @@ def test_every_device_has_its_own_number_of_epochs_where_asked(federate, tmp_pat
 @pytest.mark.parametrize(
     ("training", "sentence"),
     [
-        ({"steps": 2}, r"training: steps = 2 cannot be dealt to 4 epochs"),
+        ({"steps": 2}, r"training: steps = 2 cannot be divided into 4 epochs"),
         ({"local_epochs": [3]}, r"local_epochs must be \[least, most\]"),
         ({"local_epochs": [5, 2]}, r"local_epochs must be \[least, most\]"),
         ({"local_epochs": [1, 2], "steps": 9}, "exclude each other"),
