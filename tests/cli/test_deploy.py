@@ -3,7 +3,7 @@
 from freshet.cli.deploy import trip_cost_lines
 
 
-def test_where_a_trips_time_went_is_printed_by_phase() -> None:
+def test_seconds_of_a_trip_are_printed_by_phase() -> None:
     phases = {
         "down": 1.5,
         "start": 0.5,

@@ -1,4 +1,4 @@
-"""Tests of the deployment need Flower; where it is not installed they are skipped, and say so."""
+"""Tests of the deployment need Flower. Without it they are skipped, with a message."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -16,21 +16,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker begins it when the others have nothing left to do."""
+    """Run the longest tests first, so that no worker starts them last."""
     items.sort(key=lambda item: "test_e2e_faults" not in item.nodeid)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts federations of real processes and stops whatever they have started."""
+    """Start federations of real processes, and stop them after the test."""
     from freshet.flower.running import LocalRun
 
-    begun: list[LocalRun] = []
+    started: list[LocalRun] = []
 
     def begin(*arguments: Any, **options: Any) -> LocalRun:
-        begun.append(LocalRun(tmp_path / "deploy", *arguments, tmp_path / "run", print, **options))
-        return begun[-1]
+        started.append(LocalRun(tmp_path / "deploy", *arguments, tmp_path / "run", print, **options))
+        return started[-1]
 
     yield begin
-    for each in begun:
+    for each in started:
         each.stop()

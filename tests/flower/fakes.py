@@ -1,4 +1,4 @@
-"""A network without processes: devices answer when a test says so, through the real encoding of every message."""
+"""A network without processes: devices answer when a test says so. Every message is encoded as in a deployment."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ TOKENS = Tokens(b"k" * 32)
 
 
 class FakeTransport:
-    """Keeps what is sent; ``train`` lets devices answer, ``put`` puts any answer in their place."""
+    """Keeps sent messages. ``put`` delivers an answer to one of them."""
 
     def __init__(self, nodes: set[int]) -> None:
         self.there, self.sent, self.ready = nodes, dict[str, tuple[int, Any]](), list[Reply]()
@@ -80,12 +80,12 @@ class FakeFederation:
         return LiveDriver(coordinator, self.transport, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
 
     def step(self) -> None:
-        """One turn of the driver's loop."""
+        """Run one turn of the driver's loop."""
         turns = iter([False, True])
         self.live.run(1e6, lambda: next(turns))
 
     def answer(self, number: str) -> wire.Answer:
-        """What an honest device answers to a message (without a service: it trains on without merging)."""
+        """The answer of an honest device to a message. It has no service, so it trains without merging."""
         node, content = self.transport.sent[number]
         order = wire.read_order(content)
         place = {"folder": str(self.folder / f"memory{node}")}
@@ -94,7 +94,7 @@ class FakeFederation:
         return self.device.handle(order, self.config, place, node)
 
     def train(self) -> None:
-        """Every device that was sent something answers."""
+        """Let every device with a message answer."""
         for number in list(self.transport.sent):
             self.transport.put(number, wire.answer_record(self.answer(number)))
 

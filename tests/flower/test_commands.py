@@ -20,7 +20,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return init(tmp_path_factory.mktemp("d"), TABLES, ["fl.example.org", "10.0.0.7"])
 
 
-def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
+def test_commands_use_tls_and_keys_and_contain_no_secret(made: Folder) -> None:
     link, executor = map(str, commands.superlink(made))
     node, run = str(commands.supernode(made, 1, "mydata:load")), str(commands.run(made))
     assert "--enable-supernode-auth" in link and "--insecure" not in link + executor + node + run
@@ -31,7 +31,7 @@ def test_commands_use_tls_and_keys_and_name_no_secret(made: Folder) -> None:
     assert all(secret not in command for command in (link, executor, node, run))
 
 
-def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
+def test_dry_run_prints_the_commands(tmp_path: Path) -> None:
     runner, root = CliRunner(), str(tmp_path / "d")
     assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
     server = runner.invoke(app, ["deploy", "server", root, "--dry-run"])
@@ -46,9 +46,7 @@ def test_the_commands_print_what_they_would_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [200, 400, 404, 415, 500])
-def test_a_superlink_that_answers_strangers_is_not_used(
-    made: Folder, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_superlink_that_answers_strangers_is_refused(made: Folder, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(code))
     with pytest.raises(RunError, match="lets strangers start apps"):
         commands.check_auth(made)
@@ -56,7 +54,7 @@ def test_a_superlink_that_answers_strangers_is_not_used(
     commands.check_auth(made)
 
 
-def test_a_superlink_that_does_not_answer_is_one_sentence(made: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_superlink_that_does_not_answer_is_one_sentence(made: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise httpx.ConnectError("refused")
 
@@ -65,7 +63,7 @@ def test_a_superlink_that_does_not_answer_is_one_sentence(made: Folder, monkeypa
         commands.check_auth(made)
 
 
-def test_only_the_owner_reads_what_flwr_shows_to_the_superlink(made: Folder) -> None:
+def test_credentials_are_readable_by_their_owner_only(made: Folder) -> None:
     commands.connect(made)
     commands.connect(made)  # the second start of a server
     stored = made.state / "flwr" / "credentials.yaml"

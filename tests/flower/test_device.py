@@ -1,4 +1,4 @@
-"""A device with a network and samples of its own; data and model that only it has never leave it."""
+"""A device with its own network and samples, and the folder that keeps its memory."""
 
 import io
 import os
@@ -19,7 +19,7 @@ from freshet.flower.device import KEPT_SESSIONS, DeviceFolder, DeviceRecord
 
 
 class Net(nn.Module):
-    """Made for these tests."""
+    """A small network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def samples(count: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(count, 6)).astype(np.float32), rng.integers(0, classes, count)
 
 
-def served(method: str = "fedavg") -> Federation:
+def federation_of(method: str = "fedavg") -> Federation:
     training = {"epochs": 2, "batch_size": 10}
     return Federation(Net, samples(60), samples(30), devices=4, method=method, training=training)
 
@@ -44,53 +44,53 @@ def order(federation: Federation, device: int) -> wire.Order:
     return wire.Order(Assignment(device, 1, 1, 1, weights, 2, 0.1), "session", "ticket", wire.FreshChannel("none"))
 
 
-def handled(device: Device, config: Config, folder: Path, **node: object) -> wire.Answer:
-    return device.handle(order(served(), 2), config, {"folder": str(folder), "partition-id": 2} | node, 7)
+def handle(device: Device, config: Config, folder: Path, **node: object) -> wire.Answer:
+    return device.handle(order(federation_of(), 2), config, {"folder": str(folder), "partition-id": 2} | node, 7)
 
 
-def test_it_trains_its_own_network_on_its_own_samples(tmp_path: Path) -> None:
-    config = served().config
+def test_device_trains_its_own_network_on_its_own_samples(tmp_path: Path) -> None:
+    config = federation_of().config
     assert config.data.name == config.model.name == "custom"
-    answer = handled(Device(load=lambda node: samples(25, classes=2), model=Net), config, tmp_path)
+    answer = handle(Device(load=lambda node: samples(25, classes=2), model=Net), config, tmp_path)
     assert answer.upload is not None and answer.samples == 25
     assert answer.upload.steps == 2 * 3 and answer.upload.weights.shape == (21,) and answer.upload.weights.any()
     assert set(answer.timing) == {"began", "start", "import", "load", "train", "cpu"}
 
 
-def test_both_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_and_samples_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = "tests.flower.test_device"
     monkeypatch.setattr(f"{here}.loaded", lambda node: samples(11), raising=False)
-    answer = handled(Device(), served().config, tmp_path, data=f"{here}:loaded", model=f"{here}:Net")
+    answer = handle(Device(), federation_of().config, tmp_path, data=f"{here}:loaded", model=f"{here}:Net")
     assert answer.upload is not None and answer.samples == 11
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such:module", "tests.flower.test_device:nobody", ":x"])
-def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_unknown_name_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--model"):
-        handled(Device(load=lambda node: samples(9)), served().config, tmp_path, model=name)
+        handle(Device(load=lambda node: samples(9)), federation_of().config, tmp_path, model=name)
 
 
-def test_what_only_the_server_has_must_be_brought(tmp_path: Path) -> None:
+def test_device_must_bring_what_only_the_server_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.name"):
-        handled(Device(model=Net), served().config, tmp_path)
+        handle(Device(model=Net), federation_of().config, tmp_path)
     with pytest.raises(ConfigError, match=r"model\.name"):
-        handled(Device(load=lambda node: samples(9)), served().config, tmp_path)
+        handle(Device(load=lambda node: samples(9)), federation_of().config, tmp_path)
 
 
-def test_images_that_each_device_would_scale_by_its_own_figures_are_refused(tmp_path: Path) -> None:
+def test_uint8_images_are_refused(tmp_path: Path) -> None:
     images = np.zeros((9, 1, 2, 3), np.uint8), np.arange(9) % 3
     with pytest.raises(ConfigError, match="uint8"):
-        handled(Device(load=lambda node: images, model=Net), served().config, tmp_path)
+        handle(Device(load=lambda node: images, model=Net), federation_of().config, tmp_path)
 
 
 def test_samples_come_from_a_file(tmp_path: Path) -> None:
     x, y = samples(13)
     np.savez(tmp_path / "own.npz", x=x, y=y)
-    assert handled(Device(model=Net), served().config, tmp_path, data=str(tmp_path / "own.npz")).samples == 13
+    assert handle(Device(model=Net), federation_of().config, tmp_path, data=str(tmp_path / "own.npz")).samples == 13
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "one array", "flipped", "no y", "pickled", "a folder", "absent"])
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, damage: str) -> None:
+def test_unreadable_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
     path, file = tmp_path / "own.npz", io.BytesIO()
     if damage == "one array":
         np.save(file, np.zeros(3))
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, damage: str)
     elif damage != "absent":
         path.write_bytes(content.get(damage, whole))
     with pytest.raises(DataError, match=r"own\.npz") as caught:
-        handled(Device(model=Net), served().config, tmp_path, data=str(path))
+        handle(Device(model=Net), federation_of().config, tmp_path, data=str(path))
     assert "\n" not in str(caught.value)
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, damage: str)
 MEMORY = {"q": np.arange(4.0), "last": 3, "name": "x"}
 
 
-def test_memory_comes_back_after_a_restart(tmp_path: Path) -> None:
+def test_memory_survives_a_restart(tmp_path: Path) -> None:
     DeviceFolder(tmp_path / "d", "s").write(DeviceRecord(dict(MEMORY), "t", {"w": np.ones(3, np.float32)}))
     kept = DeviceFolder(tmp_path / "d", "s").read()
     assert np.array_equal(kept.memory["q"], MEMORY["q"]) and kept.memory["last"] == 3
@@ -122,14 +122,14 @@ def test_memory_comes_back_after_a_restart(tmp_path: Path) -> None:
     assert kept.answer is not None and np.array_equal(kept.answer["w"], np.ones(3, np.float32))
 
 
-def test_another_session_begins_with_nothing(tmp_path: Path) -> None:
+def test_new_session_starts_empty(tmp_path: Path) -> None:
     DeviceFolder(tmp_path, "one").write(DeviceRecord(dict(MEMORY), "t"))
     DeviceFolder(tmp_path, "one").write_paused("t", {"epoch": 1})
     other = DeviceFolder(tmp_path, "two")
     assert other.read() == DeviceRecord({}) and other.read_paused("t") is None
 
 
-def test_a_paused_trip_is_found_by_its_ticket_only(tmp_path: Path) -> None:
+def test_paused_trip_is_found_by_its_ticket_only(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     assert folder.read_paused("t") is None
     folder.write_paused("t", {"epoch": 1, "weights": np.ones(2)})
@@ -137,7 +137,7 @@ def test_a_paused_trip_is_found_by_its_ticket_only(tmp_path: Path) -> None:
     assert found is not None and found["epoch"] == 1 and folder.read_paused("other") is None
 
 
-def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+def test_damaged_file_is_ignored(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     folder.write(DeviceRecord(dict(MEMORY)))
     (file,) = tmp_path.glob("memory.*")
@@ -146,7 +146,7 @@ def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
         assert folder.read() == DeviceRecord({})
 
 
-def test_nothing_is_left_beside_the_files(tmp_path: Path) -> None:
+def test_no_temporary_files_remain(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "s")
     for number in range(3):
         folder.write(DeviceRecord({"n": number}))
@@ -154,9 +154,9 @@ def test_nothing_is_left_beside_the_files(tmp_path: Path) -> None:
     assert re.fullmatch(r"memory\.[0-9a-f]{16}\.safetensors", file.name)
 
 
-def test_only_its_owner_reads_what_a_device_remembers(tmp_path: Path) -> None:
+def test_memory_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     made = tmp_path / "memory" / "node_0"
-    (made / "flwr").mkdir(parents=True)  # as Flower does, before any trip
+    (made / "flwr").mkdir(parents=True)  # as Flower makes it before the first trip
     before = os.umask(0o022)
     try:
         folder = DeviceFolder(made, "s")
@@ -168,7 +168,7 @@ def test_only_its_owner_reads_what_a_device_remembers(tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in made.glob("*.safetensors")] == [0o600] * 2
 
 
-def test_two_runs_on_one_device_do_not_wipe_each_others_memory(tmp_path: Path) -> None:
+def test_two_sessions_keep_separate_memory(tmp_path: Path) -> None:
     one, two = DeviceFolder(tmp_path / "d", "one"), DeviceFolder(tmp_path / "d", "../two")
     for trip in range(3):
         for folder, name in ((one, "one"), (two, "two")):
@@ -180,12 +180,12 @@ def test_two_runs_on_one_device_do_not_wipe_each_others_memory(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
-def test_the_memory_of_old_runs_goes(tmp_path: Path) -> None:
+def test_memory_of_old_sessions_is_removed(tmp_path: Path) -> None:
     for number in range(3 * KEPT_SESSIONS):
         folder = DeviceFolder(tmp_path, str(number))
         folder.write(DeviceRecord({"n": number}))
         folder.write_paused("t", {"n": number})
-        for path in tmp_path.iterdir():  # all are a minute older when the next run comes
+        for path in tmp_path.iterdir():  # make all files a minute older before the next session
             os.utime(path, (path.stat().st_atime - 60, path.stat().st_mtime - 60))
     assert len(list(tmp_path.iterdir())) == 2 * KEPT_SESSIONS
     kept = [DeviceFolder(tmp_path, str(number)).read().memory.get("n") for number in range(3 * KEPT_SESSIONS)]

@@ -1,4 +1,4 @@
-"""The driver over a network without processes: every answer is taken up once, and whatever goes wrong is on record."""
+"""The driver over a network without processes: every answer is handled once, and every fault is logged."""
 
 import math
 import time
@@ -29,7 +29,7 @@ def passes_audit(federation: FakeFederation) -> bool:
     return True
 
 
-def test_each_upload_is_aggregated_when_it_arrives_and_its_device_starts_again(tmp_path: Path) -> None:
+def test_upload_is_aggregated_on_arrival_and_its_device_triggered_again(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     assert len(federation.transport.sent) == 3
@@ -38,13 +38,13 @@ def test_each_upload_is_aggregated_when_it_arrives_and_its_device_starts_again(t
     federation.step()
     assert federation.live.server.version == 2 and len(federation.events("aggregate")) == 1
     federation.step()
-    assert len(federation.transport.sent) == 3  # the two that train on, and the one that came back
+    assert len(federation.transport.sent) == 3  # the two that still train, and the one that was triggered again
     federation.train()
     federation.step()
     assert federation.live.server.version == 5 and passes_audit(federation)
 
 
-def test_a_synchronous_method_goes_by_rounds(tmp_path: Path) -> None:
+def test_synchronous_method_runs_in_rounds(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, "fedavg", per_round=2)
     for _ in range(3):
         federation.step()
@@ -53,7 +53,7 @@ def test_a_synchronous_method_goes_by_rounds(tmp_path: Path) -> None:
     assert [event["round"] for event in federation.events("aggregate")] == [1, 2, 3] and passes_audit(federation)
 
 
-def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
+def test_rounds_begin_when_a_device_is_online(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, "fedavg", per_round=2, rounds=2, period=0.001)
     devices, federation.transport.there = federation.transport.there, set()
     for _ in range(4):
@@ -69,9 +69,7 @@ def test_rounds_begin_when_somebody_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
-def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_waits_once_for_enough_devices(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, sleep=lambda _: None)
     monkeypatch.setattr("freshet.flower.driver.time", clock)
     federation = FakeFederation(tmp_path, method, wait_for=2)
@@ -80,7 +78,7 @@ def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(
         clock.now += 400.0
         federation.step()
     assert not federation.transport.sent and not federation.events("trigger") and federation.live.now == 0.0, (
-        "its clock stands still"
+        "the clock stands still"
     )
     federation.transport.there = devices
     federation.step()
@@ -91,15 +89,15 @@ def test_a_run_can_wait_until_enough_devices_are_there_and_waits_only_once(
         clock.now += 2.0
         federation.step()
     assert [node for node, _ in federation.transport.sent.values()] == [100], (
-        "afterwards it goes on with whoever is there"
+        "afterwards the run continues with the devices that are online"
     )
     assert passes_audit(federation)
 
 
-def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_path: Path) -> None:
+def test_fresh_model_by_message_takes_two_messages_and_is_merged(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, fresh="messages")
     federation.step()
-    for place in (-1, -1, 0, -1):  # the last device asks and uploads, then the first one asks
+    for place in (-1, -1, 0, -1):  # the last device requests and uploads, then the first one does
         number = list(federation.transport.sent)[place]
         federation.transport.put(number, wire.answer_record(federation.answer(number)))
         federation.step()
@@ -109,7 +107,7 @@ def test_by_messages_a_trip_takes_two_and_merges_the_model_of_that_moment(tmp_pa
     assert [event["fresh"] for event in federation.events("request")] == [None, 2] and passes_audit(federation)
 
 
-def test_a_device_that_lost_its_trip_between_two_messages_says_so(tmp_path: Path) -> None:
+def test_device_reports_a_trip_lost_between_two_messages(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, devices=1, fresh="messages")
     federation.step()
     while not any("onward" in content for _, content in federation.transport.sent.values()):
@@ -124,7 +122,7 @@ def test_a_device_that_lost_its_trip_between_two_messages_says_so(tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["feddyn", "moon", "port", "asofed", "fedbuff", "fedsa", "fedlws", "fedssmu"])
-def test_other_methods_train_too(tmp_path: Path, method: str) -> None:
+def test_other_methods_train(tmp_path: Path, method: str) -> None:
     federation = FakeFederation(tmp_path, method)
     federation.step()
     for _ in range(4):
@@ -134,7 +132,7 @@ def test_other_methods_train_too(tmp_path: Path, method: str) -> None:
     assert len(federation.events("upload")) >= 6 and not federation.events("rejected") and passes_audit(federation)
 
 
-def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_path: Path) -> None:
+def test_messages_contain_only_weights_vectors_and_protocol_scalars(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, fresh="messages")
     federation.step()
     for _ in range(4):
@@ -163,7 +161,7 @@ def test_messages_hold_weights_vectors_and_the_scalars_of_the_protocol_only(tmp_
 
 
 @pytest.mark.parametrize("damage", ["nan", "short", "steps", "records", "ticket"])
-def test_a_bad_upload_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: Path, damage: str) -> None:
+def test_bad_upload_is_rejected_with_a_reason_and_the_run_continues(tmp_path: Path, damage: str) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     number = next(iter(federation.transport.sent))
@@ -188,7 +186,7 @@ def test_a_bad_upload_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: Pat
     assert federation.live.server.version == 3 and passes_audit(federation)
 
 
-def test_a_device_that_is_gone_has_lost_its_trip_and_is_triggered_when_it_is_back(tmp_path: Path) -> None:
+def test_lost_device_is_triggered_when_it_returns(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     number = next(number for number, (node, _) in federation.transport.sent.items() if node == 101)
@@ -200,13 +198,13 @@ def test_a_device_that_is_gone_has_lost_its_trip_and_is_triggered_when_it_is_bac
     assert 101 not in [node for node, _ in federation.transport.sent.values()]
     federation.transport.there.add(101)
     federation.live.coordinator.wake(0.0)
-    federation.live._wake(0.0)
+    federation.live.wake(0.0)
     federation.step()
     assert 101 in [node for node, _ in federation.transport.sent.values()]
     assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1, 2]
 
 
-def test_a_device_that_was_reported_gone_waits_for_the_next_roll_call(tmp_path: Path) -> None:
+def test_device_reported_gone_waits_for_the_next_node_poll(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     federation.live.network = replace(federation.live.network, node_poll=1e9)
@@ -216,12 +214,12 @@ def test_a_device_that_was_reported_gone_waits_for_the_next_roll_call(tmp_path: 
         federation.step()
     assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1]
     federation.live.network = replace(federation.live.network, node_poll=0.0)
-    federation.live._wake(0.0)
+    federation.live.wake(0.0)
     federation.step()
     assert [event["trip"] for event in federation.events("trigger") if event["device"] == 1] == [1, 2]
 
 
-def test_messages_are_counted_one_per_trip(tmp_path: Path) -> None:
+def test_messages_per_trip_are_counted(tmp_path: Path) -> None:
     for fresh, each in (("side", 1), ("messages", 2)):
         federation = FakeFederation(tmp_path / fresh, devices=1, fresh=fresh)
         while len(federation.events("upload")) < 2:
@@ -230,7 +228,7 @@ def test_messages_are_counted_one_per_trip(tmp_path: Path) -> None:
         assert federation.live.messages == federation.live.facts()["messages"] == 2 * each
 
 
-def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None:
+def test_only_the_trip_token_gets_the_fresh_model(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     live, tickets = federation.live, {device: trip.ticket for device, trip in federation.live.trips.items()}
@@ -253,7 +251,7 @@ def test_only_the_token_of_the_trip_gets_the_fresh_model(tmp_path: Path) -> None
     assert reasons == [WRONG_TOKEN] * 3 + [NO_TRIP] and passes_audit(federation)
 
 
-def test_a_token_is_of_no_use_after_the_upload(tmp_path: Path) -> None:
+def test_token_is_refused_after_the_upload(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, devices=1)
     federation.step()
     token = TOKENS.make(100, 0, 1, federation.live.trips[0].ticket)
@@ -263,11 +261,11 @@ def test_a_token_is_of_no_use_after_the_upload(tmp_path: Path) -> None:
         federation.live.answer(0, 1, token, Slot(2, "q"))
 
 
-def test_a_device_that_did_not_reach_the_service_is_on_record(tmp_path: Path) -> None:
+def test_unreachable_service_is_logged(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, devices=1)
     federation.step()
     [(number, (node, content))] = federation.transport.sent.items()
-    order = wire.read_order(content)  # with an address where nobody listens
+    order = wire.read_order(content)  # its address has no listener
     answer = federation.device.handle(order, federation.config, {"folder": str(tmp_path / "memory")}, node)
     assert answer.upload is not None and not answer.upload.merged and "reward" not in answer.upload.report
     federation.transport.put(number, wire.answer_record(answer))
@@ -277,7 +275,7 @@ def test_a_device_that_did_not_reach_the_service_is_on_record(tmp_path: Path) ->
     assert federation.live.server.version == 2 and passes_audit(federation)
 
 
-def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_path: Path) -> None:
+def test_killed_server_resumes_and_accepts_uploads_in_flight(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     federation.train()
@@ -288,7 +286,7 @@ def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_p
     before = {device: trip.ticket for device, trip in federation.live.trips.items()}
     answers = {
         node: federation.answer(number) for number, (node, _) in federation.transport.sent.items()
-    }  # trained, never delivered
+    }  # trained but not delivered
     federation.transport.sent.clear()
     federation.live.writer.lock.release()  # as when its process is killed
     tree = checkpoint.read(tmp_path / "run").tree
@@ -300,13 +298,13 @@ def test_a_killed_server_goes_on_and_takes_the_uploads_that_were_under_way(tmp_p
     for number, (node, _) in list(federation.transport.sent.items()):
         again = federation.answer(number)
         assert again.upload is not None and answers[node].upload is not None
-        assert np.array_equal(again.upload.weights, answers[node].upload.weights)  # given again, not trained again
+        assert np.array_equal(again.upload.weights, answers[node].upload.weights)  # repeated, not trained again
         federation.transport.put(number, wire.answer_record(again))
     federation.step()
     assert federation.live.server.version == 7 and passes_audit(federation)
 
 
-def test_a_node_that_is_not_on_the_list_is_left_alone(tmp_path: Path) -> None:
+def test_unlisted_node_is_ignored(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.transport.there.add(999)
     federation.step()
@@ -327,27 +325,27 @@ def live_trip(**given: object) -> LiveTrip:
     return made
 
 
-def test_what_the_device_does_not_account_for_are_messages() -> None:
+def test_unaccounted_time_is_message_time() -> None:
     found = live_trip().durations(12.0, TIMING)
     assert found["messages"] == pytest.approx(12.0 - 7.75)
-    assert (found["down"], found["up"]) == (3.0, pytest.approx(1.25))  # its process began 3 s after the trip
+    assert (found["down"], found["up"]) == (3.0, pytest.approx(1.25))  # its process started 3 s after the trip
     phases = ("down", "start", "import", "load", "train", "fresh", "up")
     assert sum(found[phase] for phase in phases) == pytest.approx(found["whole"]) and found["cpu"] == 3.0
 
 
-def test_both_messages_of_a_trip_count() -> None:
+def test_timings_of_both_messages_are_added() -> None:
     first = {"start": 1.0, "import": 2.0, "load": 0.5, "train": 1.0, "began": 101.0}
     found = live_trip(first_timing=first).durations(20.0, TIMING | {"began": 111.0})
     assert (found["start"], found["import"], found["train"], found["down"]) == (2.0, 4.0, 5.0, 1.0)
 
 
 @pytest.mark.parametrize(("began", "down"), [(50.0, 0.0), (1e12, 4.25), (math.nan, 0.0), (math.inf, 4.25)])
-def test_clocks_that_disagree_change_nothing_but_the_share_of_the_two_ways(began: float, down: float) -> None:
+def test_clock_differences_change_only_the_split_of_message_time(began: float, down: float) -> None:
     found = live_trip().durations(12.0, TIMING | {"began": began})
     assert found["down"] == pytest.approx(down) and found["down"] + found["up"] == pytest.approx(4.25)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e9])
-def test_a_phase_that_makes_no_sense_is_left_out(value: float) -> None:
+def test_implausible_phase_is_left_out(value: float) -> None:
     found = live_trip().durations(12.0, TIMING | {"train": value})
     assert "train" not in found and found["messages"] == pytest.approx(12.0 - 3.75)

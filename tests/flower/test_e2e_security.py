@@ -25,7 +25,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from freshet.flower.device import Device
 
-honest, app = Device().app(Path(__file__).with_name("federation.toml")), ClientApp()
+honest = Device().app(Path(__file__).with_name("federation.toml"))
+app = ClientApp()
 
 @app.train()
 def train(message, context):

@@ -1,4 +1,4 @@
-"""The folder of a deployment: made once, never written over, with secrets that only their owner reads."""
+"""The folder of a deployment: files are never overwritten, and secrets are readable by their owner only."""
 
 import ipaddress
 import stat
@@ -25,7 +25,7 @@ def test_secrets_are_readable_by_their_owner_only(made: Folder) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 4
 
 
-def test_the_certificate_has_all_names_and_is_signed_by_the_authority(made: Folder) -> None:
+def test_certificate_has_all_names_and_is_signed_by_the_authority(made: Folder) -> None:
     server = x509.load_pem_x509_certificate((made.certificates / "server.crt").read_bytes())
     authority = x509.load_pem_x509_certificate((made.certificates / "ca.crt").read_bytes())
     server.verify_directly_issued_by(authority)
@@ -35,13 +35,13 @@ def test_the_certificate_has_all_names_and_is_signed_by_the_authority(made: Fold
     assert set(names.get_values_for_type(x509.IPAddress)) == addresses
 
 
-def test_node_keys_are_p384_in_openssh_form(made: Folder) -> None:
+def test_node_keys_are_p384_in_openssh_format(made: Folder) -> None:
     private = serialization.load_ssh_private_key(made.key(0).read_bytes(), None)
     public = serialization.load_ssh_public_key(Path(f"{made.key(0)}.pub").read_bytes())
     assert private.public_key() == public and public.curve.name == "secp384r1"
 
 
-def test_a_second_init_changes_nothing_and_adds_what_is_missing(tmp_path: Path) -> None:
+def test_second_init_adds_missing_files_and_changes_nothing(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     init(tmp_path, TABLES | {"fleet": {"devices": 3}}, ["other"])
@@ -49,8 +49,8 @@ def test_a_second_init_changes_nothing_and_adds_what_is_missing(tmp_path: Path) 
     assert folder.key(2).is_file()
 
 
-def test_a_key_that_has_gone_to_its_device_is_not_made_again(tmp_path: Path) -> None:
-    """As the README advises; and a device that was locked out stays so."""
+def test_moved_and_revoked_keys_are_not_made_again(tmp_path: Path) -> None:
+    """The README advises to move private keys. A revoked device stays revoked."""
     folder = init(tmp_path, TABLES, [])
     folder.key(0).unlink()
     commands.revoke_key(folder, 1)
@@ -61,7 +61,7 @@ def test_a_key_that_has_gone_to_its_device_is_not_made_again(tmp_path: Path) -> 
     assert set(before) == {"node_0.pub", "node_1.revoked"}
 
 
-def test_what_follows_from_a_key_is_made_again(tmp_path: Path) -> None:
+def test_missing_files_are_derived_from_their_keys(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     public = Path(f"{folder.key(1)}.pub")
     before = public.read_bytes()
@@ -89,7 +89,7 @@ def test_what_follows_from_a_key_is_made_again(tmp_path: Path) -> None:
         (["ca.key", "server.crt"], r"ca\.key is missing"),
     ],
 )
-def test_certificates_that_would_not_fit_are_not_made(tmp_path: Path, gone: list[str], sentence: str) -> None:
+def test_certificates_that_would_not_match_are_not_made(tmp_path: Path, gone: list[str], sentence: str) -> None:
     folder = init(tmp_path, TABLES, [])
     for name in gone:
         (folder.certificates / name).unlink()
@@ -99,7 +99,7 @@ def test_certificates_that_would_not_fit_are_not_made(tmp_path: Path, gone: list
     assert {path.name: path.read_bytes() for path in folder.certificates.iterdir()} == before
 
 
-def test_an_authority_that_is_kept_elsewhere_stays_there(tmp_path: Path) -> None:
+def test_authority_key_may_be_kept_elsewhere(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     (folder.certificates / "ca.key").unlink()
     before = (folder.certificates / "ca.crt").read_bytes()
@@ -108,13 +108,13 @@ def test_an_authority_that_is_kept_elsewhere_stays_there(tmp_path: Path) -> None
     assert not (folder.certificates / "ca.key").exists()
 
 
-def test_it_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: Path) -> None:
+def test_server_listens_on_loopback_unless_a_host_is_named(made: Folder, tmp_path: Path) -> None:
     assert init(tmp_path, TABLES, []).server().bind == "127.0.0.1"
     assert (made.server().bind, made.server().host) == ("0.0.0.0", "fl.example.org")
     assert made.device().superlink == "fl.example.org:18000"
 
 
-def test_a_wrong_setting_is_one_sentence(tmp_path: Path) -> None:
+def test_invalid_setting_is_one_sentence(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     (tmp_path / "server.toml").write_text("[server]\nport = 0\n")
     with pytest.raises(ConfigError, match=r"server\.port"):
@@ -123,7 +123,7 @@ def test_a_wrong_setting_is_one_sentence(tmp_path: Path) -> None:
         Folder(tmp_path / "elsewhere").check()
 
 
-def test_the_app_takes_up_a_changed_configuration(tmp_path: Path) -> None:
+def test_app_gets_the_changed_configuration(tmp_path: Path) -> None:
     folder = init(tmp_path, TABLES, [])
     text = (tmp_path / "federation.toml").read_text()
     (tmp_path / "federation.toml").write_text(text.replace("until = 60.0", "until = 90.0"))

@@ -1,4 +1,4 @@
-"""Devices with keys of their own that do harm over the network: no trace, no flood, no gap in the log."""
+"""Registered devices that do harm: rejected uploads leave no trace, and the log neither floods nor has gaps."""
 
 import threading
 from itertools import count
@@ -10,7 +10,7 @@ import pytest
 from freshet.core.messages import Slot
 from freshet.core.server import RequestRefused
 from freshet.flower import driver, wire
-from freshet.flower.driver import MAX_REQUESTS, TOO_MANY_REQUESTS
+from freshet.flower.driver import MAX_REQUESTS, MAX_SAMPLES, TOO_MANY_REQUESTS
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
@@ -23,7 +23,7 @@ def token(federation: FakeFederation, device: int) -> tuple[int, int, str]:
     return device, trip, TOKENS.make(100 + device, device, trip, journey.ticket)
 
 
-def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -> None:
+def test_rejected_upload_does_not_change_the_samples(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path, method="fedavg")
     federation.step()
     before = federation.live.server.context.samples.copy()
@@ -37,7 +37,19 @@ def test_what_a_refused_upload_says_of_its_samples_is_not_kept(tmp_path: Path) -
     assert np.array_equal(federation.live.server.context.samples, before)
 
 
-def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
+def test_accepted_upload_sets_the_samples_unless_their_number_is_absurd(tmp_path: Path) -> None:
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    before = federation.live.server.context.samples.copy()
+    for number, samples in zip(list(federation.transport.sent), (17, MAX_SAMPLES + 1, 0), strict=True):
+        answer = federation.answer(number)
+        federation.transport.put(number, wire.answer_record(wire.Answer(answer.ticket, answer.upload, samples=samples)))
+    federation.step()
+    assert not federation.events("rejected") and federation.live.server.context.samples.tolist() == [17, *before[1:]]
+    assert federation.live.state()["samples"].tolist() == [17, *before[1:]]
+
+
+def test_endless_requests_do_not_fill_the_log(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
     who = token(federation, 0)
@@ -50,11 +62,11 @@ def test_a_device_that_asks_without_end_does_not_fill_the_log(tmp_path: Path) ->
         federation.live.answer(*token(federation, 1), Slot(99, "q"))
     reasons = [event["reason"] for event in federation.events("rejected")]
     assert reasons == [TOO_MANY_REQUESTS] * driver.LOGGED_REFUSALS and len(federation.events("request")) == MAX_REQUESTS
-    assert federation.live.answer(*token(federation, 1), Slot(2, "q")) is None, "others are answered as before"
+    assert federation.live.answer(*token(federation, 1), Slot(2, "q")) is None, "others still get answers"
     assert audit(RunDirectory(tmp_path / "run")).passed
 
 
-def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_trips_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "TIMED_TRIPS", 3)
     federation = FakeFederation(tmp_path, devices=1)
     while federation.live.server.version < 6:
@@ -64,7 +76,7 @@ def test_seconds_of_the_last_trips_only_are_remembered(tmp_path: Path, monkeypat
 
 
 @pytest.mark.timeout(300)
-def test_a_log_is_rotated_while_the_service_answers_from_threads_of_its_own(tmp_path: Path) -> None:
+def test_log_rotates_while_the_service_answers_from_its_threads(tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
     federation = FakeFederation(tmp_path)
     live, ended = federation.live, threading.Event()

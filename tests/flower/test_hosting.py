@@ -8,7 +8,7 @@ from freshet import Federation, Fleet
 from freshet.errors import ConfigError
 
 
-def test_real_devices_are_as_fast_as_they_are(tmp_path: Path) -> None:
+def test_simulated_fleet_cannot_be_deployed(tmp_path: Path) -> None:
     federation = Federation(fleet=Fleet([1.0, 2.0], 1e6, 1e6))
     with pytest.raises(ConfigError, match="leave it out"):
         federation.deploy(tmp_path / "d")

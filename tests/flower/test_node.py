@@ -12,7 +12,7 @@ from freshet.flower import node
 @pytest.mark.parametrize(
     ("end", "code"), [(RuntimeError("handshake"), 1), (SystemExit(305), 305), (SystemExit(None), 0), (None, 1)]
 )
-def test_a_supernode_whose_work_has_ended_ends(
+def test_supernode_that_stopped_working_exits(
     end: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work() -> None:

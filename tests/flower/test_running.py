@@ -1,4 +1,4 @@
-"""A device or a server in the foreground: whatever ends it, what it started goes with it."""
+"""A device or a server in the foreground: whatever ends it also ends its children."""
 
 import os
 import signal
@@ -25,28 +25,28 @@ running.DEVICE_RETRY_SECONDS = 0.1
 words = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 running.run_device(Command("device 3", words), lambda text: print(text, flush=True))
 """
-#: A stand-in for a SuperNode: says who it is, and stays.
+#: A stand-in for a SuperNode: writes its process id and keeps running.
 STAYS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
 ENDS = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); sys.exit(7)"
 
 
-def attending(node: str, told: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", ATTEND, node, str(told)]
+def start_device(node: str, pids: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ATTEND, node, str(pids)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def nodes(told: Path, count: int) -> list[int]:
-    """The processes that were started, when there are so many."""
+def nodes(pids: Path, count: int) -> list[int]:
+    """Wait for ``count`` started processes and return their ids."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        found = told.read_text().splitlines() if told.exists() else []
+        found = pids.read_text().splitlines() if pids.exists() else []
         if len(found) >= count:
             return [int(line) for line in found]
         time.sleep(0.05)
     raise AssertionError(f"fewer than {count} were started")
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -55,24 +55,24 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_both(number: signal.Signals, tmp_path: Path) -> None:
-    watcher = attending(STAYS, tmp_path / "told")
-    (node,) = nodes(tmp_path / "told", 1)
+def test_signal_ends_the_command_and_its_supernode(number: signal.Signals, tmp_path: Path) -> None:
+    watcher = start_device(STAYS, tmp_path / "pids")
+    (node,) = nodes(tmp_path / "pids", 1)
     watcher.send_signal(number)
     assert watcher.wait(60) == 0
-    assert not lives(node)
+    assert not is_alive(node)
 
 
-def test_a_node_that_ends_is_started_again_and_that_is_said(tmp_path: Path) -> None:
-    watcher = attending(ENDS, tmp_path / "told")
-    assert len(set(nodes(tmp_path / "told", 3))) >= 3
+def test_supernode_is_restarted_with_a_message(tmp_path: Path) -> None:
+    watcher = start_device(ENDS, tmp_path / "pids")
+    assert len(set(nodes(tmp_path / "pids", 3))) >= 3
     watcher.send_signal(signal.SIGTERM)
     said, _ = watcher.communicate(timeout=60)
     assert "device 3: its SuperNode ended with code 7; restarting in" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_server_hears_of_it_too_and_its_signals_are_as_before(number: signal.Signals) -> None:
+def test_signal_stops_the_server_and_handlers_are_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(Stopped), stoppable():
         os.kill(os.getpid(), number)
@@ -80,7 +80,7 @@ def test_a_server_hears_of_it_too_and_its_signals_are_as_before(number: signal.S
     assert signal.getsignal(number) == before
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with stoppable():
@@ -90,16 +90,16 @@ def test_what_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_server_of_a_folder_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_server_of_a_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"method": {"name": "fedavg"}, "fleet": {"devices": 1}}
     folder = init(tmp_path, tables, [])
     (folder.state / "deploy.pid").write_text("4711\n")
     (folder.state / "server.pid").write_text("4712\n")
 
-    def reached(*_: object, **__: object) -> None:
-        raise AssertionError("the federation that runs would be disturbed")
+    def fail_if_reached(*_: object, **__: object) -> None:
+        raise AssertionError("the running federation would be disturbed")
 
-    monkeypatch.setattr(commands, "start_server", reached)
+    monkeypatch.setattr(commands, "start_server", fail_if_reached)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     config = resolve(tables | {"run": {"until": 7.0}})
     with RunLock(folder.state):
@@ -112,7 +112,7 @@ def test_a_second_server_of_a_folder_touches_nothing(tmp_path: Path, monkeypatch
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_server_that_has_ended_lets_the_next_one_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_server_may_start_after_the_first_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RunError("no SuperLink here")
 

@@ -11,7 +11,7 @@ from freshet.flower.server_app import ServerSettings, read_nodes
 TABLES = {"method": {"name": "fedasmu"}, "fleet": {"devices": 2}, "run": {"until": 60.0}}
 
 
-def test_the_server_app_is_told_what_the_folder_says(tmp_path: Path) -> None:
+def test_server_app_gets_the_settings_of_the_folder(tmp_path: Path) -> None:
     made = init(tmp_path, TABLES, ["fl.example.org", "10.0.0.7"])
     settings = ServerSettings.read(run_config(made))
     assert (settings.fresh, settings.fresh_bind) == ("side", "0.0.0.0:18002")
@@ -25,7 +25,7 @@ def test_the_server_app_is_told_what_the_folder_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"1": "x"}', '{"1": 7}'])
-def test_a_broken_list_of_nodes_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_invalid_list_of_nodes_is_one_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(content)
     with pytest.raises(RunError, match=r"nodes\.json"):

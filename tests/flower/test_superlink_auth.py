@@ -1,4 +1,4 @@
-"""The door of the SuperLink: who may call which of Flower's interfaces."""
+"""Access control of the SuperLink: who may call which of Flower's interfaces."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ GOOD = [f"Bearer {TOKEN}".encode()]
 @pytest.mark.parametrize(
     ("path", "client", "shown", "passes"),
     [
-        ("/v1/fleet/activate-node", "10.0.0.5", [], True),  # signed with a node's key, which Flower checks
+        ("/v1/fleet/activate-node", "10.0.0.5", [], True),  # Flower checks its signature
         ("/health", "10.0.0.5", [], True),
         ("/v1/control/start-run", "10.0.0.5", [], False),
         ("/v1/control/start-run", "127.0.0.1", [], False),
@@ -36,7 +36,7 @@ GOOD = [f"Bearer {TOKEN}".encode()]
         ("/v1/control/start-run", "10.0.0.5", GOOD * 2, False),
         ("/v1/control/start-run", "10.0.0.5", [TOKEN.encode()], False),
         ("/v1/fleet/../control/start-run", "10.0.0.5", [], False),
-        ("/v1/runtime/acquire-task", "127.0.0.1", [], True),  # asks for the executor's secret itself
+        ("/v1/runtime/acquire-task", "127.0.0.1", [], True),  # Flower checks the executor's secret
         ("/v1/runtime/acquire-task", "::1", [], True),
         ("/v1/runtime/acquire-task", "10.0.0.5", GOOD, False),
         ("/v1/runtime/acquire-task", "", [], False),
@@ -45,12 +45,12 @@ GOOD = [f"Bearer {TOKEN}".encode()]
         ("", "127.0.0.1", [], False),
     ],
 )
-def test_who_may_pass(path: str, client: str, shown: list[bytes], passes: bool) -> None:
+def test_may_pass(path: str, client: str, shown: list[bytes], passes: bool) -> None:
     assert may_pass(path, client, shown, TOKEN) is passes
 
 
-def called(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether a call has reached Flower, and what was answered if not."""
+def call(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
+    """Whether a call reaches Flower, and the answer if it does not."""
     reached, sent = [], []
 
     async def flower(*_: Any) -> None:
@@ -63,7 +63,7 @@ def called(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
     return bool(reached), sent
 
 
-def test_who_may_not_is_answered_401_and_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unauthorised_call_gets_401_and_an_empty_body(capsys: pytest.CaptureFixture[str]) -> None:
     scope = {
         "type": "http",
         "method": "POST",
@@ -71,19 +71,19 @@ def test_who_may_not_is_answered_401_and_told_nothing(capsys: pytest.CaptureFixt
         "client": ("10.0.0.5", 1),
         "headers": [],
     }
-    reached, (head, body) = called(scope)
+    reached, (head, body) = call(scope)
     assert not reached and head["status"] == 401 and body["body"] == b""
     assert "refused: POST '/v1/control/start-run' from 10.0.0.5" in capsys.readouterr().err
-    reached, sent = called(scope | {"headers": [(b"authorization", GOOD[0])]})
+    reached, sent = call(scope | {"headers": [(b"authorization", GOOD[0])]})
     assert reached and not sent
 
 
-def test_only_calls_pass_and_never_a_websocket() -> None:
-    assert called({"type": "lifespan"})[0]
-    assert not called({"type": "websocket", "path": "/v1/fleet/x", "headers": []})[0]
+def test_websockets_never_pass() -> None:
+    assert call({"type": "lifespan"})[0]
+    assert not call({"type": "websocket", "path": "/v1/fleet/x", "headers": []})[0]
 
 
-def test_refusals_are_counted_and_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_counted_and_only_the_first_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     gate, reached = AuthMiddleware(None, TOKEN), 0
 
     async def send(message: dict[str, Any]) -> None:
@@ -101,8 +101,8 @@ def test_refusals_are_counted_and_only_the_first_are_told(capsys: pytest.Capture
     assert len(said) < 200 * (LOGGED_REFUSALS + 1)
 
 
-def test_what_strangers_cause_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a line per call (with its whole path) nor more than some warnings, whatever Flower sets up later."""
+def test_strangers_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line per call, and a limited number of warnings, even after Flower sets up its loggers."""
     from flwr.supercore.http_logging import get_uvicorn_log_config
 
     limit_logging()
@@ -132,7 +132,7 @@ def test_what_strangers_cause_does_not_fill_the_log(monkeypatch: pytest.MonkeyPa
             logger.filters.clear()
 
 
-def test_flower_puts_it_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_uses_the_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.superlink.extensions import get_middleware
 
     assert get_middleware() == ()

@@ -1,4 +1,4 @@
-"""Flower's grid as the driver wants it: no waiting for a device, one kind of exception, errors in words."""
+"""Flower's grid as a transport: no waiting for a device, one kind of exception, errors as text."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Objects = dict[str, bytes]
 
 
 class Client:
-    """A SuperLink: it announces each answer once, and keeps its parts until they are confirmed."""
+    """A fake SuperLink: announces each answer once, and keeps its parts until they are confirmed."""
 
     def __init__(self, *answers: tuple[Message, Any, Objects]) -> None:
         self.announced = {answer.metadata.reply_to_message_id: (answer, tree) for answer, tree, _ in answers}
@@ -62,13 +62,13 @@ def reply(number: str = "asked", **given: Any) -> Message:
 
 
 def sent(answer: Message) -> tuple[Message, Any, Objects]:
-    """An answer as a device sends it: announced, with its tree and its parts."""
+    """An answer as a device sends it: the message, its tree and its parts."""
     parts = {number: part.deflate() for number, part in get_all_nested_objects(answer).items()}
     return answer, get_object_tree(answer), parts
 
 
 def garbled(number: str) -> tuple[Message, Any, Objects]:
-    """An answer whose content has the right header, so that the SuperLink takes it, and nonsense behind it."""
+    """An answer with a valid header, so that the SuperLink accepts it, and nonsense behind it."""
     answer, nonsense = reply(number, content=records()), b"RecordDict  7\x00garbage"
     [child] = answer.children
     whole = answer.deflate().replace(child.encode(), get_object_id(nonsense).encode())
@@ -81,8 +81,8 @@ def records(ticket: str = "x") -> RecordDict:
     return RecordDict({"answer": ConfigRecord({"ticket": ticket})})
 
 
-def post_over(client: Client) -> FlowerTransport:
-    """The post over Flower's own grid, with a SuperLink of ours behind it."""
+def transport_over(client: Client) -> FlowerTransport:
+    """The transport over Flower's own grid, with the fake SuperLink behind it."""
     grid: Any = HttpGrid(token="t")
     grid._run, grid._client = SimpleNamespace(run_id=1), client
     return FlowerTransport(grid)
@@ -96,7 +96,7 @@ def until(done: Callable[[], bool]) -> None:
 
 
 class Grid:
-    """Fails, or takes no message."""
+    """A grid that fails, or accepts no message."""
 
     def __init__(self, problem: Exception | None = None) -> None:
         self.problem = problem
@@ -120,12 +120,12 @@ class Grid:
 @pytest.mark.parametrize(
     "problem", [httpx.ConnectError("away"), OSError("broken"), ValueError("no such object type"), KeyError("ab12")]
 )
-def test_whatever_goes_wrong_is_a_connection_that_failed(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what a device sends and Flower cannot unpack: it must not end the server."""
+def test_every_failure_is_a_connection_error(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This includes answers that Flower cannot unpack: they must not end the server."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    post = FlowerTransport(Grid(problem))
-    for call in (post.nodes, lambda: post.receive(["a"]), lambda: post.send(3, RecordDict(), 10.0)):
+    transport = FlowerTransport(Grid(problem))
+    for call in (transport.nodes, lambda: transport.receive(["a"]), lambda: transport.send(3, RecordDict(), 10.0)):
         with pytest.raises(ConnectionError, match=type(problem).__name__):
             call()
     with pytest.raises(ConnectionError, match="did not take"):
@@ -133,53 +133,60 @@ def test_whatever_goes_wrong_is_a_connection_that_failed(problem: Exception, mon
 
 
 @pytest.mark.parametrize("code", [*ERRORS, 99])
-def test_errors_become_words(code: int) -> None:
-    [found] = post_over(Client(sent(reply(error=Error(code, "a reason"))))).receive(["asked"])
+def test_error_codes_become_text(code: int) -> None:
+    [found] = transport_over(Client(sent(reply(error=Error(code, "a reason"))))).receive(["asked"])
     assert found.message == "asked" and found.content is None
     assert found.error.startswith(ERRORS.get(code, "error 99")) and ("a reason" in found.error) == (code == 2)
 
 
-def test_an_answer_is_handed_on_once_with_the_number_of_its_message() -> None:
+def test_answer_is_returned_once_with_its_message_id() -> None:
     client = Client(sent(reply(content=records())))
-    post = post_over(client)
-    [found] = post.receive(["asked"])
+    transport = transport_over(client)
+    [found] = transport.receive(["asked"])
     assert found.message == "asked" and not found.error and found.content["answer"]["ticket"] == "x"
-    assert post.receive(["asked"]) == [] and len(client.confirmed) == 1
+    assert transport.receive(["asked"]) == [] and len(client.confirmed) == 1
 
 
-def test_a_device_that_stops_in_mid_upload_holds_up_nobody_else() -> None:
-    """Flower's own call waits for the last part of everything that is announced."""
+def test_slow_upload_delays_nobody_else() -> None:
+    """Flower's own call waits for the last part of every announced answer."""
     slow, other = sent(reply("slow", content=records("a"))), sent(reply("other", content=records("b")))
     client = Client(slow, other)
     client.late = set(slow[2])
-    post, found = post_over(client), list[str]()
-    until(lambda: bool(found.extend(each.message for each in post.receive(["slow", "other"])) or found))
+    transport, found = transport_over(client), list[str]()
+    until(lambda: bool(found.extend(each.message for each in transport.receive(["slow", "other"])) or found))
     assert found == ["other"]
-    client.late = set()  # the rest has come
-    until(lambda: bool(found.extend(each.message for each in post.receive(["slow"])) or found[1:]))
+    client.late = set()  # the rest has arrived
+    until(lambda: bool(found.extend(each.message for each in transport.receive(["slow"])) or found[1:]))
     assert found == ["other", "slow"]
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_given_up() -> None:
+def test_fetch_that_nobody_waits_for_is_cancelled() -> None:
     slow = sent(reply("slow", content=records()))
     client = Client(slow)
     client.late = set(slow[2])
-    post = post_over(client)
-    assert post.receive(["slow"]) == []
-    [fetch] = post.fetches.values()
-    post.close()
+    transport = transport_over(client)
+    assert transport.receive(["slow"]) == []
+    [fetch] = transport.fetches.values()
+    transport.close()
     fetch.join(60.0)
-    assert not fetch.is_alive() and post.fetches == {} and client.confirmed == []
+    assert not fetch.is_alive() and transport.fetches == {} and client.confirmed == []
 
 
-def test_an_answer_that_cannot_be_unpacked_takes_no_other_along() -> None:
-    post, found = post_over(Client(garbled("bad"), sent(reply("good", content=records())))), dict[str, Reply]()
-    until(lambda: bool(found.update({each.message: each for each in post.receive(["bad", "good"])}) or len(found) == 2))
+def test_broken_answer_does_not_affect_others() -> None:
+    transport, found = (
+        transport_over(Client(garbled("bad"), sent(reply("good", content=records())))),
+        dict[str, Reply](),
+    )
+    until(
+        lambda: bool(
+            found.update({each.message: each for each in transport.receive(["bad", "good"])}) or len(found) == 2
+        )
+    )
     assert found["bad"].error == "its answer cannot be unpacked (JSONDecodeError)" and found["bad"].content is None
     assert not found["good"].error and found["good"].content is not None
 
 
-def test_an_announced_answer_survives_a_superlink_that_is_away_for_a_while() -> None:
+def test_announced_answer_survives_a_superlink_outage() -> None:
     class Away(Client):
         def PullObject(self, request: Any) -> Any:  # noqa: N802
             if len(self.asked) < 3:
@@ -187,6 +194,6 @@ def test_an_announced_answer_survives_a_superlink_that_is_away_for_a_while() -> 
                 raise httpx.ConnectError("away")
             return super().PullObject(request)
 
-    post, found = post_over(Away(sent(reply(content=records())))), list[Reply]()
-    until(lambda: bool(found.extend(post.receive(["asked"])) or found))
+    transport, found = transport_over(Away(sent(reply(content=records())))), list[Reply]()
+    until(lambda: bool(found.extend(transport.receive(["asked"])) or found))
     assert [(each.message, each.error) for each in found] == [("asked", "")]

@@ -1,4 +1,4 @@
-"""Messages survive the way over Flower's records, and hostile ones are refused with a reason."""
+"""Messages survive the round trip through Flower's records, and hostile ones are refused with a reason."""
 
 import io
 import pickle
@@ -16,12 +16,12 @@ CONTROL = np.ones(4, np.float32)
 
 
 def over_the_wire(record: RecordDict) -> RecordDict:
-    """Through the bytes that Flower sends."""
+    """Pass a record through the bytes that Flower sends."""
     arrays = {name: record[name] for name in record}
     return RecordDict({name: type(each).inflate(each.deflate(), each.children) for name, each in arrays.items()})
 
 
-def test_an_order_comes_back_as_it_was() -> None:
+def test_order_round_trip() -> None:
     assignment = Assignment(2, 7, 5, 4, WEIGHTS, 3, 0.1, {"meta_slot": 2, "alpha_k": 0.5}, {"control": CONTROL})
     order = wire.Order(assignment, "session", "ticket", wire.FreshChannel("side", "host:1", "PEM", "token", True))
     back = wire.read_order(over_the_wire(wire.order_record(order)))
@@ -34,14 +34,14 @@ def test_an_order_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("fresh", [None, Fresh(9, 8, WEIGHTS, {"control": CONTROL})])
-def test_the_second_message_comes_back_as_it_was(fresh: Fresh | None) -> None:
+def test_delivery_round_trip(fresh: Fresh | None) -> None:
     back = wire.read_order(over_the_wire(wire.delivery_record(wire.FreshDelivery("s", "t", fresh))))
     assert isinstance(back, wire.FreshDelivery) and (back.fresh is None) == (fresh is None)
     if fresh is not None and back.fresh is not None:
         assert back.fresh[:2] == (9, 8) and np.array_equal(back.fresh.weights, WEIGHTS)
 
 
-def test_an_upload_comes_back_as_it_was() -> None:
+def test_upload_round_trip() -> None:
     upload = Upload(1, 2, 3, WEIGHTS, 40, {"loss": 0.5}, {"beta": np.float64(0.25), "n1": 4}, {"control": CONTROL})
     answer = wire.Answer("t", upload, samples=17, unreached="no", timing={"train": 1.5})
     back = wire.read_answer(over_the_wire(wire.answer_record(answer)))
@@ -51,7 +51,7 @@ def test_an_upload_comes_back_as_it_was() -> None:
     assert (back.samples, back.unreached, back.timing) == (17, "no", {"train": 1.5})
 
 
-def test_a_question_and_a_loss_come_back_as_they_were() -> None:
+def test_request_and_loss_round_trip() -> None:
     asked = wire.read_answer(wire.answer_record(wire.Answer("t", slot=Slot(3, "q", 1))))
     assert asked.slot == Slot(3, "q", 1) and asked.upload is None
     assert wire.read_answer(wire.answer_record(wire.Answer("t", lost="gone"))).lost == "gone"
@@ -91,12 +91,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_no_flat_float32_array_is_refused(name: str) -> None:
+def test_anything_but_a_flat_float32_array_is_refused(name: str) -> None:
     with pytest.raises(MalformedMessage):
         wire.read_answer(hostile(CASES[name]))
 
 
-def test_another_serialisation_is_refused() -> None:
+def test_other_serialisation_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="not a flat array"):
         wire.read_answer(hostile(saved(WEIGHTS), "pickle"))
 
@@ -113,14 +113,14 @@ def test_another_serialisation_is_refused() -> None:
         {"unreached": 3},
     ],
 )
-def test_scalars_of_another_type_are_refused(change: dict[str, object]) -> None:
+def test_scalars_of_wrong_type_are_refused(change: dict[str, object]) -> None:
     record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
     record["answer"] = ConfigRecord(dict(record["answer"]) | change)
     with pytest.raises(MalformedMessage, match=next(iter(change))):
         wire.read_answer(record)
 
 
-def test_records_that_are_missing_or_of_another_kind_are_refused() -> None:
+def test_missing_or_wrong_records_are_refused() -> None:
     whole = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1, {"loss": 1.0})))
     for name, other in (("answer", whole["model"]), ("model", whole["answer"]), ("report", whole["model"])):
         with pytest.raises(MalformedMessage):
@@ -131,7 +131,7 @@ def test_records_that_are_missing_or_of_another_kind_are_refused() -> None:
         wire.read_order(RecordDict({}))
 
 
-def test_a_report_of_texts_or_lists_is_refused() -> None:
+def test_report_with_texts_or_lists_is_refused() -> None:
     for value in ("1", [1.0], True):
         record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
         record["report"] = ConfigRecord({"loss": value})
@@ -139,11 +139,11 @@ def test_a_report_of_texts_or_lists_is_refused() -> None:
             wire.read_answer(record)
 
 
-def test_trees_come_back_and_other_bytes_do_not() -> None:
+def test_tree_round_trip_and_invalid_bytes() -> None:
     tree = {"a": WEIGHTS, "b": [1, None, {"c": CONTROL}], "d": 2**100}
     back = from_bytes(to_bytes(tree))
     assert np.array_equal(back["a"], WEIGHTS) and np.array_equal(back["b"][2]["c"], CONTROL) and back["d"] == 2**100
-    back["a"][0] = 5  # may be written to
+    back["a"][0] = 5  # it is writable
     good = to_bytes(tree)
     for bad in (b"", b"x" * 100, good[:-1], pickle.dumps(tree), good[:8] + b"[" + good[9:], b"\xff" * 8 + good[8:]):
         with pytest.raises(MalformedMessage):

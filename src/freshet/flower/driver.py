@@ -213,7 +213,7 @@ class LiveDriver:
         """Run until the time or the rounds are over, or until a test shows that the previous one had diverged."""
         if not self._started:
             self._started = True
-            self._wake(self.coordinator.wake(0.0))
+            self.wake(self.coordinator.wake(0.0))
         while not self.over and self.now < until:
             if between():
                 return False
@@ -245,7 +245,8 @@ class LiveDriver:
 
     # ---- starting trips
 
-    def _wake(self, at: float | None) -> None:
+    def wake(self, at: float | None) -> None:
+        """Schedule a tick of the coordinator."""
         if at is not None:
             self._wakes.append(at)
 
@@ -256,7 +257,7 @@ class LiveDriver:
         for at in due:
             with self._lock:
                 if self.server.synchronous and not self.trips and not present:  # do not count a round without devices
-                    self._wake(self.coordinator.postpone(at, self.now))
+                    self.wake(self.coordinator.postpone(at, self.now))
                 else:
                     self._carry_out(self.coordinator.tick(at, present.__contains__))
 
@@ -303,8 +304,8 @@ class LiveDriver:
             self.trips[assignment.device] = LiveTrip(assignment, new_ticket(), now)
         for device in effects.hurry:
             self.trips[device].urgent = True
-        self._wake(effects.wake_at)
-        self._wake(effects.look_at)
+        self.wake(effects.wake_at)
+        self.wake(effects.look_at)
         self.over |= self.coordinator.over
 
     def _send(self) -> None:
