@@ -1,7 +1,7 @@
-"""What the benchmarks share: synthetic data of the right shape, the textbook loop, and children that take turns.
+"""Shared by the benchmarks: synthetic data, the textbook loop, and contenders that take turns.
 
-Each contender runs in a process of its own with one thread, so that neither its memory allocator nor its caches help
-the other; they take turns, and the figure is the median of the ratios of neighbouring turns.
+Each contender runs in its own process with one thread, so that neither its memory allocator nor its caches help the
+other. The contenders take turns. The figure is the median of the ratios of neighbouring turns.
 """
 
 import statistics
@@ -26,7 +26,7 @@ BATCH, LR, VOCABULARY = 50, 0.03, 20_000
 
 
 def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSet:
-    """Images of the given shape as uint8, or texts of a given length; what they show does not matter for speed."""
+    """Random images of the given shape as uint8, or random texts of the given length."""
     rng = np.random.default_rng(0)
     if len(shape) == 1:
         x = rng.integers(1, VOCABULARY, (samples, *shape), dtype=np.int32)
@@ -41,7 +41,7 @@ def synthetic(shape: tuple[int, ...], samples: int, classes: int = 10) -> DataSe
 def factory_of(network: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
     settings: dict[str, Any] = {"vocabulary": VOCABULARY} if len(shape) == 1 else {}
     if network in ("textcnn", "vgg11"):
-        settings["dropout"] = 0.0  # so that both loops compute the same
+        settings["dropout"] = 0.0  # both loops must compute the same
 
     def factory() -> nn.Module:
         torch.manual_seed(1)
@@ -51,26 +51,26 @@ def factory_of(network: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
 
 
 def as_in_tutorials(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same network where ours is written in another way than a tutorial would: TextCNN from plain layers."""
+    """The network as a tutorial would write it: TextCNN from plain layers."""
 
-    def written_out() -> nn.Module:
+    def plain() -> nn.Module:
         model = factory()
         if isinstance(model, TextCNN):
-            model.encode = lambda x: _encoded(model, x)  # type: ignore[method-assign]
+            model.encode = lambda x: _encode_plainly(model, x)  # type: ignore[method-assign]
         return model
 
-    return written_out
+    return plain
 
 
-def _encoded(model: TextCNN, x: Tensor) -> Tensor:
+def _encode_plainly(model: TextCNN, x: Tensor) -> Tensor:
     words = model.embedding(x).transpose(1, 2)
     pad = nn.functional.pad
     convolutions = [conv for conv in model.convolutions if isinstance(conv, nn.Conv1d)]
     return torch.cat([conv(pad(words, (0, conv.kernel_size[0] - 1))).relu().amax(2) for conv in convolutions], 1)
 
 
-class Ordered(Sampler[int]):
-    """A given order, so that both loops see the same batches."""
+class FixedOrder(Sampler[int]):
+    """A fixed order, so that both loops see the same batches."""
 
     def __init__(self, order: np.ndarray) -> None:
         self.order = order.tolist()
@@ -85,20 +85,20 @@ class Ordered(Sampler[int]):
 def textbook(
     factory: Callable[[], nn.Module], dataset: TensorDataset, epochs: int, device: int, trip: int, batch: int = BATCH
 ) -> nn.Module:
-    """The loop of every tutorial: DataLoader, nn.Module, optim.SGD."""
+    """The loop of a tutorial: DataLoader, nn.Module, optim.SGD."""
     model = factory()
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), lr=LR)
     rng = stream(0, "batches", device, trip)
     for _ in range(epochs):
-        for x, y in DataLoader(dataset, batch_size=batch, sampler=Ordered(rng.permutation(len(dataset)))):
+        for x, y in DataLoader(dataset, batch_size=batch, sampler=FixedOrder(rng.permutation(len(dataset)))):
             optimiser.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
             optimiser.step()
     return model
 
 
-def normalised(data: DataSet) -> TensorDataset:
+def normalise(data: DataSet) -> TensorDataset:
     if data.vocabulary:
         return TensorDataset(torch.from_numpy(data.x_train).long(), torch.from_numpy(data.y_train))
     x: Tensor = (torch.from_numpy(data.x_train).float() / 255 - 0.5) / 0.5
@@ -106,7 +106,7 @@ def normalised(data: DataSet) -> TensorDataset:
 
 
 class Child:
-    """A contender in its own process: each ``turn`` runs its work once and gives the seconds it took."""
+    """A contender in its own process. Each ``turn`` runs its work once and returns the seconds."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -130,7 +130,7 @@ class Child:
 
 
 def serve(work: Callable[[], object]) -> None:
-    """Be a child: run the work whenever asked."""
+    """Run the work at every line of standard input, as the child of ``Child``."""
     for _ in sys.stdin:
         started = time.perf_counter()
         work()

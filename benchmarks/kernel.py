@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 import torch
-from common import BATCH, LR, Child, as_in_tutorials, factory_of, normalised, race, serve, synthetic, textbook
+from common import BATCH, LR, Child, as_in_tutorials, factory_of, normalise, race, serve, synthetic, textbook
 
 from freshet.compute.host import keep_freed_memory
 from freshet.core.messages import Assignment
@@ -48,7 +48,7 @@ def ours(cell: str):  # type: ignore[no-untyped-def]
 
 def theirs(cell: str):  # type: ignore[no-untyped-def]
     network, shape, samples, epochs, batch = CELLS[cell]
-    factory, dataset = as_in_tutorials(factory_of(network, shape)), normalised(synthetic(shape, samples))
+    factory, dataset = as_in_tutorials(factory_of(network, shape)), normalise(synthetic(shape, samples))
     return lambda: textbook(factory, dataset, epochs, 0, 1, batch)
 
 

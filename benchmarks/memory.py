@@ -1,7 +1,7 @@
-"""Peak memory: a CIFAR-10-sized run with two workers, and FedASMU's server with 100,000 devices.
+"""Memory of idle devices, of a CIFAR-10-sized run with two workers, and of FedASMU's server with 100,000 devices.
 
-The first figure is the proportional set size of all processes (shared pages counted once) beyond what the same
-processes take with nothing but the libraries loaded, over the bytes of data and models in flight. Linux only.
+The figure of the run is the proportional set size of all processes (shared pages counted once) beyond that of the same
+processes with only the libraries loaded, over the bytes of data and models in flight. Linux only.
 
     python benchmarks/memory.py
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from common import factory_of, synthetic
+from idle import resident
 
 from freshet import Federation
 from freshet.compute.host import keep_freed_memory
@@ -24,24 +25,25 @@ from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint
+from freshet.sim.fleet import Fleet, FleetOptions
 from freshet.training.schedules import constant
 
 SHAPE, SAMPLES, PARAMETERS = (3, 32, 32), 50_000, 62_006
 
 
 def tree() -> list[Path]:
-    """This process and its children."""
-    found, queue = [], ["self"]
+    """This process and its descendants."""
+    folders, queue = [], ["self"]
     while queue:
         folder = Path("/proc") / queue.pop()
-        found.append(folder)
+        folders.append(folder)
         for task in (folder / "task").iterdir():
             queue += (task / "children").read_text().split()
-    return found
+    return folders
 
 
 def proportional() -> int:
-    """Bytes that the whole tree takes, shared pages divided among their users."""
+    """Bytes of the whole process tree, shared pages divided among their users."""
     total = 0
     for process in tree():
         try:
@@ -53,7 +55,7 @@ def proportional() -> int:
 
 
 class Peak:
-    """Watches the tree's memory from a thread."""
+    """Samples the memory of the process tree in a thread."""
 
     def __enter__(self) -> "Peak":
         self.bytes, self._stop = 0, threading.Event()
@@ -83,6 +85,13 @@ def federation(samples: int, devices: int = 100) -> Federation:
     )
 
 
+def idle_device_memory(devices: int = 1_000_000) -> None:
+    """Print the memory of devices that have never been triggered."""
+    before = resident()
+    kept = (Fleet.draw(FleetOptions(devices=devices), 0), np.ones(devices, np.int64))
+    print(f"bytes per device never triggered: {(resident() - before) / len(kept[1]):.0f}", flush=True)
+
+
 def run_memory() -> None:
     pool = WorkerPool(2)
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +112,7 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
     context = MethodContext(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
     method = class_and_preset("fedasmu")[0](method_options("fedasmu", {"control_memory": kind}), context)
     server = Server(method, context, np.zeros(PARAMETERS, np.float32), constant(0.1))
-    keep_freed_memory()  # also gives back what the first part has left
+    keep_freed_memory()  # also frees what the first part left
     before, model, started = proportional(), np.ones(PARAMETERS, np.float32), time.perf_counter()
     for device in range(devices):
         server.trigger([device])
@@ -120,6 +129,7 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
 
 
 if __name__ == "__main__":
+    idle_device_memory()
     run_memory()
     for kind in ("budget", "sketch"):
         server_memory(kind)

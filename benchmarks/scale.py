@@ -1,10 +1,10 @@
-"""What one server process carries, and a day of a million devices that come and go.
+"""Uploads per second of one server process, and a day of a million devices that come and go.
 
-    python benchmarks/scale.py server                       # uploads and bytes per second by size of the model
-    python benchmarks/scale.py million [--method NAME ...]  # real training, 1,000,000 devices, a made-up trace
+    python benchmarks/scale.py server                       # uploads and bytes per second by model size
+    python benchmarks/scale.py million [--method NAME ...]  # real training, 1,000,000 devices, a synthetic trace
 
-The trace: every device is there for 2 to 6 hours of its day, at an hour of its own; a whole local training takes it 5
-to 100 minutes. Every device holds ten handwritten digits of two kinds, drawn from the same 1,438.
+The trace: every device is available for 2 to 6 hours of its day, at its own hour. A whole local training takes it 5 to
+100 minutes. Every device holds ten handwritten digits of two classes, drawn from the same 1,438.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def server_of(method: str, size: int, devices: int, **given: Any) -> Server:
 
 
 def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 10) -> float:
-    """Gates, rule and bookkeeping of uploads with ten devices in flight; each has been heard before."""
+    """Uploads per second through gates, rule and bookkeeping, with ten devices that were heard before."""
     server, rng = server_of(method, size, in_flight), np.random.default_rng(0)
     models = [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
     for device in range(in_flight):
@@ -68,7 +68,7 @@ def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 
         server.upload(Upload(device, active.trip, active.base, models[number % 2], 5))
         server.trigger([device])
 
-    for number in range(in_flight):  # the first ones teach nothing, and compile
+    for number in range(in_flight):  # warm-up
         turn(number)
     done, started = 0, time.perf_counter()
     while done < in_flight or time.perf_counter() - started < seconds:
@@ -78,7 +78,7 @@ def uploads_per_second(method: str, size: int, seconds: float, in_flight: int = 
 
 
 def bytes_in_flight(devices: int = 200_000) -> float:
-    """What the server remembers of a device that trains, beside the version that it holds."""
+    """Bytes that the server keeps per device in flight, beside the model versions."""
     server = server_of("fedasmu", 8, devices)
     before = resident()
     server.trigger(range(devices))
@@ -99,7 +99,7 @@ def server_part(seconds: float) -> None:
 
 
 class Shards(Sequence[NDArray[np.int64]]):
-    """Ten samples of two classes for every device, found when they are asked for."""
+    """Ten samples of two classes for every device, computed on access."""
 
     def __init__(self, labels: NDArray[Any], devices: int) -> None:
         self._of_class = [np.flatnonzero(labels == label) for label in range(10)]
@@ -115,7 +115,7 @@ class Shards(Sequence[NDArray[np.int64]]):
 
 
 def coming_and_going(devices: int, patterns: int = 5000) -> Fleet:
-    """A fleet whose devices share some thousand kinds of days, shuffled."""
+    """A fleet of devices that share some thousand daily patterns, assigned at random."""
     rng = np.random.default_rng(0)
     histories = []
     for _ in range(patterns):
@@ -131,8 +131,8 @@ def coming_and_going(devices: int, patterns: int = 5000) -> Fleet:
     return Fleet(seconds, np.full(devices, 5e6 / 8), np.full(devices, 20e6 / 8), 0.05, 0.05, trace=trace)
 
 
-class Tally(Observer):
-    """Staleness and results as they come."""
+class Collector(Observer):
+    """Collects staleness and accuracy."""
 
     def __init__(self) -> None:
         self.stale: list[int] = []
@@ -159,30 +159,30 @@ def million(method: str, given: dict[str, Any], devices: int, hours: float, in_f
     federated = FederatedData.of(data, Shards(data.y_train, devices))
     executor = SerialExecutor(Setup(factory, federated, TrainingOptions(epochs=5, batch_size=10), 0))
     trigger = Trigger("rounds" if kind.about.kind == "sync" else "concurrency", in_flight, 60.0, in_flight)
-    coordinator, tally, fleet = Coordinator(server, trigger), Tally(), coming_and_going(devices)
+    coordinator, collector, fleet = Coordinator(server, trigger), Collector(), coming_and_going(devices)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(Path(folder), [tally])
+        writer = RunWriter(Path(folder), [collector])
         Simulation(coordinator, fleet, executor, writer, eval_every=HOUR).run(hours * HOUR)
         writer.drain(wait=True)
     taken, count = time.perf_counter() - started, coordinator.counts
     executor.close()
-    stale = sorted(tally.stale) or [0]
+    stale = sorted(collector.stale) or [0]
     tail = stale[int(0.9 * (len(stale) - 1))]
     adapted = getattr(rule.state, "adaptations", "")
     return (
-        f"{named(method, given):28} {count.uploads:8,} {count.lost:8,} {count.discards:9,} "
+        f"{label(method, given):28} {count.uploads:8,} {count.lost:8,} {count.discards:9,} "
         f"{statistics.median(stale):7,.0f} {tail:7,} {stale[-1]:7,} {adapted:>8} "
-        f"{statistics.mean(tally.accuracy[-3:]):9.3f} {taken:8.0f} {resident() / 2**20:7,.0f}"
+        f"{statistics.mean(collector.accuracy[-3:]):9.3f} {taken:8.0f} {resident() / 2**20:7,.0f}"
     )
 
 
-def named(method: str, given: dict[str, Any]) -> str:
+def label(method: str, given: dict[str, Any]) -> str:
     return method + "".join(f" {key}={value}" for key, value in given.items())
 
 
-def parsed(line: str) -> tuple[str, dict[str, Any]]:
-    """``fedasmu@tau_max=5000`` as a name and options."""
+def parse(line: str) -> tuple[str, dict[str, Any]]:
+    """Split ``fedasmu@tau_max=5000`` into a name and options."""
     name, _, options = line.partition("@")
     pairs = (pair.split("=") for pair in options.split(",") if pair)
     return name, {key: float(value) if "." in value else int(value) for key, value in pairs}
@@ -191,7 +191,7 @@ def parsed(line: str) -> tuple[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["server", "million"])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of the server")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per measurement of the server")
     lines = ["fedasmu", "fedasmu@tau_max=5000", "fedbuff@K=100", "fedavg"]
     parser.add_argument("--method", nargs="+", default=lines, help="NAME or NAME@option=value,option=value")
     parser.add_argument("--devices", type=int, default=1_000_000)
@@ -206,7 +206,7 @@ def main() -> None:
     heads += [("adapted", 8), ("accuracy", 9), ("seconds", 8), ("MiB", 7)]
     print(f"{'method':28} " + " ".join(f"{head:>{width}}" for head, width in heads), flush=True)
     for line in arguments.method:
-        print(million(*parsed(line), arguments.devices, arguments.hours, arguments.in_flight), flush=True)
+        print(million(*parse(line), arguments.devices, arguments.hours, arguments.in_flight), flush=True)
 
 
 if __name__ == "__main__":

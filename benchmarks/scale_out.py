@@ -1,10 +1,10 @@
 """Ray with two nodes of one worker each against Freshet's own two worker processes, the same runs in turns.
 
-- by size: FedAvg with one step per trip, so that what is left is carrying the model there and back
+- by size: FedAvg with one step per trip, so that transport dominates
 - realistic: LeNet5, 600 samples, 5 epochs, batch 50; aim: Ray takes at most 1.1 times as long
 
-Both pools are started before and have run once. Both Ray nodes are on this machine (ray.cluster_utils), so no network
-is in the figures; the objects of one node are copied to the other as between machines.
+Both pools have been started and have run once. Both Ray nodes are on this machine (ray.cluster_utils), so no network is
+included. Objects are copied between the nodes as between machines.
 
     python benchmarks/scale_out.py [--trips N] [--repeat N]
 """
@@ -28,7 +28,7 @@ from common import BATCH, LR, factory_of, synthetic
 from freshet import Federation
 from freshet.compute.pool import Pool
 from freshet.compute.processes import WorkerPool
-from freshet.compute.ray import RayPool, private_folder
+from freshet.compute.ray import RayPool, make_private_folder
 from freshet.models.registry import count_parameters
 
 DEVICES, PER_ROUND, FLOAT = 24, 8, 4
@@ -37,7 +37,7 @@ STORE = 400_000_000  # bytes of each node's object store; the default is a third
 
 @dataclass(frozen=True)
 class Case:
-    """What every device trains."""
+    """The training of every device."""
 
     title: str
     network: str
@@ -71,9 +71,9 @@ REALISTIC = Case("LeNet5, 600 samples x 5 epochs", "lenet5", GREY, 600, 5)
 @contextmanager
 def two_nodes() -> Iterator[str]:
     """The address of a Ray cluster of two nodes with one CPU each, on the loopback interface."""
-    folder = private_folder()  # so that a Ray that somebody else has started here keeps its own address file
+    folder = make_private_folder()  # keeps the address file of another Ray on this machine
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    fair = {"RAY_worker_niceness": "0"}  # Ray's workers are nice (15) by default and starve on a machine that is busy
+    fair = {"RAY_worker_niceness": "0"}  # Ray's default niceness of 15 starves workers on a busy machine
     os.environ |= quiet | fair | {"RAY_TMPDIR": str(folder)}  # read by the import and by the nodes
     ray, cluster_utils = (importlib.import_module(name) for name in ("ray", "ray.cluster_utils"))
     node: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": STORE}
@@ -88,7 +88,7 @@ def two_nodes() -> Iterator[str]:
 
 
 def seconds_per_trip(case: Case, rounds: int, pool: Pool[Any]) -> float:
-    """One whole run over the number of its uploads (building the federation is not counted)."""
+    """Seconds of a whole run per upload, without building the federation."""
     fed = case.federation(rounds)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()

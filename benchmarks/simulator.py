@@ -1,10 +1,9 @@
-"""A whole simulated run against bare loops of the same SGD steps, in one run of this script.
+"""A whole simulated run against plain loops of the same SGD steps, in one run of this script.
 
-- overhead: the run with one worker over the same trips trained one after the other by the same kernel
+- overhead: the run with one worker over its training alone
 - scaling: the run with one worker over the run with two
 - machine: seconds per trip with two workers over those of two processes that run the textbook loop (one thread each)
-- start: seconds from the call of run() to the moment when a worker would train the first trip (workers started, data
-  handed over, initial model tested by a worker)
+- start: seconds from the call of run() to the first training (workers started, data sent, initial model tested)
 
     python benchmarks/simulator.py [--trips N] [--method fedavg fedasmu] [--cell lenet-cifar10] [--only-machine]
 """
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from common import LR, factory_of, normalised, synthetic, textbook
+from common import LR, factory_of, normalise, synthetic, textbook
 
 from freshet import Federation
 from freshet.compute.executor import SerialExecutor, Setup
@@ -32,7 +31,7 @@ DEVICES, EPOCHS = 100, 5
 
 
 class Cell(NamedTuple):
-    """Network, shape of an image, samples of a device."""
+    """Network, image shape, samples per device."""
 
     network: str
     shape: tuple[int, ...]
@@ -60,8 +59,8 @@ def federation(cell: Cell, method: str, executor: str, workers: int) -> Federati
     )
 
 
-class Recording(SerialExecutor):
-    """Trains as usual and adds up how long the training itself took."""
+class TimingExecutor(SerialExecutor):
+    """A serial executor that adds up the seconds of training."""
 
     seconds = 0.0
 
@@ -72,7 +71,7 @@ class Recording(SerialExecutor):
         def train(work: TripInput) -> TripOutcome:
             started = time.perf_counter()
             outcome = inner(work)
-            Recording.seconds += time.perf_counter() - started
+            TimingExecutor.seconds += time.perf_counter() - started
             return outcome
 
         self._trainer.train = train  # type: ignore[method-assign]
@@ -81,7 +80,7 @@ class Recording(SerialExecutor):
 def run(
     cell: Cell, method: str, executor: str, workers: int, until: float, pool: WorkerPool | None = None
 ) -> tuple[float, int]:
-    """Seconds and uploads of a run (building the federation is not counted)."""
+    """Seconds and uploads of a run, without building the federation."""
     fed = federation(cell, method, executor, workers)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -90,19 +89,19 @@ def run(
 
 
 def overhead(cell: Cell, method: str, until: float) -> float:
-    """Time of a one-worker run over the time that its training alone takes (measured inside the same run)."""
-    import freshet.compute.choice as room
+    """Time of a one-worker run over the time of its training, measured in the same run."""
+    from freshet.compute import choice
 
-    before = vars(room)["SerialExecutor"]
-    room.__dict__["SerialExecutor"] = Recording
-    Recording.seconds = 0.0
+    before = vars(choice)["SerialExecutor"]
+    choice.__dict__["SerialExecutor"] = TimingExecutor
+    TimingExecutor.seconds = 0.0
     taken, _ = run(cell, method, "serial", 1, until)
-    room.__dict__["SerialExecutor"] = before
-    return taken / Recording.seconds
+    choice.__dict__["SerialExecutor"] = before
+    return taken / TimingExecutor.seconds
 
 
-def bare(cell: str, trips: int) -> float:
-    """Seconds that two processes with one thread each need for so many textbook trips."""
+def plain_seconds(cell: str, trips: int) -> float:
+    """Seconds of two processes with one thread each for ``trips`` textbook trips."""
     children = [
         subprocess.Popen(
             [sys.executable, __file__, "--cell", cell, "--child", str(trips // 2)], stdout=subprocess.PIPE, text=True
@@ -114,7 +113,7 @@ def bare(cell: str, trips: int) -> float:
 
 def textbook_trips(cell: Cell, trips: int) -> None:
     torch.set_num_threads(1)
-    factory, data = factory_of(cell.network, cell.shape), normalised(synthetic(cell.shape, cell.each))
+    factory, data = factory_of(cell.network, cell.shape), normalise(synthetic(cell.shape, cell.each))
     textbook(factory, data, 1, 0, 1)
     started = time.perf_counter()
     for trip in range(trips):
@@ -127,7 +126,7 @@ def main() -> None:
     parser.add_argument("--trips", type=int, default=200)
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedasmu"])
     parser.add_argument("--cell", choices=CELLS, default="lenet-fmnist")
-    parser.add_argument("--only-machine", action="store_true", help="two workers against two textbook loops, no more")
+    parser.add_argument("--only-machine", action="store_true", help="only two workers against two textbook loops")
     parser.add_argument("--child", type=int)
     arguments = parser.parse_args()
     cell = CELLS[arguments.cell]
@@ -135,7 +134,7 @@ def main() -> None:
         textbook_trips(cell, arguments.child)
         return
     if not arguments.only_machine:
-        seconds, trips = run(cell, "fedavg", "processes", 2, 1.0)  # nobody is back after one virtual second
+        seconds, trips = run(cell, "fedavg", "processes", 2, 1.0)  # no device is back after one virtual second
         print(f"start-up to the first trip: {seconds:.1f} s ({trips} trips ended)", flush=True)
     for method in arguments.method:
         until = arguments.trips * (5.0 if method == "fedavg" else 1.0) + 30.0
@@ -149,7 +148,7 @@ def main() -> None:
             two, uploads = run(cell, method, "processes", 2, until, pool)
         if not arguments.only_machine:
             print(f"{method}: 1 worker / 2 workers = {one / two:.2f} ({uploads} trips)")
-        ratio = two / bare(arguments.cell, uploads)
+        ratio = two / plain_seconds(arguments.cell, uploads)
         print(f"{method}: 2 workers / two-process textbook loop = {ratio:.2f} per trip ({uploads} trips)", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A fleet from a trace: phones that are there when they charge at night, and tablets that get slower.
+"""A fleet from a trace: phones that are available while they charge at night, and tablets that get slower.
 
 python examples/trace_fleet.py          (FRESHET_SHORT=1 for a few seconds)
 """
@@ -16,7 +16,7 @@ HOUR = 3600
 
 
 def write(path: Path, phones: int, tablets: int) -> None:
-    """One row per device and change; an empty cell is as in the row before (docs: Fleets)."""
+    """Write one row per device and change. An empty cell keeps the value of the row before (docs: Fleets)."""
     rng = np.random.default_rng(0)
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
@@ -37,7 +37,7 @@ trace = Path("phones.csv")
 write(trace, phones=30, tablets=10)
 federation = freshet.Federation(
     method="fedasmu",
-    fleet={"trace": str(trace)},  # on the digits, with as many devices as the file has
+    fleet={"trace": str(trace)},  # trains on the digits; the file sets the number of devices
     run={"per_round": 5, "period": 60, "eval_every": 600},
 )
 result = federation.run(until="1h" if SHORT else "8h")
@@ -45,4 +45,4 @@ summary = result.summary
 print(
     f"{len(federation.fleet)} devices, accuracy {result.accuracy[-1]:.2f} after {summary['virtual_time'] / HOUR:.1f} h"
 )
-print(f"{summary['uploads']} uploads, {summary['lost']} trips lost because a device went away")
+print(f"{summary['uploads']} uploads, {summary['lost']} trips lost because a device left")

@@ -16,7 +16,7 @@ PRINTS = {
     "text.py": "parameters are sent\naccuracy",
     "regression.py": "metric rmse: ",
     "own_method.py": "all add up",
-    "trace_fleet.py": "trips lost because a device went away",
+    "trace_fleet.py": "trips lost because a device left",
     "lora.py": "parameters are sent instead of",
     "flower_app.py": "start it with: flwr run",
 }

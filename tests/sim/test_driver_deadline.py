@@ -104,7 +104,7 @@ def test_without_a_deadline_a_run_reports_that_it_stalls(method: str, federate: 
     )
     summary = federation.run(UNTIL, out=tmp_path / "run", observers=[Listener()]).summary
     assert summary["stalled"] is not None and summary["stalled"] < UNTIL / 2
-    assert any("devices that do not return; run.round_deadline" in message for message in messages)
+    assert any("devices that do not return; set run.round_deadline" in message for message in messages)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedasmu", "feddyn"])

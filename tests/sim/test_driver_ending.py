@@ -321,7 +321,7 @@ def test_without_observers_divergence_is_logged(federate: Federate, tmp_path: Pa
     assert "fedavg diverged at" in caplog.text
 
 
-def test_an_interrupted_run_is_logged(federate: Federate, tmp_path: Path, caplog, monkeypatch):
+def test_an_interruption_is_logged_once(federate: Federate, tmp_path: Path, caplog, monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(lifecycle, "interruptible", lambda: nullcontext(lambda: next(looks) > 20))
     result = federate("fedavg").run(200, out=tmp_path / "run")
