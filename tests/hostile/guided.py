@@ -22,8 +22,8 @@ with atheris.instrument_imports(include=["freshet"]):
     from freshet.data.plain_pickle import load_plain
     from freshet.errors import FreshetError
     from freshet.flower import wire
-    from freshet.report.log import parse_line
     from freshet.runs import segments
+    from freshet.runs.records import parse_line
     from freshet.sim.traces import read_trace
 
 FOLDER = Path(tempfile.mkdtemp(prefix="freshet-fuzz-"))

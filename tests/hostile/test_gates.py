@@ -1,7 +1,7 @@
 """Random and hostile uploads and requests against the coordinator, for every method.
 
-Whatever is sent: the model stays finite and sane, versions count right, each refusal is an event with a reason, what is
-held is freed, nothing raises, a refusal leaves no trace, and honest devices go on as if nothing had happened.
+Whatever is sent, the model stays finite and sane, versions are counted right, every rejection is logged with a reason and
+leaves no trace, held models are freed, nothing raises, and honest devices continue unaffected.
 ``make fuzz`` tries 100,000 sequences.
 """
 
@@ -29,7 +29,7 @@ TRIES = int(os.environ.get("FRESHET_FUZZ", "1"))
 #: Sequences for each method: 17 methods make 102,000 of the long form.
 SEQUENCES = 20 if TRIES == 1 else 150 * TRIES
 ACTIONS, DEVICES, EPOCHS = 40, 8, 3
-#: Nothing honest moves a weight further than this, whatever the hostile do.
+#: Honest devices move no weight further than this.
 SANE = 1e4
 LARGEST = float(np.finfo(np.float32).max)
 SMALL: dict[str, dict[str, Any]] = {"fedbuff": {"K": 3}, "port": {"K": 2}, "ca2fl": {"M": 3}, "fadas": {"M": 3}}
@@ -46,9 +46,7 @@ class Fuzz:
         self.past: list[Upload] = []
 
     def coordinator(self) -> Coordinator:
-        server = server_of(
-            self.name, devices=DEVICES, epochs=EPOCHS, gate=GATE_FACTOR, **SMALL.get(self.name, {})
-        )
+        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, gate=GATE_FACTOR, **SMALL.get(self.name, {}))
         kind = "rounds" if server.synchronous else "concurrency"
         return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
 
@@ -59,11 +57,11 @@ class Fuzz:
         free = set(range(DEVICES)) - self.c.server.active_trips.keys() - self.c.server.away.keys()
         effects = self.c.tick(self.now, lambda device: bool(there[device]))
         triggered = [event.device for event in effects.events if isinstance(event, Triggered)]
-        assert len(set(triggered)) == len(triggered) and set(triggered) <= free, "nobody is triggered twice at once"
+        assert len(set(triggered)) == len(triggered) and set(triggered) <= free, "no device is triggered twice at once"
         self.took(effects)
 
     def honest(self, device: int) -> Upload:
-        """What a device in flight sends that does as it is told."""
+        """What an honest device in flight sends."""
         server, active, rng = self.c.server, self.c.server.active_trips[device], self.rng
         base = server.store.get(active.base)
         weights = (base + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
@@ -116,13 +114,13 @@ class Fuzz:
         refused = [event for event in effects.events if isinstance(event, Rejected)]
         assert refused and refused[0].device == device and len(refused[0].reason) > 5
         decided = any(isinstance(event, Aggregated) for event in effects.events)
-        if not decided and self.name != "port":  # whose list of devices to hurry may be shorter now
+        if not decided and self.name != "port":  # its list of devices to hurry may be shorter now
             after = saving.dump(self.c.server.method.state)
-            assert same(after, before), "a refused upload has left a trace"
+            assert same(after, before), "a rejected upload has left a trace"
         self.took(effects)
 
     def spoilt(self, good: Upload) -> Any:
-        """An upload with one thing in it that must not be."""
+        """An upload with one invalid part."""
         rng, sends = self.rng, self.c.server.rule.sends
         wild = [np.nan, np.inf, -np.inf, LARGEST, -LARGEST, 1e30, -1e30, 1e9]
         weights = good.weights.copy()
@@ -171,7 +169,7 @@ class Fuzz:
         return spoilt[int(rng.integers(len(spoilt)))]
 
     def elsewhere(self) -> None:
-        """Somebody says that it uploads for a trip that there is not: never triggered, over, or to come."""
+        """An upload for a trip that does not exist: never triggered, over, or in the future."""
         server, rng = self.c.server, self.rng
         idle = [device for device in range(DEVICES) if device not in server.active_trips]
         claims: list[tuple[Any, Any]] = [(device, server.trips.get(device, 0)) for device in idle]
@@ -183,7 +181,7 @@ class Fuzz:
         self.c.trip_lost(self.now, device, trip, "gone")
 
     def again(self) -> None:
-        """An upload that was heard before comes once more."""
+        """A processed upload arrives again."""
         if self.past:
             old = self.past[int(self.rng.integers(len(self.past)))]
             active = self.c.server.active_trip(old.device, old.trip)
@@ -214,10 +212,10 @@ class Fuzz:
         self.refused(self.c.request(asked[int(rng.integers(len(asked)))]))
         assert [(active.slot, active.fresh) for active in server.active_trips.values()] == before
 
-    # ---- what must hold
+    # ---- invariants
 
     def refused(self, effects: Effects) -> None:
-        """Nothing but one refusal with a reason, and the model as it was."""
+        """One rejection with a reason, and an unchanged model."""
         (event,) = effects.events
         assert isinstance(event, Rejected) and len(event.reason) > 5 and effects.fresh is None
         self.took(effects)
@@ -229,7 +227,7 @@ class Fuzz:
         return effects
 
     def took(self, effects: Effects) -> None:
-        """The events can be logged and read back, and the log adds up."""
+        """The events can be logged and parsed, and the counts are right."""
         for event in effects.events:
             self.seq += 1
             line = json.loads(json.dumps({"seq": self.seq, "time": self.now, **events.record(event)}, allow_nan=False))
@@ -264,7 +262,7 @@ class Fuzz:
         self.calm()
 
     def calm(self) -> None:
-        """The attack is over: those who stayed honest are heard, and the model goes on."""
+        """After the attack, honest devices are heard and training continues."""
         server, version = self.c.server, self.c.server.version
         for device in list(server.away):
             self.c.trip_lost(self.now, device, server.away[device], "gone")
@@ -278,7 +276,7 @@ class Fuzz:
 
 
 @pytest.mark.parametrize("name", [*sorted(registry()), "fedasmu-course", "fedssmu-course"])
-def test_whatever_is_sent_the_model_stays_sane_and_the_honest_go_on(name: str) -> None:
+def test_whatever_is_sent_the_model_stays_sane_and_honest_devices_continue(name: str) -> None:
     for seed in range(SEQUENCES):
         try:
             Fuzz(name, seed).run()

@@ -254,7 +254,7 @@ class Removed(Observer):
 @pytest.mark.parametrize("other", [False, True])
 def test_a_run_whose_directory_is_gone_stops_with_one_sentence(tmp_path: Path, other: bool) -> None:
     place = tmp_path / "run"
-    with pytest.raises(RunError, match="was removed or replaced while its run was going; nothing more is written"):
+    with pytest.raises(RunError, match="was removed or replaced during its run; nothing more is written"):
         small("fedavg", run=SAVED).run(100, out=place, observers=[Removed(place, other)])
     assert [path.name for path in tmp_path.glob("run/*")] == ["other"] * other
 
@@ -300,8 +300,8 @@ def test_no_command_that_reads_a_run_imports_what_it_names(command: Any, trapped
 
 
 def test_watch_imports_nothing(trapped: Path, tmp_path: Path) -> None:
-    with live.Server(trapped) as server:
-        assert server.source.answer("")
+    with live.WatchServer(trapped) as server:
+        assert server.run.answer("")
     assert not (tmp_path / "trace").exists()
 
 
@@ -343,5 +343,8 @@ def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: s
 
 
 def test_sentences_for_what_the_machine_refuses() -> None:
-    assert error_sentence(OSError(28, "No space left on device", "/x")) == "/x: No space left on device (with --debug: where)"
+    assert (
+        error_sentence(OSError(28, "No space left on device", "/x"))
+        == "/x: No space left on device (--debug shows the traceback)"
+    )
     assert "nested too deeply" in error_sentence(RecursionError()) and "memory" in error_sentence(MemoryError())

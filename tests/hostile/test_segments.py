@@ -161,7 +161,7 @@ def test_a_segment_is_removed_only_if_the_live_file_holds_the_very_same(place: P
     assert not (place / FIRST).exists() and (place / LIVE).read_bytes() == content
     split(place, 0.5)
     (place / LIVE).write_bytes(content.replace(b"trigger", b"triggex"))
-    with pytest.raises(RunError, match=r"hold other events of the same numbers"):
+    with pytest.raises(RunError, match=r"hold different events with the same numbers"):
         segments.repair(place / LIVE)
     assert (place / FIRST).exists()
 
@@ -217,8 +217,8 @@ def test_a_run_with_a_damaged_segment_is_not_resumed_and_stays_as_it_is(place: P
 
 def test_watch_shows_what_came_before(place: Path) -> None:
     (place / SECOND).write_bytes(b"nonsense" * 100)
-    with live.Server(place) as server:
-        assert b"what follows is not shown" in (server.source.answer("") or b"")
+    with live.WatchServer(place) as server:
+        assert b"what follows is not shown" in (server.run.answer("") or b"")
 
 
 @given(damage())

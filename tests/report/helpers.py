@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from freshet.report.live import Server
+from freshet.report.live import WatchServer
 
 Record = dict[str, Any]
 EVIL = "<script>alert(1)</script>"
@@ -18,7 +18,7 @@ def lines(rows: Iterable[Record]) -> str:
 
 
 @contextmanager
-def serving(server: Server) -> Iterator[Server]:
+def serving(server: WatchServer) -> Iterator[WatchServer]:
     """The server of ``freshet watch``, answering in a thread of its own."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -7,7 +7,7 @@ import numpy as np
 
 from freshet import Federation, Result
 from freshet.report.closeup import closeup
-from freshet.report.reading import Reader, read
+from freshet.report.reading import RunFollower, read
 from freshet.sim.fleet import Fleet
 
 from .conftest import Write
@@ -71,7 +71,7 @@ def test_a_broken_world_is_said_in_one_sentence_and_not_used(written: Write) -> 
 def test_a_world_that_comes_while_a_run_is_watched_is_taken_in(written: Write) -> None:
     place = written("new", status=None)
     world = (place / "world.json").rename(place / "later")
-    reader = Reader(place)
+    reader = RunFollower(place)
     assert reader.refresh() and reader.data().world is None
     assert not reader.refresh()
     world.rename(place / "world.json")

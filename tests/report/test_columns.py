@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from freshet.cli.screen import cell, results_table
-from freshet.report.columns import COLUMNS, COUNTED, best, chosen, overhead
-from freshet.report.groups import grouped, headline
-from freshet.report.page import columns
+from freshet.report.columns import COLUMNS, SUMMARY_COLUMNS, best_median, choose_columns, overhead
+from freshet.report.groups import group_runs, headline
+from freshet.report.page import table_columns
 from freshet.report.reading import read_all
 
 from .conftest import Write
@@ -17,33 +17,33 @@ Record = dict[str, Any]
 
 
 def test_every_column_is_in_a_line_of_results_and_every_counted_one_in_a_summary(written: Write) -> None:
-    facts: Record = {column.summary: 3 for column in COUNTED}
-    (group,) = grouped(read_all([written("a", summary=facts)]))
+    facts: Record = {column.summary: 3 for column in SUMMARY_COLUMNS}
+    (group,) = group_runs(read_all([written("a", summary=facts)]))
     line = headline(group, 0.8, 10.0, None)
     assert COLUMNS.keys() <= line.keys()
-    assert [line[column.key]["median"] for column in COUNTED] == [3.0] * len(COUNTED)
+    assert [line[column.key]["median"] for column in SUMMARY_COLUMNS] == [3.0] * len(SUMMARY_COLUMNS)
 
 
 def test_what_is_seldom_wanted_is_shown_where_somebody_has_it() -> None:
     none, some = {"rejected": spread(0.0), "lost": spread(0.0)}, {"rejected": spread(2.0), "lost": spread(0.0)}
-    assert [column.key for column in chosen(("rejected", "lost"), [none, none])] == ["lost"]
-    assert [column.key for column in chosen(("rejected", "lost"), [none, some])] == ["rejected", "lost"]
+    assert [column.key for column in choose_columns(("rejected", "lost"), [none, none])] == ["lost"]
+    assert [column.key for column in choose_columns(("rejected", "lost"), [none, some])] == ["rejected", "lost"]
     devices = [{"devices_worst": spread(0.0), "devices_jain": spread(None, 0)}]
-    keys = [column.key for column in chosen(("devices_worst", "devices_jain"), devices)]
+    keys = [column.key for column in choose_columns(("devices_worst", "devices_jain"), devices)]
     assert keys == ["devices_worst"], "a worst device at 0 is worth telling"
 
 
 def test_the_best_of_several_lines() -> None:
     lines = [{"best": spread(v), "time_raw": spread(t), "lost": spread(1.0)} for v, t in ((0.5, 30.0), (0.7, None))]
-    assert (best(COLUMNS["best"], lines), best(COLUMNS["time_raw"], lines)) == (0.7, 30.0)
-    assert best(COLUMNS["lost"], lines) is None, "neither way is better"
-    assert best(COLUMNS["best"], lines[:1]) is None, "nobody to be better than"
-    assert best(COLUMNS["time_raw"], [lines[1]] * 2) is None, "nobody got there"
+    assert (best_median(COLUMNS["best"], lines), best_median(COLUMNS["time_raw"], lines)) == (0.7, 30.0)
+    assert best_median(COLUMNS["lost"], lines) is None, "neither way is better"
+    assert best_median(COLUMNS["best"], lines[:1]) is None, "nobody to be better than"
+    assert best_median(COLUMNS["time_raw"], [lines[1]] * 2) is None, "nobody got there"
 
 
 def test_the_page_is_told_its_columns_with_the_best(written: Write) -> None:
-    groups = grouped(read_all([written("a", accuracy=[0.9]), written("b", method="fedavg", accuracy=[0.4])]))
-    found = columns([headline(group, 0.8, 10.0, None) for group in groups], ("accuracy", "rejected"))
+    groups = group_runs(read_all([written("a", accuracy=[0.9]), written("b", method="fedavg", accuracy=[0.4])]))
+    found = table_columns([headline(group, 0.8, 10.0, None) for group in groups], ("accuracy", "rejected"))
     assert found[0] == {"key": "accuracy", "title": "final accuracy", "kind": "share", "best": 0.9}
     assert len(found) == 1, "nobody has rejected uploads"
 

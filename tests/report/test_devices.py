@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.report.closeup import closeup, devices_figures, soundings
+from freshet.report.closeup import closeup, device_accuracies, devices_figures
 from freshet.report.reading import read
 
 from .conftest import Write
@@ -58,4 +58,4 @@ def test_without_the_fleet_there_are_bands_only(written: Write) -> None:
 @pytest.mark.parametrize("accuracy", [None, "high", [], ["x"], [None], {"a": 1}])
 def test_damaged_lists_count_as_missing(accuracy: Any, written: Write) -> None:
     run = read(written("a", events=[sounded(0.0, accuracy), sounded(1.0, [0.5, True])], **FLEET))
-    assert [test.plain for test in soundings(run)] == [[0.5, None]]
+    assert [test.plain for test in device_accuracies(run)] == [[0.5, None]]

@@ -14,7 +14,7 @@ from freshet.cli import report as commands
 from freshet.errors import ConfigError
 from freshet.report import export
 from freshet.report.export import latex, tex, to_csv, to_latex, to_parquet, to_pdf
-from freshet.report.groups import grouped
+from freshet.report.groups import group_runs
 from freshet.report.reading import read_all
 
 from .conftest import Write
@@ -60,7 +60,7 @@ def test_pdf_has_its_pages(written: Write, finished: Callable[[str], Result], tm
 
 def test_latex_by_hand(written: Write) -> None:
     ours = [written(f"a{seed}", seed=seed, accuracy=[0.1, 0.5 + seed / 10]) for seed in (1, 2, 3)]
-    table = latex(grouped(read_all([*ours, written("b", method="a_b & <c>", accuracy=[0.1, 0.2])])), 0.65)
+    table = latex(group_runs(read_all([*ours, written("b", method="a_b & <c>", accuracy=[0.1, 0.2])])), 0.65)
     lines = table.splitlines()
     assert r"fedasmu & 3 & \textbf{70.0 {\scriptsize (60.0--80.0)}} &" in lines[6]
     assert r"\textbf{10 {\scriptsize (2 of 3)}} & -- &" in lines[6]
@@ -73,7 +73,7 @@ def test_latex_by_hand(written: Write) -> None:
 )
 def test_latex_of_a_metric_that_is_no_accuracy(written: Write, target: float | None, times: str) -> None:
     runs = [written(f"r{seed}", seed=seed, metric="rmse", accuracy=[2e4, 14.25 + 1e4 * seed]) for seed in (0, 1)]
-    lines = latex(grouped(read_all(runs)), target).splitlines()
+    lines = latex(group_runs(read_all(runs)), target).splitlines()
     heads, cells = (next(line for line in lines if line.startswith(word)) for word in ("Method &", "fedasmu &"))
     assert heads.startswith(f"Method & Seeds & Final rmse & Best rmse{times}")
     assert ("First" in heads, r"\%" in heads) == (target is not None, False)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from freshet import Result
-from freshet.report.closeup import closeup
-from freshet.report.extract import bands, chooser_shares, controls, slot_shares, stalenesses, weighted
+from freshet.report.closeup import bands, chooser_shares, closeup, controls, slot_shares, weighted_uploads
+from freshet.report.plots import stalenesses
 from freshet.report.reading import RunData, read
 from freshet.report.trips import trips_of
 
@@ -24,7 +24,7 @@ def test_staleness_agrees_with_the_summary(finished: Callable[[str], Result]) ->
 def test_weights_agree_with_the_log(finished: Callable[[str], Result]) -> None:
     run = read(finished("fedasmu").directory)
     logged = [e for e in run.events if e["kind"] == "aggregate"]
-    assert [(w.device, w.staleness, w.alpha) for w in weighted(run)] == [
+    assert [(w.device, w.staleness, w.alpha) for w in weighted_uploads(run)] == [
         (e["device"], e["contributions"][0]["staleness"], e["alpha"]) for e in logged
     ]
 

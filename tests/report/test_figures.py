@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from freshet.report.figures import _curves_figure, _times_figure, accuracy_figure
-from freshet.report.groups import grouped, headline
+from freshet.report.groups import group_runs, headline
 from freshet.report.reading import read_all
 from freshet.runs.reader import RunDirectory
 
@@ -25,7 +25,7 @@ def test_the_axis_follows_the_metric(
     written: Write, metric: str, values: list[float], target: float | None, label: str, drawn: list[float],
     span: tuple[float, float],
 ) -> None:  # fmt: skip
-    figure = _curves_figure(grouped(read_all([written("a", metric=metric, accuracy=values)])), target, "time")
+    figure = _curves_figure(group_runs(read_all([written("a", metric=metric, accuracy=values)])), target, "time")
     assert figure is not None
     (axes,) = figure.axes
     curve, *lines = axes.get_lines()
@@ -45,7 +45,7 @@ def test_a_method_that_never_got_there_stays_inside_the_axes(
         written("a", metric=metric, accuracy=[first, last]),
         written("b", method="fedavg", metric=metric, accuracy=[first, first]),
     ]
-    groups = grouped(read_all(runs))
+    groups = group_runs(read_all(runs))
     lines = [headline(group, 0.8, 10.0, None) | {"style": 0} for group in groups]
     figure = _times_figure(groups, lines, 0.8)
     assert figure is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import RunError
-from freshet.report.discovery import find, runs_to
+from freshet.report.reading import find, runs_to
 
 from .conftest import Write
 

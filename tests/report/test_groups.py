@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from freshet.report.groups import grouped, headline, said_diverged, settings, times_to
+from freshet.report.groups import describe_divergence, group_runs, headline, settings_table, times_to
 from freshet.report.page import document
 from freshet.report.reading import read, read_all
 
@@ -13,30 +13,30 @@ from .conftest import Write
 
 def test_runs_that_differ_only_in_their_seed_are_one_group(written: Write) -> None:
     runs = read_all(written(f"r{seed}", seed=seed, run={"workers": seed}) for seed in (1, 2, 3))
-    (group,) = grouped(runs)
-    assert (group.label, len(group.counted)) == ("fedasmu", 3)
+    (group,) = group_runs(runs)
+    assert (group.label, len(group.ended_runs)) == ("fedasmu", 3)
 
 
 def test_what_decides_nothing_splits_no_group_and_the_run_itself_says_what_that_is(written: Write) -> None:
     runs = [written("a", run={"target": 0.5, "new": 1}), written("b", seed=2, run={"target": 0.6, "new": 2})]
-    assert [group.label for group in grouped(read_all(runs))] == ["fedasmu (new=1)", "fedasmu (new=2)"]
+    assert [group.label for group in group_runs(read_all(runs))] == ["fedasmu (new=1)", "fedasmu (new=2)"]
     later = [
         written(f"c{n}", seed=n, run={"new": n}, world={"aside": ["run.new"]}) for n in (1, 2)
     ]  # a setting that only a later version knows
-    assert len(grouped(read_all(later))) == 1
+    assert len(group_runs(read_all(later))) == 1
 
 
 def test_without_a_world_only_the_seed_is_set_aside(written: Write) -> None:
     places = [written(f"old{n}", seed=n, run={"workers": n}) for n in (1, 2)]
     for place in places:
         (place / "world.json").unlink()
-    assert len(grouped(read_all(places))) == 2
+    assert len(group_runs(read_all(places))) == 2
 
 
 def test_labels_name_what_differs(written: Write) -> None:
     plain, lossy, other = written("a"), written("b", fleet={"loss": 0.05}), written("c", method="fedavg")
     more = written("d", fleet={"loss": 0.5})
-    assert [group.label for group in grouped(read_all([plain, lossy, other, more]))] == [
+    assert [group.label for group in group_runs(read_all([plain, lossy, other, more]))] == [
         "fedasmu",
         "fedasmu (loss=0.05)",
         "fedavg",
@@ -45,7 +45,7 @@ def test_labels_name_what_differs(written: Write) -> None:
 
 
 def test_a_setting_that_older_runs_do_not_have_splits_no_group(written: Write) -> None:
-    assert len(grouped(read_all([written("old"), written("new", seed=2, training={"augment": False})]))) == 1
+    assert len(group_runs(read_all([written("old"), written("new", seed=2, training={"augment": False})]))) == 1
 
 
 def test_unfinished_runs_are_not_averaged(written: Write) -> None:
@@ -57,7 +57,7 @@ def test_unfinished_runs_are_not_averaged(written: Write) -> None:
             written("killed", seed=4, accuracy=[0.1, 0.4], status=None),
         ]
     )
-    (group,) = grouped(runs)
+    (group,) = group_runs(runs)
     line = headline(group, 0.8, 10.0, None)
     assert [run.status for run in runs] == ["finished", "interrupted", "failed", "unfinished"]
     assert (line["runs"], line["all"], line["seeds"]) == (1, 4, [1])
@@ -71,9 +71,9 @@ def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
             written("bad", seed=2, accuracy=[0.1, 0.2], status="diverged", summary={"diverged": 12.5}),
         ]
     )
-    (group,) = grouped(runs)
+    (group,) = group_runs(runs)
     line = headline(group, 0.8, 10.0, None)
-    assert (line["runs"], line["diverged"], said_diverged(line)) == (
+    assert (line["runs"], line["diverged"], describe_divergence(line)) == (
         2,
         [{"seed": 2, "time": 12.5}],
         "1 diverged at 12.5 s",
@@ -82,7 +82,7 @@ def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
     page = document(runs)
     low, high, middle = page["worlds"][0]["accuracy"]["time"]["data"]
     assert middle["x"][-1] == 30.0 and (low["y"][-1], high["y"][-1]) == (20.0, 90.0), "its last value stays"
-    assert "bad: the model diverged at 12.5 s; its last numbers enter the medians as they are." in page["notes"]
+    assert "bad: the model diverged at 12.5 s; its last numbers enter the medians." in page["notes"]
     assert [run["diverged"] for run in page["runs"]] == [None, 12.5]
 
 
@@ -103,7 +103,7 @@ def test_headline_by_hand(written: Write) -> None:
     curves = {1: [0.0, 0.8, 0.9, 0.9, 0.9, 0.9], 2: [0.0, 0.1, 0.8, 0.2, 0.2, 0.2], 3: [0.0, 0.1, 0.1, 0.1, 0.1, 0.7]}
     ours = [written(f"a{seed}", seed=seed, accuracy=curve) for seed, curve in curves.items()]
     theirs = [written(f"b{seed}", seed=seed, method="fedavg", accuracy=[0.1, 0.1]) for seed in (1, 2)]
-    first, second = grouped(read_all([*ours, *theirs]))
+    first, second = group_runs(read_all([*ours, *theirs]))
     line = headline(first, 0.8, 10.0, None)
     assert (line["accuracy"]["median"], line["best"]["median"]) == (0.7, 0.8)
     assert (line["times_raw"], line["times_mean"]) == ([10.0, 20.0, None], [50.0, None, None])
@@ -126,7 +126,7 @@ def test_settings_shared_and_differing(written: Write) -> None:
         written("c", method="fedavg", seed=1),
         written("d", method="fedavg", seed=2),
     ]
-    found = settings(grouped(read_all(runs)))
+    found = settings_table(group_runs(read_all(runs)))
     assert found["differing"] == [{"section": "method", "key": "name", "values": ["fedasmu", "fedavg"]}]
     assert {"key": "seed", "value": "1, 2", "in": 2} in found["common"]["run"]
 

@@ -23,14 +23,14 @@ from .helpers import lines, serving
 
 
 @pytest.fixture
-def server(written: Write, monkeypatch: pytest.MonkeyPatch) -> Iterator[live.Server]:
-    monkeypatch.setattr(live, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(live, "SELDOM", 0.0)
-    with serving(live.Server(written("a", accuracy=[0.1], status=None))) as server:
+def server(written: Write, monkeypatch: pytest.MonkeyPatch) -> Iterator[live.WatchServer]:
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(live, "PAUSE_FACTOR", 0.0)
+    with serving(live.WatchServer(written("a", accuracy=[0.1], status=None))) as server:
         yield server
 
 
-def get(server: live.Server, path: str, host: str | None = None) -> tuple[int, bytes]:
+def get(server: live.WatchServer, path: str, host: str | None = None) -> tuple[int, bytes]:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{server.server_port}"})
     answer = connection.getresponse()
@@ -39,12 +39,12 @@ def get(server: live.Server, path: str, host: str | None = None) -> tuple[int, b
     return answer.status, body
 
 
-def news(server: live.Server, have: str = "") -> Any:
+def news(server: live.WatchServer, have: str = "") -> Any:
     status, body = get(server, f"/data.json?have={have}")
     return None if status == 204 else json.loads(body)
 
 
-def test_the_page_and_its_data_and_nothing_else(server: live.Server) -> None:
+def test_the_page_and_its_data_and_nothing_else(server: live.WatchServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     status, page = get(server, "/")
     assert (status, b"Freshet report" in page) == (200, True)
@@ -54,7 +54,7 @@ def test_the_page_and_its_data_and_nothing_else(server: live.Server) -> None:
     assert get(server, "/", host="evil.example:80")[0] == 403
 
 
-def test_news_as_the_run_goes_on(server: live.Server, tmp_path: Path) -> None:
+def test_news_as_the_run_goes_on(server: live.WatchServer, tmp_path: Path) -> None:
     first = news(server)
     assert first["document"]["runs"][0]["status"] == "unfinished"
     assert news(server, first["version"]) is None
@@ -70,7 +70,7 @@ def test_news_as_the_run_goes_on(server: live.Server, tmp_path: Path) -> None:
 
 
 def test_a_client_that_drips_is_left_as_soon_as_one_that_is_silent(
-    server: live.Server, monkeypatch: pytest.MonkeyPatch
+    server: live.WatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live._Handler, "timeout", 1.0)
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as client:
@@ -84,7 +84,7 @@ def test_a_client_that_drips_is_left_as_soon_as_one_that_is_silent(
     assert get(server, "/")[0] == 200
 
 
-def test_one_connection_serves_question_after_question(server: live.Server) -> None:
+def test_one_connection_serves_question_after_question(server: live.WatchServer) -> None:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     for _ in range(3):
         connection.request("GET", "/data.json", headers={"Host": f"127.0.0.1:{server.server_port}"})
@@ -93,9 +93,9 @@ def test_one_connection_serves_question_after_question(server: live.Server) -> N
     connection.close()
 
 
-def test_a_port_that_is_taken(server: live.Server, written: Write) -> None:
+def test_a_port_that_is_taken(server: live.WatchServer, written: Write) -> None:
     with pytest.raises(ConfigError, match="--port"):
-        live.Server(written("b"), server.server_port)
+        live.WatchServer(written("b"), server.server_port)
 
 
 def test_ctrl_c_stops_cleanly(written: Write) -> None:

@@ -15,9 +15,8 @@ from freshet import Result
 from freshet.cli import util as bar
 from freshet.report import live
 from freshet.report.export import tidy
-from freshet.report.log import Log
-from freshet.report.page import PASSES, document, report
-from freshet.report.reading import read, read_all
+from freshet.report.page import READS_PER_LOG, document, report
+from freshet.report.reading import Log, read, read_all
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from tests.report.conftest import Write
@@ -88,11 +87,17 @@ def test_events_of_a_kind_and_all_of_them_as_often_as_they_are_wanted(written: W
     assert list(Log()) == [] and Log().read() is False
 
 
+def empty_log(folder: Path) -> tuple[Path, Log]:
+    """The path of a log without lines in a new run directory, and its reader."""
+    (folder / "config.toml").touch()
+    (folder / "events.jsonl").touch()
+    return folder / "events.jsonl", Log(RunDirectory(folder))
+
+
 def test_only_what_is_complete_is_read_and_what_is_new_is_added(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+    path, found = empty_log(tmp_path)
     first, second = lines([{"seq": 1, "time": 1.0, "kind": "upload"}]), '{"seq": 2, "time": 2.0'
     path.write_text(first + second)
-    found = Log(path)
     assert found.read() and len(found) == 1 and not found.read()
     with path.open("a") as file:
         file.write(', "kind": "lost"}\n')
@@ -102,18 +107,16 @@ def test_only_what_is_complete_is_read_and_what_is_new_is_added(tmp_path: Path) 
 
 
 def test_a_damaged_line_ends_the_reading_with_a_note_and_what_came_before_stays(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+    path, found = empty_log(tmp_path)
     path.write_text('{"time": 1.0, "kind": "upload"}\nnonsense\n{"time": 2.0, "kind": "upload"}\n')
-    found = Log(path)
     found.read()
     assert found.note is not None and "line 2" in found.note
     assert [event["time"] for event in found] == [1.0]
 
 
 def test_events_whose_times_go_back_are_put_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+    path, found = empty_log(tmp_path)
     path.write_text(lines({"time": float(time), "kind": "upload"} for time in (3, 1, 2)))
-    found = Log(path)
     found.read()
     assert [event["time"] for event in found] == [1.0, 2.0, 3.0] and found.end == 3.0
 
@@ -129,10 +132,10 @@ def test_the_bar_hears_of_every_byte_that_is_read(written: Write, tmp_path: Path
         read_bytes += count
 
     size = (place / "events.jsonl").stat().st_size
-    audit(RunDirectory(place), seen=seen)
+    audit(RunDirectory(place), on_bytes=seen)
     assert read_bytes == size
-    report([place], tmp_path / "page.html", seen=seen)
-    assert read_bytes <= (1 + PASSES) * size and read_bytes >= 4 * size
+    report([place], tmp_path / "page.html", on_bytes=seen)
+    assert read_bytes <= (1 + READS_PER_LOG) * size and read_bytes >= 4 * size
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -140,8 +143,8 @@ def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
     written: Write, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     place = written("a", events=many(50))
-    monkeypatch.setattr(bar, "LONG_BYTES", 1000)
-    monkeypatch.setattr(bar, "PORTION", 100)
+    monkeypatch.setattr(bar, "MIN_BAR_BYTES", 1000)
+    monkeypatch.setattr(bar, "BAR_STEP_BYTES", 100)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     with bar.reading_bar([place], console=console) as seen:
         read(place, seen)
@@ -154,17 +157,16 @@ def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
 def test_of_a_long_log_the_first_answer_comes_before_it_is_read(
     finished: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "AT_ONCE", 1000)
-    source = live.Source(finished("fedasync").directory)
-    may_read, refresh = threading.Event(), source._reader.refresh
-    monkeypatch.setattr(source._reader, "refresh", lambda: may_read.wait(60) and refresh())
-    first = json.loads(source.answer("") or b"")
+    monkeypatch.setattr(live, "MAX_WAITING_BYTES", 1000)
+    run = live.LiveRun(finished("fedasync").directory)
+    may_read, refresh = threading.Event(), run.follower.refresh
+    monkeypatch.setattr(run.follower, "refresh", lambda: may_read.wait(60) and refresh())
+    first = json.loads(run.answer("") or b"")
     assert any("is being read" in note for note in first["document"]["notes"])
     assert first["document"]["worlds"][0]["accuracy"] and not first["document"]["closeups"][0].get("timeline")
-    behind = source._behind
-    assert behind is not None
+    assert run.background is not None
     may_read.set()
-    behind.join(60)
-    second = json.loads(source.answer(first["version"]) or b"")
+    run.background.join(60)
+    second = json.loads(run.answer(first["version"]) or b"")
     assert second["version"] != first["version"] and second["document"]["closeups"][0]["timeline"]
     assert not any("is being read" in note for note in second["document"]["notes"])

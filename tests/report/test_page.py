@@ -10,7 +10,7 @@ import pytest
 
 from freshet import Result
 from freshet.errors import ConfigError, RunError
-from freshet.report.page import document, embedded, render, report
+from freshet.report.page import document, embed_json, render, report
 from freshet.report.reading import read, read_all
 
 from .conftest import Write
@@ -24,7 +24,7 @@ def data_of(page: str) -> Any:
 
 
 def test_embedded_json_cannot_end_its_element() -> None:
-    text = embedded({"name": "</script><!--&\u2028\ud800"})
+    text = embed_json({"name": "</script><!--&\u2028\ud800"})
     assert not set("<>&") & set(text)
     assert text.isascii()
     assert json.loads(text) == {"name": "</script><!--&\u2028\ud800"}
@@ -139,7 +139,7 @@ def test_python_takes_the_folders_that_the_command_takes(written: Write, tmp_pat
 
 
 def test_mistakes_in_one_sentence(written: Write, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no such folder"):
+    with pytest.raises(RunError, match="is not a run directory: the folder does not exist"):
         report([tmp_path / "nowhere"], tmp_path / "r.html")
     with pytest.raises(ConfigError, match="cannot be written"):
         report([written("a")], tmp_path / "no" / "r.html")

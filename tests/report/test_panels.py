@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from freshet.report.discovery import find
 from freshet.report.experiment import experiment, read_experiments
 from freshet.report.figures import draw, experiment_figure, footnote
 from freshet.report.page import document
-from freshet.report.panels import Bars, Curves, panels, shorter
+from freshet.report.panels import Bars, Curves, panels, short_names
 from freshet.report.plots import panel_figure
-from freshet.report.reading import read
+from freshet.report.reading import find, read
 
 from .conftest import Write
 from .helpers import EVIL, line, results, spread, world
@@ -54,9 +53,9 @@ def test_ablations_have_accuracy_above_time_with_a_column_per_cell() -> None:
 
 
 def test_a_common_head_of_names_is_left_out() -> None:
-    assert shorter(["a@x=1", "a@x=2"]) == ["x=1", "x=2"]
-    assert shorter(["a", "a@x=2"]) == ["a", "a@x=2"]
-    assert shorter(["a@x=1"]) == ["a@x=1"]
+    assert short_names(["a@x=1", "a@x=2"]) == ["x=1", "x=2"]
+    assert short_names(["a", "a@x=2"]) == ["a", "a@x=2"]
+    assert short_names(["a@x=1"]) == ["a@x=1"]
 
 
 @pytest.mark.parametrize("look", ["curves", "settings", "methods"])
@@ -104,7 +103,7 @@ def test_a_folder_of_a_grid_is_reported_with_its_experiments(written: Write, tmp
     assert find([folder]).runs == [run]
     found, notes = read_experiments(find([folder]).results)
     assert [experiment.name for experiment in found] == ["ablation"]
-    assert notes == ["broken.json cannot be read as results of freshet; it is not shown."]
+    assert notes == ["broken.json does not hold valid results of freshet and is not shown."]
     shown = document([read(run)], None, found)["experiments"][0]
     assert shown["title"] == "an experiment" and shown["worlds"][0]["lines"][0]["bytes_fresh"] == 1e6
     assert [len(row) for row in shown["rows"]] == [1, 1]

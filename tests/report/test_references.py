@@ -2,12 +2,12 @@
 
 import pytest
 
-from freshet.report.groups import Ratio, references, time_ratio
+from freshet.report.groups import Ratio, assign_references, time_ratio
 
 
 def held(names, named=()):
     kinds = ["sync" if name in ("fedssmu", "fedavg", "fedprox") else "async" for name in names.split()]
-    found = references(names.split(), kinds, [names.split().index(name) for name in named])
+    found = assign_references(names.split(), kinds, [names.split().index(name) for name in named])
     return [None if place is None else names.split()[place] for place in found]
 
 
@@ -25,7 +25,7 @@ def test_who_is_alone_of_its_kind_is_held_against_the_other_kinds_reference():
     assert held("fedasmu fedavg") == [None, "fedasmu"]
     assert held("fedavg fedasmu") == [None, "fedavg"]
     assert held("fedavg") == [None]
-    assert references([], []) == []
+    assert assign_references([], []) == []
 
 
 def test_one_named_reference_is_for_all_two_are_for_each_kind():

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.report.statistics import (
-    Paired,
+    PairedComparison,
     Spread,
     band,
+    compare_paired,
     histogram,
     mean_crossing,
     on_grid,
     over_seeds,
     over_seeds_reached,
-    paired,
-    regular,
+    regular_grid,
     sign_flip,
     trailing_mean,
 )
@@ -56,8 +56,8 @@ def test_crossing_of_the_five_point_mean_by_hand() -> None:
 def test_the_grid_takes_the_latest_model() -> None:
     assert on_grid([0, 4, 9, 10, 25], [1.0, 2.0, 3.0, 4.0, 5.0], [0, 10, 20, 30]) == [1.0, 4.0, 4.0, 5.0]
     assert on_grid([5], [1.0], [0, 10]) == [None, 1.0]
-    assert regular(10, 35) == [0, 10, 20, 30]
-    assert regular(0.1, 0.3) == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert regular_grid(10, 35) == [0, 10, 20, 30]
+    assert regular_grid(0.1, 0.3) == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 def test_bands_point_by_point() -> None:
@@ -93,5 +93,7 @@ def test_sign_flip_is_a_p_value_that_ignores_the_direction(differences: list[flo
 
 
 def test_pairs_are_made_by_seed() -> None:
-    assert paired({1: 0.9, 2: 0.8, 3: None}, {2: 0.7, 1: 0.6, 3: 0.1, 4: 0.2}) == Paired(2, pytest.approx(0.2), 0.5)
-    assert paired({1: 0.9}, {2: 0.7}) == Paired(0, None, None)
+    assert compare_paired({1: 0.9, 2: 0.8, 3: None}, {2: 0.7, 1: 0.6, 3: 0.1, 4: 0.2}) == PairedComparison(
+        2, pytest.approx(0.2), 0.5
+    )
+    assert compare_paired({1: 0.9}, {2: 0.7}) == PairedComparison(0, None, None)

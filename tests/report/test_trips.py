@@ -92,7 +92,7 @@ def test_every_trip_of_a_real_run_in_order(finished: Callable[[str], Result], me
 
 def test_only_the_newest_trips_are_shown(written: Write) -> None:
     run = read(written("a", events=[TRIGGER | {"time": float(t), "trip": t} for t in range(10)]))
-    shown = timeline(run, trips_of(run), most=4)
+    shown = timeline(run, trips_of(run), limit=4)
     assert (shown["left_out"], shown["first"], shown["trips"]["number"]) == (6, 6.0, [6, 7, 8, 9])
 
 

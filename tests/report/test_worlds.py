@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from freshet.report.export import to_latex, to_pdf
-from freshet.report.groups import worlds
+from freshet.report.groups import comparables
 from freshet.report.page import document
 from freshet.report.reading import read_all
 
@@ -48,13 +48,16 @@ def test_a_network_a_held_out_part_and_other_custom_data_are_worlds_of_their_own
         "test set": written("d", world={"test_samples": 8}),
     }
     for what, other in others.items():
-        assert len(worlds(read_all([base, other]))) == 2, what
-    assert [world.name for world in worlds(read_all([base, others["network"]]))] == ["custom, custom", "custom, lenet5"]
-    assert [world.name for world in worlds(read_all([base, others["test set"]]))] == [
+        assert len(comparables(read_all([base, other]))) == 2, what
+    assert [world.name for world in comparables(read_all([base, others["network"]]))] == [
+        "custom, custom",
+        "custom, lenet5",
+    ]
+    assert [world.name for world in comparables(read_all([base, others["test set"]]))] == [
         "custom, 7 test samples",
         "custom, 8 test samples",
     ]
-    assert [world.name for world in worlds(read_all([base, *others.values()]))][:3] == [
+    assert [world.name for world in comparables(read_all([base, *others.values()]))][:3] == [
         "custom, custom, test set, 7 test samples",
         "custom, lenet5",
         "custom, custom, held-out 20 %",

@@ -37,7 +37,7 @@ def test_what_a_device_cannot_remember_is_named(tree, value):
 
 
 def test_what_else_cannot_be_stored_is_named():
-    with pytest.raises(RunError, match=r"^the state\['a'\]\[1\] is a set; keep numbers"):
+    with pytest.raises(RunError, match=r"^the state\['a'\]\[1\] is a set; use numbers"):
         pack({"a": [0, {1}]})
 
 

@@ -288,7 +288,7 @@ def test_hostile_lines_are_a_sentence_too(finished, tmp_path, content):
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
-    with pytest.raises(RunError, match="no such folder"):
+    with pytest.raises(RunError, match="is not a run directory: the folder does not exist"):
         RunDirectory(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"config\.toml"):
         RunDirectory(tmp_path)

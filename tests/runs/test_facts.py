@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from freshet.runs.records import Contributor, contributors, first_crossing, number, parse_line, integer
+from freshet.runs.records import Contributor, contributors, first_crossing, integer, number, parse_line
 
 
 def part(device: Any, base: Any, staleness: Any, weight: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint, lifecycle
-from freshet.runs.lifecycle import RunOutcome, RunPlan, OpenRun, Stopwatch, drive, interruptible
+from freshet.runs.lifecycle import OpenRun, RunOutcome, RunPlan, Stopwatch, drive, interruptible
 from freshet.runs.writer import RunWriter, weights_sha256
 from freshet.training.schedules import constant
 
@@ -199,7 +199,7 @@ def test_what_the_method_says_first_and_what_the_figures_hide_is_said(stage: Sta
     stage.server.method.summary = lambda: {"adaptations": 1, "adaptations_skipped": 3}  # type: ignore[method-assign]
     stage.live({1: lambda _: stage.said.append("first event")})
     assert stage.said[:2] == ["mind the gap", "first event"]
-    assert stage.said[2:] == ["mine:Method: 3 of 4 adaptations were skipped, since steps were forgotten"]
+    assert stage.said[2:] == ["mine:Method: 3 of 4 adaptations were skipped: their steps were forgotten"]
 
 
 def test_numbers_that_arrive_late_are_awaited_at_the_end(stage: Stage) -> None:

@@ -21,20 +21,20 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         (
             {},
             [
-                "fedavg: no upload arrived in 100 s, as no device was triggered; are they there? see a trace's "
+                "fedavg: no upload arrived in 100 s: no device was available; check a trace's "
                 "available and from, fleet.on_seconds and off_seconds, run.until"
             ],
         ),
         (
             {"trips": 3},
-            ["fedavg: no upload arrived in 100 s, and 3 trips were under way; a later run.until lets them end"],
+            ["fedavg: no upload arrived in 100 s, and 3 trips were in flight; a later run.until lets them end"],
         ),
         ({"uploads": 1}, []),
         ({"status": "interrupted"}, []),
         ({"status": "failed"}, []),
         (
             {"diverged": 0.0, "status": "diverged"},
-            ["fedavg began with a test loss that is not finite; look at the model's outputs and at the test data"],
+            ["fedavg began with a test loss that is not finite; check the model's outputs and the test data"],
         ),
     ],
 )

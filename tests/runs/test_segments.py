@@ -14,8 +14,7 @@ from freshet import Federation, Observer
 from freshet.cli.util import reading_bar
 from freshet.errors import ConfigError, RunError
 from freshet.report.export import tidy
-from freshet.report.log import Log
-from freshet.report.reading import read, read_all
+from freshet.report.reading import Log, read, read_all
 from freshet.runs import checkpoint, segments
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
@@ -162,7 +161,7 @@ def test_a_kill_at_any_moment_leaves_a_directory_that_resumes_to_the_same_log(
 def test_a_rotation_that_fails_ends_the_run_with_a_sentence_and_is_made_up_for(
     tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in ("_pack", "_behead"):
+    for step in ("_pack", "_drop_start"):
         stage = Stage(tmp_path / step)
         with monkeypatch.context() as patch:
             patch.setattr(segments, step, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -173,7 +172,7 @@ def test_a_rotation_that_fails_ends_the_run_with_a_sentence_and_is_made_up_for(
         assert whole(stage.directory) == reference
 
 
-@pytest.mark.parametrize("step", ["_pack", "_behead"])
+@pytest.mark.parametrize("step", ["_pack", "_drop_start"])
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_disk_too_full_for_the_last_rotation_costs_a_finished_run_nothing(
     tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch, step: str, keep: bool
@@ -228,7 +227,7 @@ def test_little_is_not_compressed_and_an_interrupted_run_keeps_two_ways_back(tmp
 
 
 def test_what_shrinks_beyond_all_measure_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "ALWAYS", 1000)
+    monkeypatch.setattr(segments, "UNCHECKED_BYTES", 1000)
     content = b'{"seq":1,"note":"' + bytes(1_000_000).replace(b"\0", b"x") + b'"}\n'
     (tmp_path / LIVE).write_bytes(content)
     assert not segments.rotate(tmp_path / LIVE, len(content))
@@ -329,7 +328,8 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_whole(pair: tuple[Path, 
 def test_a_watched_log_goes_on_over_a_rotation(pair: tuple[Path, Path], tmp_path: Path) -> None:
     content = (pair[0] / LIVE).read_bytes()
     cuts = [content.index(b"\n", int(share * len(content))) + 1 for share in (0.2, 0.5, 0.8)]
-    live, log = tmp_path / LIVE, Log(tmp_path / LIVE)
+    (tmp_path / "config.toml").touch()
+    live, log = tmp_path / LIVE, Log(RunDirectory(tmp_path))
     live.write_bytes(content[: cuts[0]])
     assert log.read() and log.unread == 0
     live.write_bytes(content[: cuts[1]])

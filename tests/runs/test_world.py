@@ -48,7 +48,9 @@ def test_seconds_on_the_links() -> None:
     assert (WORLD.up(0, 1_000_000), WORLD.down(1, 1_000_000)) == (1.5, 0.5)
     assert WORLD.up(1, 10**9) == 0.5, "a link without limit"
     later = replace(WORLD, start_seconds=[3.0, 4.0])
-    assert later.seconds_to_first_step(0) - WORLD.seconds_to_first_step(0) == 3.0 and WORLD.seconds_to_first_step(1) == WORLD.down(1, 2_600)
+    assert later.seconds_to_first_step(0) - WORLD.seconds_to_first_step(0) == 3.0 and WORLD.seconds_to_first_step(
+        1
+    ) == WORLD.down(1, 2_600)
 
 
 def test_a_run_says_what_its_fleet_and_data_were(finished: Callable[[str], Result]) -> None:

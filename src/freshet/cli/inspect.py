@@ -11,14 +11,14 @@ from rich.table import Table
 from freshet.cli.report import Runs
 from freshet.errors import RunError
 from freshet.files import printable
-from freshet.runs.reader import RunDirectory
+from freshet.runs.reader import CONFIG, RunDirectory
 
 if TYPE_CHECKING:
     from freshet.paper.cells import Cell
     from freshet.runs.audit import Audit
 
 #: Exit codes of an audit that found a problem, and of one that could not check the weights.
-PROBLEM, NOT_AUDITED = 1, 3
+EXIT_PROBLEM, EXIT_NOT_AUDITED = 1, 3
 
 
 def methods(
@@ -29,7 +29,7 @@ def methods(
 
     console = Console()
     if name is not None:
-        _options(console, name)
+        _print_options(console, name)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "kind", "variants", "citation"):
@@ -52,17 +52,17 @@ def methods(
 
 
 def _value(setting: object) -> str:
-    """A setting; an empty one, or a default that follows from the run, is a dash."""
+    """A setting as text; a dash for an empty one, or a default that is derived from the run."""
     return "–" if setting in (None, "", []) else str(setting)
 
 
-def _allowed(hint: object) -> str:
-    """The values that an option with a choice may have."""
+def _choices(hint: object) -> str:
+    """The allowed values of an option that has a fixed set of them."""
     found = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
     return ", ".join(map(str, found))
 
 
-def _options(console: Console, name: str) -> None:
+def _print_options(console: Console, name: str) -> None:
     from freshet.methods import class_and_preset, method_options
 
     method, preset = class_and_preset(name)
@@ -74,7 +74,7 @@ def _options(console: Console, name: str) -> None:
     for heading in ("option", "default", "meaning"):
         table.add_column(heading)
     for key, field in type(options).model_fields.items():
-        value, choice = _value(getattr(options, key)), _allowed(field.annotation)
+        value, choice = _value(getattr(options, key)), _choices(field.annotation)
         meaning = "; ".join([field.description or ""] + [f"one of {choice}"] * bool(choice))
         table.add_row(key, f"{value}{' *' if key in preset else ''}", escape(meaning.removeprefix("; ")))
     console.print(table)
@@ -105,7 +105,7 @@ def cells(
         from freshet.cli.screen import wide_console
         from freshet.paper.cells import find_cell
 
-        _cell(wide_console(), find_cell(name))
+        _print_cell(wide_console(), find_cell(name))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("cell", "data", "lr", "target", "FedASMU", "FedSSMU"):
@@ -119,10 +119,11 @@ def cells(
     console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
 
-def _cell(console: Console, cell: "Cell") -> None:
-    """Everything that decides a cell's runs, the paper's choices and ours told apart, and its published results."""
+def _print_cell(console: Console, cell: "Cell") -> None:
+    """Print all settings of a cell, marked as the paper's or ours, and its published results."""
     from freshet.config import resolve
-    from freshet.paper.cells import all_method_choices, cell_tables, choices, length_note
+    from freshet.experiments.length import length_note
+    from freshet.paper.cells import all_method_choices, cell_tables, choices
 
     console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -147,61 +148,61 @@ def _cell(console: Console, cell: "Cell") -> None:
 
 
 def show(directories: Runs) -> None:
-    """Show what a run was and what came out of it; of a run that is still going or was killed, what is there.
+    """Show the settings and the results of a run, also while it is going or after it was killed.
 
-    Several runs, and those of a folder, are shown one after the other.
+    Several runs, or those in a folder, are shown one after the other.
     """
     from freshet.cli.screen import wide_console
-    from freshet.report.discovery import runs_to
+    from freshet.report.reading import runs_to
 
     console, runs = wide_console(), runs_to("show", directories)
     for directory in runs:
         if len(runs) > 1:
             console.print(f"[bold]{escape(printable(str(directory)))}", highlight=False, soft_wrap=True)
-        _show(console, directory)
+        _print_run(console, directory)
         if directory != runs[-1]:
             console.print()
 
 
-def _show(console: Console, directory: Path) -> None:
+def _print_run(console: Console, directory: Path) -> None:
     run = RunDirectory(directory)
     config = run.config()
-    if (directory / "summary.json").is_file():
-        _ended(console, run)
+    if run.has_summary():
+        _print_results(console, run)
     else:
-        _unfinished(console, run, config)
+        _print_unfinished(console, run, config)
     for section in ("method", "fleet", "data", "model", "training", "run"):
         values = ", ".join(f"{key} {_value(value)}" for key, value in config.get(section, {}).items())
         console.print(f"[dim]{section}:[/dim] {escape(printable(values))}", highlight=False, soft_wrap=True)
 
 
-def _ended(console: Console, run: RunDirectory) -> None:
-    """The results of a run that has a summary."""
+def _print_results(console: Console, run: RunDirectory) -> None:
+    """Print the results of a run that has a summary."""
     from freshet.cli.screen import summary_table
     from freshet.runs.summary import remarks
 
     summary = run.summary()
     try:
-        table, facts = summary_table(console, [summary]), _facts(summary)
-        said = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
+        table, facts = summary_table(console, [summary]), _summary_facts(summary)
+        notes = remarks(summary, [] if summary.get("diverged") is None else run.metrics())
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{run.directory}/summary.json is incomplete ({type(error).__name__}: {error})") from None
     console.print(table)
-    for remark in said:
+    for remark in notes:
         console.print(f"[yellow]{escape(printable(remark))}", highlight=False, soft_wrap=True)
     _print_facts(console, facts)
 
 
-def _unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> None:
-    """What there is of a run without a summary; a line that was cut off when it was killed is left out."""
+def _print_unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> None:
+    """Print what is known about a run without a summary. An incomplete last line is left out."""
     from freshet.cli.screen import number
     from freshet.cli.util import reading_bar
     from freshet.report.reading import read
     from freshet.runs.records import number as figure
 
     folder = run.directory
-    with reading_bar([folder]) as seen:
-        found = read(folder, seen)
+    with reading_bar([folder]) as on_bytes:
+        found = read(folder, on_bytes)
     kinds = found.events.kinds
     until, rounds = (figure(config.get("run", {}).get(key)) for key in ("until", "rounds"))
     end = " or ".join([f"{until:g} s"] * bool(until) + [f"{rounds:g} rounds"] * bool(rounds)) or "an unknown end"
@@ -211,13 +212,12 @@ def _unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> 
         "virtual time": f"{found.end:g} s of {end}",
         "newest test": f"{metric.name} {number(metric.of(last))} at {last['time']:g} s" if last else "none yet",
         "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
-        "log": "; ".join(found.notes) or "whole lines up to here",
+        "log": "; ".join(found.notes) or "complete up to here",
     }
-    saved = any((folder / "checkpoint").glob("[0-9]*"))
-    again = (
-        f"freshet resume {folder}" if saved else f"freshet run --config {folder / 'config.toml'} (no checkpoint yet)"
-    )
-    _print_facts(console, facts | {"if it was killed": again})
+    remedy = f"freshet resume {folder}"
+    if not run.has_checkpoint():
+        remedy = f"freshet run --config {folder / CONFIG} (no checkpoint yet)"
+    _print_facts(console, facts | {"if it was killed": remedy})
 
 
 def _print_facts(console: Console, facts: dict[str, str]) -> None:
@@ -234,7 +234,7 @@ def _duration(summary: dict[str, Any]) -> str:
     return f"{summary['virtual_time']:g} s{rounds}, in {summary['wall_seconds']:g} s of real time"
 
 
-def _facts(summary: dict[str, Any]) -> dict[str, str]:
+def _summary_facts(summary: dict[str, Any]) -> dict[str, str]:
     from freshet.cli.screen import number, size
 
     return {
@@ -251,34 +251,35 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
 def audit(
     directories: Runs,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="Your own method (module:Class) where a run names one.")
+        str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if a run names one.")
     ] = None,
 ) -> None:
     """Replay each run's log against the formulas; name the first line that does not add up (exit code 1).
 
-    A run whose formulas are not at hand is said to be "not audited", and the exit code is 3 unless another run failed.
+    A run is "not audited" if the formulas of its method are not available. The exit code is then 3, unless another run
+    failed.
     """
     from freshet.cli.util import reading_bar
-    from freshet.report.discovery import runs_to
+    from freshet.report.reading import runs_to
     from freshet.runs.audit import audit as audit_run
 
     failed = unaudited = False
     for directory in runs_to("audit", directories):
-        with reading_bar([directory]) as seen:
-            found = audit_run(RunDirectory(directory), method, seen)
+        with reading_bar([directory]) as on_bytes:
+            found = audit_run(RunDirectory(directory), method, on_bytes)
         failed |= not found.passed
         unaudited |= not found.audited
         typer.echo(printable(f"{directory}: {found.problem or _verdict(found)}"))
     if failed or unaudited:
-        raise typer.Exit(PROBLEM if failed else NOT_AUDITED)
+        raise typer.Exit(EXIT_PROBLEM if failed else EXIT_NOT_AUDITED)
 
 
 def _verdict(found: "Audit") -> str:
-    """What may be said of a log in which nothing wrong was found."""
-    seen = f"{found.events} events, {found.aggregations} aggregations, {found.merges} merges"
+    """The verdict on a log without problems."""
+    counts = f"{found.events} events, {found.aggregations} aggregations, {found.merges} merges"
     skipped = ", ".join(f"{kind} ({count})" for kind, count in found.unknown.items())
     if found.unaudited:
-        verdict = f"not audited: {found.unaudited}; only the order of events was checked ({seen})"
+        verdict = f"not audited: {found.unaudited}; only the order of events was checked ({counts})"
     else:
-        verdict = f"ok ({seen})"
+        verdict = f"ok ({counts})"
     return f"{verdict}; skipped kinds of events that this version does not know: {skipped}" if skipped else verdict

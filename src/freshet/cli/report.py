@@ -1,4 +1,4 @@
-"""``freshet report``, ``watch`` and ``export``: what run directories have to say, for people and for other programs."""
+"""``freshet report``, ``watch`` and ``export``: present runs to people and to other programs."""
 
 import webbrowser
 from collections.abc import Callable
@@ -11,9 +11,10 @@ import typer
 from freshet.errors import ConfigError
 from freshet.files import reason
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain some.")]
 Target = Annotated[
-    float | None, typer.Option("--target", help="Accuracy, or other metric, to reach (default: the runs' own).")
+    float | None,
+    typer.Option("--target", help="Accuracy, or other metric, to reach (default: that of the runs)."),
 ]
 
 
@@ -25,34 +26,34 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about some runs: tables, curves with seed bands, the fleet's timeline.
 
-    Runs that differ only in their seed are put together; runs that have not ended are shown but not averaged.
-    Of a folder made by compare, tune or paper, its experiments are shown first, with their figures and tables.
-    Runs on different data or networks are not ranked with each other: they have tables of their own.
+    Runs that differ only in their seed form one group. Runs that have not ended are shown but not averaged.
+    For a folder made by compare, tune or paper, the page begins with the experiments, their figures and tables.
+    Runs on different data or networks are not ranked with each other; they are in separate tables.
 
     Example: freshet report runs/demo -o report.html --open
     """
     from freshet.cli.screen import size
     from freshet.cli.util import reading_bar
-    from freshet.report.discovery import find
-    from freshet.report.page import PASSES
+    from freshet.report.page import READS_PER_LOG
     from freshet.report.page import report as write
+    from freshet.report.reading import find
 
-    with reading_bar(find(runs).runs, PASSES) as seen:
-        path = write(runs, out, target, seen=seen)
+    with reading_bar(find(runs).runs, READS_PER_LOG) as on_bytes:
+        path = write(runs, out, target, on_bytes=on_bytes)
     typer.echo(f"{path} ({size(path.stat().st_size)})")
     if open_:
         webbrowser.open(path.resolve().as_uri())
 
 
 def watch(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also one that is being written.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also of a run that is going.")],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: a free one).")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show the report of a run live while it goes, in a browser on this machine. Ctrl-C stops watching, not the run."""
-    from freshet.report.live import Server
+    """Show the report of a run in a browser on this machine while it goes. Ctrl-C stops watching, not the run."""
+    from freshet.report.live import WatchServer
 
-    with Server(directory, port) as server:
+    with WatchServer(directory, port) as server:
         try:
             typer.echo(f"watching {directory} at {server.url} (Ctrl-C to stop)")
             if open_:
@@ -70,42 +71,41 @@ def export(
     latex: Annotated[Path | None, typer.Option("--latex", help="Results table in LaTeX.")] = None,
     target: Target = None,
 ) -> None:
-    """Write the runs' numbers for other programs: CSV, Parquet, PDF figures, a LaTeX table; several at once if asked.
+    """Export the numbers of runs: CSV, Parquet, PDF figures, a LaTeX table, or several of them at once.
 
     Example: freshet export runs/demo --csv metrics.csv --latex table.tex
     """
     from freshet.cli.screen import size
     from freshet.cli.util import reading_bar
     from freshet.report import export as to
-    from freshet.report.discovery import runs_to
-    from freshet.report.reading import read_all
+    from freshet.report.reading import read_all, runs_to
 
-    wanted: list[tuple[str, Path | None, Callable[[Path], None]]] = [
+    exports: list[tuple[str, Path | None, Callable[[Path], None]]] = [
         ("--csv", csv, lambda path: to.to_csv(data, path)),
         ("--parquet", parquet, lambda path: to.to_parquet(data, path)),
         ("--pdf", pdf, lambda path: to.to_pdf(data, path, target)),
         ("--latex", latex, lambda path: to.to_latex(data, path, target)),
     ]
-    places = [(option, path, write) for option, path, write in wanted if path is not None]
+    places = [(option, path, write) for option, path, write in exports if path is not None]
     if not places:
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
     if parquet is not None:
         to.require_pyarrow()
     for option, path, _ in places:
-        _check(option, path)
+        _check_writable(option, path)
     found = runs_to("export", runs)
-    with reading_bar(found) as seen:
-        data = read_all(found, seen)
+    with reading_bar(found) as on_bytes:
+        data = read_all(found, on_bytes)
     with TemporaryDirectory() as folder:
         for option, _, write in places:
             write(Path(folder) / option)
         for option, path, _ in places:
-            _put(option, Path(folder) / option, path)
+            _copy(option, Path(folder) / option, path)
             typer.echo(f"{path} ({size(path.stat().st_size)})")
 
 
-def _check(option: str, path: Path) -> None:
-    """Refuse a place where no file can be, in the system's words, before anything is written."""
+def _check_writable(option: str, path: Path) -> None:
+    """Raise if a file cannot be written there, before anything is written."""
     try:
         with path.open("ab") if path.exists() else TemporaryFile(dir=path.parent):
             pass
@@ -113,8 +113,8 @@ def _check(option: str, path: Path) -> None:
         raise ConfigError(option, f"{path} cannot be written ({reason(error)})") from None
 
 
-def _put(option: str, made: Path, path: Path) -> None:
+def _copy(option: str, source: Path, path: Path) -> None:
     try:
-        path.write_bytes(made.read_bytes())
+        path.write_bytes(source.read_bytes())
     except OSError as error:
         raise ConfigError(option, f"{path} cannot be written ({reason(error)})") from None

@@ -14,16 +14,15 @@ from typing import Any
 
 from freshet._version import __version__
 from freshet.errors import ConfigError, RunError
-from freshet.experiments.grid import Entry, Scenario, Job
+from freshet.experiments.grid import Entry, Job, Scenario
 from freshet.experiments.store import State, Store
 from freshet.files import write_atomically
 from freshet.methods import class_and_preset
 from freshet.report.columns import DEVICES
-from freshet.report.export import harmless
-from freshet.report.groups import Group, headline, references, target_of, times_to
-from freshet.report.log import Log
+from freshet.report.export import neutralise
+from freshet.report.groups import Group, assign_references, headline, target_of, times_to
 from freshet.report.palette import styles
-from freshet.report.reading import RunData
+from freshet.report.reading import Log, RunData
 from freshet.report.statistics import curve, over_seeds
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, number
@@ -117,7 +116,7 @@ def scenario_record(
     target = target_of([run for group in groups for run in group.runs])
     target = target if config.run.target is None else config.run.target
     kinds = [class_and_preset(entry.method)[0].about.kind for entry in entries]
-    against = references([entry.label for entry in entries], kinds, reference_indices(entries, reference))
+    against = assign_references([entry.label for entry in entries], kinds, reference_indices(entries, reference))
     tables = config.tables()
     metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
     return {
@@ -179,7 +178,7 @@ def _run(found: JobOutcome, step: float) -> Record:
     record: Record = {"seed": found.job.seed, "key": found.job.key, "state": str(found.state), "error": found.error}
     if found.run is not None:
         times = times_to(found.run, target_of([found.run]), step)
-        record |= {"time_raw": times.raw, "time_mean": times.mean, "diverged": found.run.diverged}
+        record |= {"time_raw": times.raw, "time_mean": times.mean, "diverged": found.run.diverged_at}
         name = found.run.metric.name
         names = f"final_{name}", f"best_{name}", "trips", "wall_seconds", "weights_sha256"
         record |= {name: found.run.summary.get(name) for name in names}
@@ -233,7 +232,7 @@ def write(results: Mapping[str, Any], folder: Path, stem: str = "comparison") ->
     writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {key: harmless(value) if isinstance(value, str) else value for key, value in row.items()} for row in table
+        {key: neutralise(value) if isinstance(value, str) else value for key, value in row.items()} for row in table
     )
     files = folder / f"{stem}.json", folder / f"{stem}.csv"
     write_atomically(files[0], (json.dumps(results, indent=2) + "\n").encode())

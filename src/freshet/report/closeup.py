@@ -1,28 +1,158 @@
-"""Plotly figures of one run, as plain dicts: weights, controls, slots and data (colours as in ``plots``).
+"""One run in detail: weights, controls, slots, data and the scores of single devices.
 
-How the devices of one run fare: their accuracy over time as bands, and at the end against speed and samples.
+The first half extracts numbers from the log. The second half turns them into Plotly figures as plain dicts, with
+colours as in ``plots``.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from freshet.report.extract import Shares, Track, bands, chooser_shares, controls, slot_shares, typical, weighted
-from freshet.report.log import Record
-from freshet.report.plots import Figure, log_axis, rounded, text
-from freshet.report.reading import RunData
-from freshet.report.trips import Trip, timeline, trips_of
-from freshet.runs.records import Maybe, number
+from freshet.report.plots import Figure, log_axis, round_all, text
+from freshet.report.reading import Record, RunData
+from freshet.report.trips import TripRecord, timeline, trips_of
+from freshet.runs.records import Maybe, contributors, integer, number
+
+CHOOSER_NAMES = ("meta", "q", "explore", "fixed")
+_MAX_SLOTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedUpload:
+    """An aggregated upload."""
+
+    device: int
+    time: float
+    staleness: int
+    alpha: float
+
+
+def weighted_uploads(run: RunData) -> list[WeightedUpload]:
+    """All aggregated uploads that have a staleness and a weight."""
+    return [
+        WeightedUpload(each.device, float(event["time"]), each.staleness, each.weight)
+        for event in run.events.of("aggregate")
+        for each in contributors(event)
+        if each.device is not None and each.staleness is not None and each.weight is not None
+    ]
+
+
+class Track:
+    """The values of one device over time, in compact arrays."""
+
+    __slots__ = ("times", "values")
+
+    def __init__(self) -> None:
+        self.times, self.values = array("d"), array("d")
+
+    def add(self, time: float, value: float) -> None:
+        self.times.append(time)
+        self.values.append(value)
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return zip(self.times, self.values, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+def controls(run: RunData) -> dict[str, dict[int, Track]]:
+    """Values over time, by curve and device, for the curves that the log has numbers for."""
+    found: dict[str, dict[int, Track]] = {}
+    for event in run.events.of(*{curve.event for curve in run.curves}) if run.curves else ():
+        device, kind = integer(event.get("device")), event.get("kind")
+        for curve in run.curves:
+            value = number(event.get(curve.key)) if kind == curve.event else None
+            if device is not None and value is not None:
+                found.setdefault(curve.name, {}).setdefault(device, Track()).add(float(event["time"]), value)
+    return found
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A control over the fleet at some times: median and extremes of the devices' latest values."""
+
+    times: list[float]
+    middle: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def bands(tracks: dict[int, Track], end: float, points: int = 120) -> Bands:
+    """The bands at evenly spaced times. A device counts from its first value on."""
+    changes = sorted((time, device, value) for device, track in tracks.items() for time, value in track)
+    latest: dict[int, float] = {}
+    found, position = Bands([], [], [], []), 0
+    for index in range(1, points + 1):
+        time = end * index / points
+        while position < len(changes) and changes[position][0] <= time + 1e-9:
+            latest[changes[position][1]] = changes[position][2]
+            position += 1
+        if latest:
+            values = list(latest.values())
+            for column, value in zip(
+                (found.times, found.middle, found.low, found.high),
+                (time, median(values), min(values), max(values)),
+                strict=True,
+            ):
+                column.append(value)
+    return found
+
+
+def typical(tracks: dict[int, Track], trips: Sequence[TripRecord]) -> list[int]:
+    """Up to three devices to show: of those with a track, the busiest, the median and the least busy."""
+    counts = dict.fromkeys(tracks, 0)
+    for trip in trips:
+        if trip.device in counts:
+            counts[trip.device] += 1
+    order = sorted(counts, key=lambda device: (-counts[device], device))
+    return list(dict.fromkeys(order[place] for place in (0, len(order) // 2, len(order) - 1))) if order else []
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Counts over time, ``counts[choice][bin]``; ``edges`` has one entry more than there are bins."""
+
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
+def _count_per_bin(times_and_names: Sequence[tuple[float, str]], names: Sequence[str], end: float, bins: int) -> Shares:
+    width = end / bins if end > 0 else 1.0
+    counts = {name: [0] * bins for name in names}
+    for time, name in times_and_names:
+        if name in counts:
+            counts[name][min(bins - 1, max(0, int(time / width)))] += 1
+    return Shares([index * width for index in range(bins + 1)], counts)
+
+
+def slot_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24) -> Shares | None:
+    """The epochs in which devices request a fresh model, by trigger time; None if no device requests one."""
+    chosen = [(trip.start, str(trip.slot)) for trip in trips if trip.slot is not None and 0 < trip.slot <= _MAX_SLOTS]
+    names = [str(slot) for slot in sorted({int(name) for _, name in chosen})]
+    return _count_per_bin(chosen, names, run.end, bins) if chosen else None
+
+
+def chooser_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24) -> Shares | None:
+    """What chose the slots: the meta model, the Q-table, exploration or a fixed rule."""
+    chosen = [(trip.start, trip.slot_by) for trip in trips if trip.slot_by in CHOOSER_NAMES]
+    present = [name for name in CHOOSER_NAMES if any(by == name for _, by in chosen)]
+    return _count_per_bin([(time, str(by)) for time, by in chosen], present, run.end, bins) if chosen else None
+
+
+# ---- figures
 
 #: A scatter plot with more points is thinned evenly.
-MOST_POINTS = 2_500
-_TRACK = 150
-_MOST_CELLS = 200_000
+MAX_POINTS = 2_500
+_MAX_TRACK_POINTS = 150
+_MAX_CELLS = 200_000
 CHOOSERS = {"meta": "meta model", "q": "Q-table", "explore": "exploration", "fixed": "fixed rule"}
 
 
-def closeup(run: RunData, trips: list[Trip] | None = None) -> Record:
-    """Everything the page shows of one run: its timeline and its figures, absent ones as None."""
+def closeup(run: RunData, trips: list[TripRecord] | None = None) -> Record:
+    """The timeline and the figures of one run; None for a figure without data."""
     trips = trips_of(run) if trips is None else trips
     return {
         "timeline": timeline(run, trips) if trips else None,
@@ -36,11 +166,11 @@ def closeup(run: RunData, trips: list[Trip] | None = None) -> Record:
 
 
 def alpha_figure(run: RunData) -> Figure | None:
-    """Weight of an upload against its staleness, coloured by how fast the device trains."""
-    points = weighted(run)
+    """Weight of an upload over its staleness, coloured by the training time of the device."""
+    points = weighted_uploads(run)
     if not points:
         return None
-    shown = points[:: -(-len(points) // MOST_POINTS)]
+    shown = points[:: -(-len(points) // MAX_POINTS)]
     seconds = run.world.train_seconds if run.world is not None else []
     known = all(0 <= point.device < len(seconds) for point in shown)
     shade = [round(seconds[point.device], 1) if known else point.device for point in shown]
@@ -67,8 +197,8 @@ def alpha_figure(run: RunData) -> Figure | None:
     return {"data": [trace], "layout": layout, "note": left_out}
 
 
-def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
-    """One small figure per control: the fleet's median and range, and three devices."""
+def control_figures(run: RunData, trips: Sequence[TripRecord]) -> list[Record]:
+    """One small figure per control: median and range over the fleet, and three devices."""
     tracks = controls(run)
     return [
         {"name": each.name, "symbol": each.symbol, "meaning": each.meaning, **_control(run, trips, tracks[each.name])}
@@ -77,24 +207,24 @@ def control_figures(run: RunData, trips: Sequence[Trip]) -> list[Record]:
     ]
 
 
-def _control(run: RunData, trips: Sequence[Trip], tracks: dict[int, Track]) -> Figure:
+def _control(run: RunData, trips: Sequence[TripRecord], tracks: dict[int, Track]) -> Figure:
     fleet = bands(tracks, run.end)
-    xs = rounded(fleet.times, 2)
+    xs = round_all(fleet.times, 2)
     edge = {"type": "scatter", "mode": "lines", "x": xs, "line": {"width": 0, "color": "@c0"}, "hoverinfo": "skip"}
     data: list[Record] = [
-        edge | {"y": rounded(fleet.low, 7)},
-        edge | {"y": rounded(fleet.high, 7), "fill": "tonexty", "fillcolor": "@c0/14"},
+        edge | {"y": round_all(fleet.low, 7)},
+        edge | {"y": round_all(fleet.high, 7), "fill": "tonexty", "fillcolor": "@c0/14"},
     ]
     for device in typical(tracks, trips):
-        track = list(tracks[device])[:: max(1, -(-len(tracks[device]) // _TRACK))]
+        track = list(tracks[device])[:: max(1, -(-len(tracks[device]) // _MAX_TRACK_POINTS))]
         data.append({
             "type": "scatter", "mode": "lines", "name": f"device {device}",
-            "x": rounded([time for time, _ in track], 2), "y": rounded([value for _, value in track], 7),
+            "x": round_all([time for time, _ in track], 2), "y": round_all([value for _, value in track], 7),
             "line": {"width": 1, "color": "@muted", "shape": "hv"},
             "hovertemplate": f"device {device}: %{{y:.6g}} at %{{x:.0f}} s<extra></extra>",
         })  # fmt: skip
     data.append({
-        "type": "scatter", "mode": "lines", "name": "median", "x": xs, "y": rounded(fleet.middle, 7),
+        "type": "scatter", "mode": "lines", "name": "median", "x": xs, "y": round_all(fleet.middle, 7),
         "line": {"width": 2.25, "color": "@c0"},
         "hovertemplate": "median %{y:.6g} at %{x:.0f} s<extra></extra>",
     })  # fmt: skip
@@ -135,7 +265,7 @@ def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
 def partition_figure(run: RunData) -> Figure | None:
     """Samples of each class on each device."""
     world = run.world
-    if world is None or not 0 < len(world) * len(world.classes) <= _MOST_CELLS:
+    if world is None or not 0 < len(world) * len(world.classes) <= _MAX_CELLS:
         return None
     by_class = [list(column) for column in zip(*world.label_counts, strict=True)]
     trace = {
@@ -157,34 +287,36 @@ def partition_figure(run: RunData) -> Figure | None:
     return {"data": [trace], "layout": layout}
 
 
-#: Events with lists longer than this are not looked at.
-_MOST_DEVICES = 100_000
+#: Device evaluations with longer lists are ignored.
+_MAX_DEVICES = 100_000
 _PERSONAL = "personal_accuracy"
 
 
-class Sounding(NamedTuple):
-    """One test on the devices: when, and what each scores (None: no score)."""
+class DeviceAccuracies(NamedTuple):
+    """One evaluation on the devices: when, and the accuracy on each (None: no score)."""
 
     time: float
     plain: list[Maybe]
-    #: After local steps; empty where that was not asked for.
+    #: Accuracy after local steps; empty if personalisation was not evaluated.
     personal: list[Maybe]
 
 
-def soundings(run: RunData) -> list[Sounding]:
-    """The tests on the devices that are in the log, as long as their lists are; a value of another type is none."""
+def device_accuracies(run: RunData) -> list[DeviceAccuracies]:
+    """The device evaluations in the log that have scores. A value of the wrong type counts as missing."""
     events = run.events.of("devices")
-    found = [Sounding(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events]
+    found = [
+        DeviceAccuracies(float(e["time"]), _numbers(e.get("accuracy")), _numbers(e.get(_PERSONAL))) for e in events
+    ]
     return [test for test in found if any(value is not None for value in test.plain)]
 
 
 def _numbers(value: Any) -> list[Maybe]:
-    return [number(each) for each in value] if isinstance(value, list) and len(value) <= _MOST_DEVICES else []
+    return [number(each) for each in value] if isinstance(value, list) and len(value) <= _MAX_DEVICES else []
 
 
 def devices_figures(run: RunData) -> Record | None:
-    """Bands over time and two scatters; None for a run without such tests."""
-    tests = soundings(run)
+    """Bands over time and two scatter plots; None for a run without device evaluations."""
+    tests = device_accuracies(run)
     if not tests:
         return None
     seconds = run.world.train_seconds if run.world is not None else []
@@ -192,16 +324,16 @@ def devices_figures(run: RunData) -> Record | None:
     return {
         "time": tests[-1].time,
         "band": band_figure(tests),
-        "speed": scatter(tests[-1], seconds, "training time (s)", "%{x:.1f} s", samples, "samples"),
-        "samples": scatter(tests[-1], samples, "samples", "%{x} samples", seconds, "training time (s)"),
+        "speed": scatter_figure(tests[-1], seconds, "training time (s)", "%{x:.1f} s", samples, "samples"),
+        "samples": scatter_figure(tests[-1], samples, "samples", "%{x} samples", seconds, "training time (s)"),
     }
 
 
-def band_figure(tests: Sequence[Sounding]) -> Figure:
-    """Worst to best in pale, 10th to 90th percentile darker, the median as a line; personalised dashed."""
-    xs = rounded([test.time for test in tests], 3)
-    parts = [_five([value for value in test.plain if value is not None]) for test in tests]
-    worst, low, middle, high, best = (rounded([100 * part[place] for part in parts], 2) for place in range(5))
+def band_figure(tests: Sequence[DeviceAccuracies]) -> Figure:
+    """Worst to best in pale, 10th to 90th percentile darker, the median as a line, personalised scores dashed."""
+    xs = round_all([test.time for test in tests], 3)
+    parts = [_five_numbers([value for value in test.plain if value is not None]) for test in tests]
+    worst, low, middle, high, best = (round_all([100 * part[place] for part in parts], 2) for place in range(5))
     edge = {"type": "scatter", "mode": "lines", "x": xs, "line": {"width": 0, "color": "@c0"}, "hoverinfo": "skip"}
     data: list[Record] = [
         edge | {"y": worst, "showlegend": False},
@@ -216,12 +348,13 @@ def band_figure(tests: Sequence[Sounding]) -> Figure:
             "%{customdata[2]:.1f}<br>worst %{customdata[0]:.1f}, best %{customdata[3]:.1f}<extra></extra>",
         },
     ]  # fmt: skip
-    personal = [(test.time, _five(there)) for test in tests if (there := [v for v in test.personal if v is not None])]
+    scored = [(test.time, [value for value in test.personal if value is not None]) for test in tests]
+    personal = [(time, _five_numbers(values)) for time, values in scored if values]
     for place, name, dash in ((2, "median, personalised", "dash"), (0, "worst, personalised", "dot")):
         if personal:
             data.append({
-                "type": "scatter", "mode": "lines", "name": name, "x": rounded([time for time, _ in personal], 3),
-                "y": rounded([100 * part[place] for _, part in personal], 2),
+                "type": "scatter", "mode": "lines", "name": name, "x": round_all([time for time, _ in personal], 3),
+                "y": round_all([100 * part[place] for _, part in personal], 2),
                 "line": {"width": 1.75, "color": "@c1", "dash": dash},
                 "hovertemplate": f"{name}: %{{y:.1f}} % at %{{x:.0f}} s<extra></extra>",
             })  # fmt: skip
@@ -233,16 +366,16 @@ def band_figure(tests: Sequence[Sounding]) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def _five(values: Sequence[float]) -> tuple[float, float, float, float, float]:
+def _five_numbers(values: Sequence[float]) -> tuple[float, float, float, float, float]:
     """Least, 10th percentile, median, 90th percentile, greatest."""
     tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
     return min(values), tenths[0], median(values), tenths[-1], max(values)
 
 
-def scatter(
-    test: Sounding, xs: Sequence[float], title: str, shown: str, shades: Sequence[float], shade: str
+def scatter_figure(
+    test: DeviceAccuracies, xs: Sequence[float], title: str, shown: str, shades: Sequence[float], shade: str
 ) -> Figure | None:
-    """A point per device, coloured by the other figure; hollow ones are personalised. None without the fleet's."""
+    """One point per device, coloured by ``shades``; personalised scores hollow. None if the fleet is not known."""
     if len(xs) != len(test.plain) or len(shades) != len(xs):
         return None
     bar = {"title": {"text": shade, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
@@ -258,7 +391,7 @@ def scatter(
         colours = {"color": [round(shades[device], 3) for device in there], "showscale": not data, "colorbar": bar}
         data.append({
             "type": "scatter", "mode": "markers", "name": name, "x": [round(xs[device], 3) for device in there],
-            "y": rounded([100 * (values[device] or 0.0) for device in there], 2), "customdata": there,
+            "y": round_all([100 * (values[device] or 0.0) for device in there], 2), "customdata": there,
             "marker": look | colours | {"symbol": symbol},
             "hovertemplate": f"device %{{customdata}}, {name}: %{{y:.1f}} %<br>{shown}<extra></extra>",
         })  # fmt: skip

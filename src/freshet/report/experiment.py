@@ -1,4 +1,4 @@
-"""The results of a grid (``comparison.json`` and the suites' files) for the page. Nothing in such a file is trusted."""
+"""The results of a grid or a tuning (``comparison.json`` and the like) for the page. Such files are not trusted."""
 
 import json
 import math
@@ -7,54 +7,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshet.report.columns import COLUMNS, DEVICES, Column, judged, kind_of, overhead, reachable
-from freshet.report.log import Record
+from freshet.report.columns import COLUMNS, DEVICES, Column, column_for, kind_of, overhead, without_times
 from freshet.report.panels import panels, title_of
 from freshet.report.plots import panel_figure
+from freshet.report.reading import Record
 from freshet.runs.records import metric_of, number
 
-#: A file of results is not larger than this.
-_MOST_BYTES = 64_000_000
-_SHOWN_NOTES = 40
-_SHOWN_TRIALS = 100
+#: Larger files are not read.
+_MAX_BYTES = 64_000_000
+_MAX_NOTES = 40
+_MAX_TRIALS = 100
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A grid's results as the page shows them."""
+    """The results of one grid or tuning as the page shows them."""
 
     name: str
     content: Record
 
 
 def read_experiments(paths: Iterable[Path]) -> tuple[list[Experiment], list[str]]:
-    """Those of the files that hold results, and a note for each that is damaged."""
+    """The experiments among these files, and a note for each damaged file."""
     found, notes = [], []
     for path in paths:
         try:
-            results = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _MOST_BYTES else None
+            results = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _MAX_BYTES else None
             if isinstance(results, dict) and "worlds" in results:
                 found.append(Experiment(path.stem, experiment(results)))
             elif isinstance(results, dict) and "trials" in results:
                 found.append(Experiment(path.stem, tuning(results)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            notes.append(f"{path.name} cannot be read as results of freshet; it is not shown.")
+            notes.append(f"{path.name} does not hold valid results of freshet and is not shown.")
     return found, notes
 
 
 def experiment(results: Record) -> Record:
-    """Figures, and per world the tables, with texts as plain text."""
+    """Figures, and the tables of each world."""
     return {
         "title": str(results["title"]),
         "look": str(results.get("look", "curves")),
-        "notes": [str(note) for note in results["notes"][:_SHOWN_NOTES]],
+        "notes": [str(note) for note in results["notes"][:_MAX_NOTES]],
         "rows": [[panel_figure(panel) for panel in row] for row in panels(results)],
         "worlds": [_world(world) for world in results["worlds"]],
     }
 
 
 def tuning(results: Record) -> Record:
-    """The trials of a tuning, the best first, as a table."""
+    """A table of the trials of a tuning, the best first."""
     trials: list[Record] = [
         {
             "score": number(trial["value"]),
@@ -68,17 +68,17 @@ def tuning(results: Record) -> Record:
     over = "1 seed" if seeds == 1 else f"{seeds} seeds"
     metric = metric_of(results)
     name = ("-" if metric.direction == "min" else "") + metric.name[:40]
-    said = f"Scores: mean {name} over {over} on a held-out {100 * split:g} % of the training set."
+    note = f"Scores: mean {name} over {over} on a held-out {100 * split:g} % of the training set."
     return {
         "title": f"tuning of {results['method']}",
         "look": "tuning",
-        "notes": [said],
+        "notes": [note],
         "rows": [],
         "worlds": [],
         "score": {"key": "score", "title": "score", "kind": kind_of(metric)},
         "keys": [str(key) for key in results["space"]],
-        "trials": ranked[:_SHOWN_TRIALS],
-        "left_out": max(0, len(ranked) - _SHOWN_TRIALS),
+        "trials": ranked[:_MAX_TRIALS],
+        "left_out": max(0, len(ranked) - _MAX_TRIALS),
     }
 
 
@@ -91,7 +91,7 @@ def _world(world: Record) -> Record:
         "target": target,
         "metric": metric._asdict(),
         "until": number(world["until"]),
-        "measures": [_column(judged(key, metric)) for key in reachable(("accuracy", "time_raw"), target)],
+        "measures": [_column(column_for(key, metric)) for key in without_times(("accuracy", "time_raw"), target)],
         "columns": [_column(column) for column in extra],
         "devices": [_column(column) for column in devices],
         "lines": lines,
@@ -103,7 +103,7 @@ def _column(column: Column) -> Record:
 
 
 def _line(line: Record) -> Record:
-    """The numbers of one method that the page's table shows."""
+    """The numbers of one method in the page's table."""
     against = line.get("against") or {}
     paper = line.get("published") or {}
     ratio = against.get("time_raw") or {}

@@ -1,4 +1,4 @@
-"""Exports: a tidy table of metrics (CSV, Parquet), figures for a paper (PDF), a table of results (LaTeX)."""
+"""Exports: a tidy table of metrics (CSV, Parquet), figures for a paper (PDF), a results table (LaTeX)."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
 from freshet.files import printable
-from freshet.report.columns import DEVICES, Column, best, chosen, goal, reachable
-from freshet.report.groups import Group, aimed, common_step, grouped, headline, judged_by, worlds
-from freshet.report.log import Record
-from freshet.report.reading import RunData
+from freshet.report.columns import DEVICES, Column, best_median, choose_columns, format_target, without_times
+from freshet.report.groups import (
+    Group,
+    common_step,
+    comparables,
+    group_runs,
+    headline,
+    metric_of_groups,
+    resolve_target,
+)
+from freshet.report.reading import Record, RunData
 from freshet.runs.records import Maybe, Metric, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns that come first, in this order; further ones of metrics.jsonl follow.
+#: The first columns, in this order; other columns of metrics.jsonl follow.
 FIRST = ("run", "method", "label", "seed", "status", "time", "version", "accuracy", "loss")
 
 
 def tidy(runs: Sequence[RunData]) -> list[Record]:
-    """One row per test of a model: which run, when, and every number of metrics.jsonl."""
-    labels = {id(run): group.label for group in grouped(runs) for run in group.runs}
+    """One row per test of a model: its run, its time, and all numbers of metrics.jsonl."""
+    labels = {id(run): group.label for group in group_runs(runs) for run in group.runs}
     rows = []
     for run in runs:
         who = {"run": run.name, "method": run.method, "label": labels[id(run)], "seed": run.seed, "status": run.status}
@@ -42,21 +49,21 @@ def frame(runs: Sequence[RunData]) -> "pd.DataFrame":
 
 
 def to_csv(runs: Sequence[RunData], path: Path) -> None:
-    """Numbers are written so that reading them back gives the same bits."""
+    """Write the tidy table as CSV. Numbers read back to the same bits."""
     table = frame(runs)
     for name in FIRST[:5]:
-        table[name] = [harmless(value) if isinstance(value, str) else value for value in table[name]]
-    table.rename(columns=harmless).to_csv(path, index=False, lineterminator="\n")
+        table[name] = [neutralise(value) if isinstance(value, str) else value for value in table[name]]
+    table.rename(columns=neutralise).to_csv(path, index=False, lineterminator="\n")
 
 
-def harmless(text: str) -> str:
-    """A text that no spreadsheet takes for a formula, and no terminal for a command."""
+def neutralise(text: str) -> str:
+    """A text that no spreadsheet takes for a formula and no terminal for a control sequence."""
     shown = printable(text)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def require_pyarrow() -> None:
-    """One sentence where Parquet cannot be written."""
+    """Raise if Parquet cannot be written."""
     if find_spec("pyarrow") is None:
         raise ConfigError("--parquet", "needs pyarrow, which is not installed; run `pip install pyarrow` or use --csv")
 
@@ -69,12 +76,12 @@ def to_parquet(runs: Sequence[RunData], path: Path) -> None:
 def to_pdf(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
     from freshet.report.figures import paper_figures
 
-    paper_figures([(grouped(world.runs), aimed(world.runs, target)) for world in worlds(runs)], path)
+    paper_figures([(group_runs(world.runs), resolve_target(world.runs, target)) for world in comparables(runs)], path)
 
 
 def to_latex(runs: Sequence[RunData], path: Path, target: float | None = None) -> None:
-    found = worlds(runs)
-    tables = [latex(grouped(world.runs), aimed(world.runs, target)) for world in found]
+    found = comparables(runs)
+    tables = [latex(group_runs(world.runs), resolve_target(world.runs, target)) for world in found]
     heads = [f"% {tex(w.name)}\n" if len(found) > 1 else "" for w in found]
     path.write_text("\n".join(map(str.__add__, heads, tables)), encoding="utf-8")
 
@@ -88,13 +95,13 @@ _SPECIAL = {
 
 
 def tex(value: str) -> str:
-    """Any text as LaTeX shows it."""
+    """A text with LaTeX's special characters escaped."""
     plain = "".join(character if character.isprintable() else " " for character in value)
     return "".join(_SPECIAL.get(character, character) for character in plain)
 
 
 def _cell(spread: Record, show: Callable[[float], str]) -> str:
-    """Median, with the least and greatest behind it where seeds differ; a dash where there is none."""
+    """Median, with least and greatest if seeds differ; a dash if there is no median."""
     if spread["median"] is None:
         return "--"
     low, high = show(spread["low"]), show(spread["high"])
@@ -124,19 +131,21 @@ _TIMES = "% Times on a common grid: raw first crossing, and trailing 5-point mea
 
 
 def _heading(column: Column, target: Maybe, metric: Metric) -> str:
-    of = "" if target is None or column.key != "time_raw" else " of " + tex(goal(target, metric)).replace(" ", r"\,")
+    of = ""
+    if target is not None and column.key == "time_raw":
+        of = " of " + tex(format_target(target, metric)).replace(" ", r"\,")
     title = column.title[0].upper() + column.title[1:]
     return tex(title) + of + _UNITS[column.kind]
 
 
 def latex(groups: Sequence[Group], target: Maybe) -> str:
-    """A results table (booktabs): one line per method, the best median in bold."""
-    counted = [group for group in groups if group.counted]
+    """A results table (booktabs) with one line per method and the best medians in bold."""
+    counted = [group for group in groups if group.ended_runs]
     step = common_step([run for group in groups for run in group.runs])
     lines = [headline(group, target, step, None) for group in counted]
-    metric = judged_by(groups)
-    columns = chosen(reachable(_LATEX, target), lines, metric)
-    tops = [best(column, lines) for column in columns]
+    metric = metric_of_groups(groups)
+    columns = choose_columns(without_times(_LATEX, target), lines, metric)
+    tops = [best_median(column, lines) for column in columns]
     rows = []
     for line in lines:
         cells = [_cell(line[column.key], _SHOW[column.kind]) for column in columns]

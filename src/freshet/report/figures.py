@@ -1,7 +1,4 @@
-"""Figures from run directories, drawn with matplotlib.
-
-The figure of an experiment with matplotlib, as PNG and PDF, in the layout of the paper.
-"""
+"""Figures drawn with matplotlib: of single runs, for a paper (PDF), and of an experiment (PNG and PDF)."""
 
 import html
 import math
@@ -11,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freshet.errors import RunError
 from freshet.report import plots
-from freshet.report.columns import goal, kind_of
-from freshet.report.groups import Group, common_step, headline, judged_by
-from freshet.report.log import Record
+from freshet.report.columns import format_target, kind_of
+from freshet.report.groups import Group, common_step, headline, metric_of_groups
 from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
 from freshet.report.panels import Bars, Curves, Panel, panels
+from freshet.report.reading import Record
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Maybe, Metric, metric_of
 
@@ -25,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def accuracy_figure(runs: Sequence[RunDirectory], path: Path) -> Path:
-    """Accuracy of the global model, or what else the runs are judged by, over virtual time, one line per run, with the
-    target's crossing marked."""
+    """The metric of the global model over virtual time, one line per run, with marks where the target is reached."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -60,12 +56,12 @@ def accuracy_figure(runs: Sequence[RunDirectory], path: Path) -> Path:
 
 
 def _corner(metric: Metric) -> Literal["lower right", "upper right"]:
-    """Where curves leave room for a legend."""
+    """The corner where curves leave room for a legend."""
     return "lower right" if metric.direction == "max" else "upper right"
 
 
 def with_zero(axes: "Axes") -> None:
-    """A scale from zero, or to zero where all is below it."""
+    """Let the y axis begin at zero, or end there if all values are negative."""
     low, high = axes.dataLim.intervaly
     if low >= 0:
         axes.set_ylim(bottom=0)
@@ -77,9 +73,9 @@ def with_zero(axes: "Axes") -> None:
 
 
 def paper_figures(worlds: Sequence[tuple[Sequence[Group], Maybe]], path: Path) -> Path:
-    """A PDF with one figure per page: accuracy over time, over traffic, time to target, staleness.
+    """A PDF with one figure per page: the metric over time and over traffic, time to target, staleness.
 
-    Groups that are compared with each other come with their target.
+    ``worlds`` holds comparable groups and their target.
     """
     from matplotlib.backends.backend_pdf import PdfPages
 
@@ -103,7 +99,7 @@ def _figures(groups: Sequence[Group], target: Maybe) -> "Iterator[Figure | None]
 
 
 def _page(width: float = 3.5, height: float = 2.5) -> "tuple[Figure, Axes]":
-    """One column of a paper: small serif type, thin lines, no frame at the top and right."""
+    """A figure as wide as one column of a paper, with thin lines and no frame at the top and right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -125,12 +121,12 @@ def _finish(axes: "Axes", x: str, y: str) -> None:
 
 
 def _of(token: str) -> str:
-    """The page's name of a colour (``@c3``) as a colour on white."""
+    """The colour on white for a colour name of the page (``@c3``)."""
     return LIGHT[int(token.removeprefix("@c"))]
 
 
 def _plain(label: str) -> str:
-    """A label without matplotlib's own mathematics in it."""
+    """A label in which matplotlib finds no mathematics."""
     return label.replace("$", r"\$")
 
 
@@ -151,7 +147,7 @@ def _curves_figure(groups: Sequence[Group], target: Maybe, axis: str) -> "Figure
         else:
             ys = [math.nan if y is None else y for y in trace["y"]]
             axes.plot(trace["x"], ys, dash, color=colour, lw=1.1, label=_plain(html.unescape(trace["name"])))
-    measure, metric = plots.measure_of(groups), judged_by(groups)
+    measure, metric = plots.measure_of(groups), metric_of_groups(groups)
     if target is not None:
         axes.axhline(measure.factor * target, color=MUTED, lw=0.6, ls=":", zorder=0)
     if measure is plots.ACCURACY:
@@ -180,7 +176,7 @@ def _times_figure(groups: Sequence[Group], lines: Sequence[Record], target: Mayb
     axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    _finish(axes, f"Virtual time to {goal(target, judged_by(groups))} (s); pale: 5-point mean", "")
+    _finish(axes, f"Virtual time to {format_target(target, metric_of_groups(groups))} (s); pale: 5-point mean", "")
     return figure
 
 
@@ -199,13 +195,13 @@ def _staleness_figure(groups: Sequence[Group]) -> "Figure | None":
     return figure
 
 
-_SMALL = 7.5
-#: With more curves than this the bands of the seeds are faint.
-_CLEAR = 5
+_LABEL_SIZE = 7.5
+#: With more curves than this the bands over seeds are fainter.
+_MAX_CLEAR_CURVES = 5
 
 
 def draw(results: Record, folder: Path, stem: str) -> list[Path]:
-    """``stem.png`` and ``stem.pdf`` of a grid's results; nothing where no run has ended."""
+    """Draw ``stem.png`` and ``stem.pdf`` from the results of a grid; nothing if no run has ended."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     rows = panels(results)
@@ -264,7 +260,7 @@ def experiment_figure(rows: Sequence[Sequence[Panel]], title: str, note: str) ->
         return figure
     legend = figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", ncols=min(6, len(handles)),
-        frameon=False, fontsize=_SMALL, title=note, title_fontsize=6.5,
+        frameon=False, fontsize=_LABEL_SIZE, title=note, title_fontsize=6.5,
     )  # fmt: skip
     legend.get_title().set_color(MUTED)
     return figure
@@ -286,7 +282,7 @@ def _numbers(values: Sequence[Maybe]) -> list[float]:
 
 def _curves(axes: "Axes", panel: Curves) -> dict[str, Any]:
     handles: dict[str, Any] = {}
-    faint = 0.13 if len(panel.series) <= _CLEAR else 0.05
+    faint = 0.13 if len(panel.series) <= _MAX_CLEAR_CURVES else 0.05
     for series in panel.series:
         colour, dash = paint(series.style), "--" if series.dashed else "-"
         if series.low != series.high:
@@ -299,13 +295,13 @@ def _curves(axes: "Axes", panel: Curves) -> dict[str, Any]:
         axes.axhline(panel.target, color=MUTED, lw=0.7, ls=":", zorder=0)
     axes.set_xlim(left=0)
     with_zero(axes)
-    axes.set_xlabel("virtual time (s)", fontsize=_SMALL)
-    axes.set_ylabel(_plain(f"test {panel.metric.name}"), fontsize=_SMALL)
+    axes.set_xlabel("virtual time (s)", fontsize=_LABEL_SIZE)
+    axes.set_ylabel(_plain(f"test {panel.metric.name}"), fontsize=_LABEL_SIZE)
     return handles
 
 
 def _bars(axes: "Axes", panel: Bars) -> dict[str, Any]:
-    """Groups of bars; the names stand below the bars where there is one group, else in the legend."""
+    """Groups of bars. Names are below the bars if there is one group, otherwise in the legend."""
     count = len(panel.bars)
     slot = 1.0 if len(panel.groups) == 1 else 0.84 / count
     handles: dict[str, Any] = {}
@@ -329,12 +325,12 @@ def _bars(axes: "Axes", panel: Bars) -> dict[str, Any]:
     with_zero(axes)
     if all(value is None for bar in panel.bars for value in bar.median):
         axes.set_yticks([])
-    axes.set_ylabel(_plain(panel.scale), fontsize=_SMALL)
+    axes.set_ylabel(_plain(panel.scale), fontsize=_LABEL_SIZE)
     return handles
 
 
 def _bar(axes: "Axes", panel: Bars, bar: Any, group: int, x: float, slot: float, colour: str) -> None:
-    """One bar with its whisker and value, or a dash where the target was not reached."""
+    """One bar with its whisker and value, or a dash if the target was not reached."""
     median, low, high = bar.median[group], bar.low[group], bar.high[group]
     single = len(panel.groups) == 1
     if median is None:
@@ -356,7 +352,7 @@ def _bar(axes: "Axes", panel: Bars, bar: Any, group: int, x: float, slot: float,
         top = median if high is None else high
         axes.plot([x, x], [low, top], color=INK, lw=0.9)
     if single or bar.diverged[group]:
-        words = panel.shown(median) if single else ""
+        words = panel.format_value(median) if single else ""
         words += " ✕" if bar.diverged[group] else ""
         axes.annotate(
             words.strip(), (x, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6.5, color=INK

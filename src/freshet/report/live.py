@@ -1,7 +1,7 @@
 """``freshet watch``: the report page of a run that is still going, served to this machine only.
 
-Two addresses exist: the page and its data. The page asks every second; the server reads what is new in the log, and
-answers "nothing new" without work when there is none.
+The server has two addresses: the page and its data. The page asks every second. The server reads what is new in the
+log; if nothing is, it answers so without further work.
 """
 
 import io
@@ -18,57 +18,61 @@ from urllib.parse import parse_qs, urlsplit
 
 from freshet.errors import ConfigError, FreshetError
 from freshet.report.page import document, render
-from freshet.report.reading import Reader, RunData
+from freshet.report.reading import RunData, RunFollower
 
 HOST = "127.0.0.1"
-#: The log is looked at no more often than this, however many pages are open.
-EVERY_SECONDS = 0.8
-#: A client that has not sent a whole question after so many seconds, or takes nothing for as long, is left.
-PATIENCE = 10.0
-#: What is read while a page waits for it: so many new bytes, of a log of so many events.
-AT_ONCE, MANY_EVENTS = 5_000_000, 20_000
-#: Seconds of rest for each second that a look took.
-SELDOM = 3.0
+#: Shortest time between two reads of the log, however many pages are open.
+REFRESH_SECONDS = 0.8
+#: A client that takes longer to send a request, or to accept an answer, is disconnected.
+CLIENT_TIMEOUT_SECONDS = 10.0
+#: A page waits for the log to be read up to this many new bytes, in a log of up to this many events.
+MAX_WAITING_BYTES, MAX_WAITING_EVENTS = 5_000_000, 20_000
+#: Seconds of pause per second that a refresh took, if it took long.
+PAUSE_FACTOR = 3.0
 
 
-class Source:
-    """The newest data of one run; a new number for each change."""
+class LiveRun:
+    """The newest data of one run, with a version that grows with each change."""
 
     def __init__(self, directory: str | Path) -> None:
-        self._reader = Reader(directory)
+        self.follower = RunFollower(directory)
         self._lock = threading.Lock()
         self._version = 0
         self._body = b""
         self._next = float("-inf")
-        self._behind: threading.Thread | None = None
-        _ = self._reader.events.unread  # what cannot be read for want of a library is said now, not to each page
+        #: Reads a long log.
+        self.background: threading.Thread | None = None
+        _ = self.follower.events.unread  # raises now if zstandard is missing, not for each page
 
     def answer(self, have: str) -> bytes | None:
-        """The data as JSON, or None when the caller has the newest. A long log is read behind the scenes: until it is
-        known, the page has what can be said without it."""
+        """The data as JSON, or None if the caller has the newest version (``have``).
+
+        A long log is read in the background. Until then the page shows the run without its events.
+        """
         with self._lock:
-            busy = self._behind is not None and self._behind.is_alive()
+            busy = self.background is not None and self.background.is_alive()
             if not busy and time.monotonic() >= self._next:
-                if len(self._reader.events) < MANY_EVENTS and self._reader.events.unread < AT_ONCE:
-                    self._look()
+                if len(self.follower.events) < MAX_WAITING_EVENTS and self.follower.events.unread < MAX_WAITING_BYTES:
+                    self._refresh()
                 else:
                     if not self._version:
-                        self._put(self._reader.glance("the log is being read; trips, weights and controls will follow"))
-                    self._behind = threading.Thread(target=self._look, daemon=True)
-                    self._behind.start()
+                        note = "the log is being read; trips, weights and controls will follow"
+                        self._publish(self.follower.without_events(note))
+                    self.background = threading.Thread(target=self._refresh, daemon=True)
+                    self.background.start()
             return None if have == str(self._version) else self._body
 
-    def _look(self) -> None:
-        """Read what is new and make the page of it; a page that takes long is made the more seldom."""
+    def _refresh(self) -> None:
+        """Read what is new and rebuild the data. The longer this takes, the longer is the pause after it."""
         started = time.monotonic()
         try:
-            if self._reader.refresh() or not self._version:
-                self._put(self._reader.data())
+            if self.follower.refresh() or not self._version:
+                self._publish(self.follower.data())
         finally:
             taken = time.monotonic() - started
-            self._next = time.monotonic() + (EVERY_SECONDS if taken < 1.0 else SELDOM * taken)
+            self._next = time.monotonic() + (REFRESH_SECONDS if taken < 1.0 else PAUSE_FACTOR * taken)
 
-    def _put(self, run: RunData) -> None:
+    def _publish(self, run: RunData) -> None:
         version = self._version + 1
         answer = {"version": str(version), "document": document([run])}
         body = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
@@ -76,23 +80,23 @@ class Source:
 
 
 class _Incoming(socket.SocketIO):
-    """What a client sends, up to a moment: one that sends a byte now and then is not waited for longer than another."""
+    """The bytes that a client sends before a deadline. A client that sends slowly gets no more time than others."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, "r")
-        self.connection, self.end = connection, 0.0
+        self.connection, self.deadline = connection, 0.0
 
     def readinto(self, buffer: Any) -> int | None:
-        self.connection.settimeout(max(0.001, self.end - time.monotonic()))
+        self.connection.settimeout(max(0.001, self.deadline - time.monotonic()))
         return super().readinto(buffer)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: "Server"
+    server: "WatchServer"
     protocol_version = "HTTP/1.1"
     server_version = "freshet"
     sys_version = ""
-    timeout = PATIENCE
+    timeout = CLIENT_TIMEOUT_SECONDS
 
     def setup(self) -> None:
         super().setup()
@@ -101,12 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._incoming)
 
     def handle_one_request(self) -> None:
-        self._incoming.end = time.monotonic() + self.timeout
+        self._incoming.deadline = time.monotonic() + self.timeout
         super().handle_one_request()
 
     def do_GET(self) -> None:
         self.connection.settimeout(self.timeout)
-        if self.headers.get("Host") not in self.server.names:  # another site's name that points here
+        if self.headers.get("Host") not in self.server.names:  # DNS rebinding: another site's name that points here
             self._send(HTTPStatus.FORBIDDEN, b"", "text/plain")
             return
         address = urlsplit(self.path)
@@ -114,8 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         elif address.path == "/data.json":
             try:
-                body = self.server.source.answer(parse_qs(address.query, max_num_fields=10).get("have", [""])[0])
-            except (FreshetError, OSError, ValueError):  # the run was removed, say
+                body = self.server.run.answer(parse_qs(address.query, max_num_fields=10).get("have", [""])[0])
+            except (FreshetError, OSError, ValueError):  # for example, the run was removed
                 self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"", "text/plain")
                 return
             if body is None:
@@ -137,16 +141,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line."""
+        """Do not log requests."""
 
 
-class Server(ThreadingHTTPServer):
+class WatchServer(ThreadingHTTPServer):
     """Serves one run's page on the loopback interface."""
 
     daemon_threads = True
 
     def __init__(self, directory: str | Path, port: int = 0) -> None:
-        self.source = Source(directory)
+        self.run = LiveRun(directory)
         self.page = render(None).encode()
         try:
             super().__init__((HOST, port), _Handler)
@@ -161,6 +165,6 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer, or never takes it, is no error of ours."""
+        """Ignore a browser that closes the connection or does not read the answer."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)

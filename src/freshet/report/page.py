@@ -1,8 +1,8 @@
-"""The report page: everything that the browser needs, in one file that asks nobody for anything.
+"""The report page: one HTML file with everything that the browser needs.
 
-The data travel as JSON inside a script element that is never executed, with every ``<`` written as ``\\u003c``; the
-page puts texts in as text. A content security policy names the hashes of the page's own scripts: nothing else can run,
-and no request can leave.
+The data are JSON inside a script element that is never executed, with every ``<`` written as ``\\u003c``. The page
+inserts texts as text. A content security policy lists the hashes of the page's scripts: nothing else can run, and the
+page can make no request.
 """
 
 import base64
@@ -20,32 +20,31 @@ from freshet.errors import ConfigError, RunError
 from freshet.methods import builtin_about
 from freshet.report import plots
 from freshet.report.closeup import closeup
-from freshet.report.columns import DEVICES, best, chosen, goal, reachable
-from freshet.report.discovery import Places, find
+from freshet.report.columns import DEVICES, best_median, choose_columns, format_target, without_times
 from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import (
+    Comparable,
     Group,
-    ReportWorld,
-    aimed,
+    assign_references,
     common_step,
+    comparables,
     final_value,
-    grouped,
+    group_runs,
     headline,
-    judged_by,
-    references,
-    settings,
-    worlds,
+    metric_of_groups,
+    resolve_target,
+    settings_table,
 )
-from freshet.report.log import Record, Seen
 from freshet.report.palette import THEMES, dash, variables
-from freshet.report.reading import RunData, read_all
-from freshet.report.trips import MOST_TRIPS, trips_of
+from freshet.report.reading import Places, Record, RunData, find, read_all
+from freshet.report.trips import MAX_TRIPS, trips_of
+from freshet.runs.reader import OnBytes, ignore_bytes
 from freshet.runs.records import ACCURACY, Maybe, Metric, number
 
-#: Close-ups are embedded while their trips stay below this number: one run of each group first.
-TRIP_BUDGET = 60_000
-#: How often a log is gone through: once as it is read, then for trips, weights and controls.
-PASSES = 4
+#: Close-ups are embedded up to this many trips in total, one run of each group first.
+MAX_CLOSEUP_TRIPS = 60_000
+#: Passes over each log: one to read it, then one each for trips, weights and controls.
+READS_PER_LOG = 4
 SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
     "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
@@ -58,13 +57,15 @@ def report(
     out: str | Path,
     target: float | None = None,
     results: Sequence[Path] = (),
-    seen: Seen = lambda count: None,
+    on_bytes: OnBytes = ignore_bytes,
 ) -> Path:
-    """Write the report of these runs, or of folders of runs with what compare, tune and paper wrote there, as one HTML
-    file. ``results`` are results that lie elsewhere; ``seen`` hears of bytes read."""
+    """Write the report of runs, or of folders of runs with the results of compare, tune and paper, as one HTML file.
+
+    ``results`` are further files of results.
+    """
     found = find(directories)
     experiments, notes = read_experiments([*found.results, *results])
-    content = document(read_all(found.runs, seen), target, experiments)
+    content = document(read_all(found.runs, on_bytes), target, experiments)
     page = render(content | {"notes": content["notes"] + notes})
     path = Path(out)
     try:
@@ -78,12 +79,12 @@ def report(
 
 
 def document(runs: Sequence[RunData], target: float | None = None, experiments: Sequence[Experiment] = ()) -> Record:
-    """Everything on the page as plain values."""
+    """The content of the page as plain values."""
     if not runs and not experiments:
         raise RunError("there is no run to report")
-    found = worlds(runs)
-    groups = [grouped(world.runs) for world in found]
-    targets = [aimed(world.runs, target) for world in found]
+    found = comparables(runs)
+    groups = [group_runs(world.runs) for world in found]
+    targets = [resolve_target(world.runs, target) for world in found]
     return {
         "freshet": __version__,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -100,10 +101,10 @@ def document(runs: Sequence[RunData], target: float | None = None, experiments: 
 
 
 def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
-    """Runs that are ranked with each other: table and curves."""
+    """Table and curves of runs that are ranked with each other."""
     runs = [run for group in groups for run in group.runs]
-    step, metric = common_step(runs), judged_by(groups)
-    held = references([group.runs[0].method for group in groups], [group.kind for group in groups])
+    step, metric = common_step(runs), metric_of_groups(groups)
+    held = assign_references([group.runs[0].method for group in groups], [group.kind for group in groups])
     lines = [
         headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
         for place, (group, other) in enumerate(zip(groups, held, strict=True))
@@ -117,8 +118,8 @@ def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
         "metric": metric._asdict(),
-        "columns": columns(counted, reachable(_COLUMNS, target), metric),
-        "devices": columns(counted, DEVICES),
+        "columns": table_columns(counted, without_times(_COLUMNS, target), metric),
+        "devices": table_columns(counted, DEVICES),
         "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
         "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
         "time_to_target": plots.time_to_target(counted),
@@ -127,21 +128,21 @@ def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
     }
 
 
-def _settings(found: Sequence[ReportWorld], groups: Sequence[Sequence[Group]]) -> Record:
-    """The settings of all groups, each under its label and, where there are several worlds, that of its world."""
+def _settings(found: Sequence[Comparable], groups: Sequence[Sequence[Group]]) -> Record:
+    """The settings of all groups. Labels name the comparable as well if there are several."""
     several = len(found) > 1
     labels = [
         f"{world.name}: {group.label}" if several else group.label
         for world, members in zip(found, groups, strict=True)
         for group in members
     ]
-    return settings([group for members in groups for group in members]) | {"labels": labels}
+    return settings_table([group for members in groups for group in members]) | {"labels": labels}
 
 
-def columns(lines: Sequence[Record], keys: Sequence[str], metric: Metric = ACCURACY) -> list[Record]:
-    """The columns of a table of results, with the best median of each."""
-    found = chosen(keys, lines, metric)
-    return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best(c, lines)} for c in found]
+def table_columns(lines: Sequence[Record], keys: Sequence[str], metric: Metric = ACCURACY) -> list[Record]:
+    """The columns of a results table, each with its best median."""
+    found = choose_columns(keys, lines, metric)
+    return [{"key": c.key, "title": c.title, "kind": c.kind, "best": best_median(c, lines)} for c in found]
 
 
 def subject(runs: Sequence[RunData], groups: Sequence[Sequence[Group]]) -> Record:
@@ -176,7 +177,7 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
         "seed": run.seed,
         "status": run.status,
         "finished": run.finished,
-        "diverged": run.diverged,
+        "diverged": run.diverged_at,
         "end": run.end,
         "until": run.setting("run", "until"),
         "accuracy": final_value(run),
@@ -187,37 +188,38 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
 
 
 def notes(runs: Sequence[RunData], target: Maybe) -> list[str]:
-    """What a reader should know before comparing."""
+    """What to know before comparing the runs."""
     found = [f"{run.name}: {note}." for run in runs for note in run.notes]
     targets = {t for run in runs if (t := run.setting("run", "target")) is not None}
     if target is not None and targets - {target}:
         metric = runs[0].metric
-        asked = ", ".join(goal(each, metric) for each in sorted(targets))
-        against = goal(target, metric)
-        found.append(f"The runs were made with other targets ({asked}); all are measured against {against}.")
-    return found + [remark for run in runs if run.diverged is not None for remark in [_diverged(run)]] + _remarks(runs)
+        asked = ", ".join(format_target(each, metric) for each in sorted(targets))
+        against = format_target(target, metric)
+        found.append(f"The runs were made with other targets ({asked}); here all are measured against {against}.")
+    found += [_divergence_note(run) for run in runs if run.diverged_at is not None]
+    return found + _remarks(runs)
 
 
-def _diverged(run: RunData) -> str:
-    counted = "its last numbers enter the medians as they are" if run.finished else "it has not ended"
-    return f"{run.name}: the model diverged at {run.diverged:g} s; {counted}."
+def _divergence_note(run: RunData) -> str:
+    counted = "its last numbers enter the medians" if run.finished else "it has not ended"
+    return f"{run.name}: the model diverged at {run.diverged_at:g} s; {counted}."
 
 
 def _remarks(runs: Sequence[RunData]) -> list[str]:
-    """Footnotes of the built-in methods among the runs; a foreign name is never imported."""
+    """Footnotes of the built-in methods among the runs. Other methods are never imported."""
     found = {about.name: about for run in runs if (about := builtin_about(run.method)) is not None}
     return [f"{name} [{mark}]: {text}." for name, about in found.items() for mark, text in about.marks().items()]
 
 
 def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
-    """Timelines and figures of single runs, one run of each group first, while they fit."""
-    firsts = [id((group.counted or group.runs)[0]) for group in groups]
+    """Timelines and figures of single runs, one run of each group first, up to ``MAX_CLOSEUP_TRIPS`` trips."""
+    firsts = [id((group.ended_runs or group.runs)[0]) for group in groups]
     order = sorted(range(len(runs)), key=lambda place: (id(runs[place]) not in firsts, place))
     found: dict[int, Record] = {}
-    budget = TRIP_BUDGET
+    budget = MAX_CLOSEUP_TRIPS
     for place in order:
         trips = trips_of(runs[place])
-        cost = min(len(trips), MOST_TRIPS)
+        cost = min(len(trips), MAX_TRIPS)
         if found and cost > budget:
             continue
         budget -= cost
@@ -229,26 +231,26 @@ def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
 
 
 def render(data: Record | None) -> str:
-    """The page with its data inside; without data it asks its own server for them (``freshet watch``)."""
+    """The page with its data embedded. Without data the page asks its server for them (``freshet watch``)."""
     from plotly.offline import get_plotlyjs
 
     scripts = [get_plotlyjs(), *(_text(name) for name in SCRIPTS)]
     for script in scripts:
         if "</script" in script.lower():
-            raise ValueError("a script of the page would end its own element")
+            raise ValueError("a script of the page contains a closing script tag")
     live = data is None
     return Template(_text("page.html")).substitute(
         policy=policy(scripts, live),
         style=f"{variables()}\n{_text('page.css')}",
-        palette=embedded(THEMES),
-        data=embedded(data),
+        palette=embed_json(THEMES),
+        data=embed_json(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         mode="live" if live else "still",
     )
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
-    """What the page may do: run its own scripts, draw, and (live) ask its own server."""
+    """The content security policy: run the page's scripts, draw, and (live) ask the page's server."""
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     connect = "'self'" if live else "'none'"
     return (
@@ -261,8 +263,8 @@ def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element, whatever texts are in it."""
+def embed_json(data: Any) -> str:
+    """JSON that is safe inside a script element, whatever texts it contains."""
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         plain = plain.replace(character, f"\\u{ord(character):04x}")

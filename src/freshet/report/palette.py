@@ -1,10 +1,10 @@
-"""One palette: a method has the same colour in every figure, on paper and on the page."""
+"""The colours of all figures. A method has the same colour on paper and on the page."""
 
 from collections.abc import Sequence
 
 Theme = dict[str, str | list[str]]
-#: Both themes of the page. ``c``: colours of methods and classes, told apart also by the colour-blind as far as twelve
-#: can be; ``ramp`` and ``scale``: from little to much, in one hue and in several; single names: text, lines, surfaces.
+#: Both themes of the page. ``c``: colours of methods and classes, as distinct for colour-blind readers as twelve can
+#: be; ``ramp`` and ``scale``: from low to high, in one hue and in several; single names: text, lines, surfaces.
 THEMES: dict[str, Theme] = {
     "light": {
         "c": [
@@ -33,12 +33,12 @@ THEMES: dict[str, Theme] = {
         "accent": "#5ab9e4", "accent-soft": "#14303f", "mark": "#3a3216", "warn": "#f3b271", "warn-soft": "#37260f",
     },
 }  # fmt: skip
-#: Of figures on white paper: colours of lines and bars, shades from little to much, and the greys around them.
+#: For figures on white: colours of lines and bars, shades from low to high, and greys.
 LIGHT, RAMP = tuple(THEMES["light"]["c"]), tuple(THEMES["light"]["ramp"])
 INK, MUTED, GRID = (str(THEMES["light"][name]) for name in ("ink", "muted", "grid"))
 COLOURS = len(LIGHT)
-#: Whose colour is whose: the twelve of the paper's table in its order, then others, with those colours and a dash. A
-#: method that is not here takes what is free.
+#: Order of the colours: the twelve methods of the paper's table, then others, which reuse the colours with a dash. A
+#: method that is not listed takes a free colour.
 ORDER = (
     "fedasmu",
     "fedasync",
@@ -62,7 +62,7 @@ DASHES = ("solid", "dash", "dot")
 
 
 def styles(methods: Sequence[str]) -> list[int]:
-    """A number per line: its colour is the remainder by ``COLOURS``, its dash the quotient."""
+    """A style number per line: its remainder by ``COLOURS`` is the colour, its quotient the dash."""
     found: list[int | None] = []
     for method in methods:
         own = ORDER.index(method) if method in ORDER else None
@@ -76,12 +76,12 @@ def dash(style: int) -> str:
 
 
 def paint(style: int) -> str:
-    """The colour on white."""
+    """The colour of a style on white."""
     return LIGHT[style % COLOURS]
 
 
 def variables() -> str:
-    """The single colours of both themes as variables of a style sheet."""
+    """The single colours of both themes as CSS variables."""
     selectors = {":root": THEMES["light"], ':root[data-theme="dark"]': THEMES["dark"]}
     single = {
         selector: " ".join(f"--{name}: {colour};" for name, colour in theme.items() if isinstance(colour, str))

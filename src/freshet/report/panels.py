@@ -1,14 +1,14 @@
-"""What the figure of an experiment shows, as plain data: panels in the paper's layout, from the results of a grid.
+"""The panels of an experiment's figure as plain data, from the results of a grid, in the paper's layout.
 
-Three looks: ``curves`` has one panel of curves per cell; ``settings`` a row of bars for each kind of method,
-accuracy and time to target over the settings; ``methods`` a column of bars for each cell.
+There are three looks. ``curves`` has one panel of curves per cell. ``settings`` has a row of bars per kind of method:
+accuracy and time to target over the settings. ``methods`` has a column of bars per cell.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from freshet.report.columns import kind_of
-from freshet.report.log import Record
+from freshet.report.reading import Record
 from freshet.runs.records import ACCURACY, Maybe, Metric, metric_of, number
 
 KINDS = {"async": "asynchronous", "sync": "synchronous"}
@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """Accuracy, or what else the runs are judged by, over virtual time, one curve per method."""
+    """The metric over virtual time, one curve per method."""
 
     title: str
     target: Maybe
@@ -40,7 +40,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bar:
-    """One method's bars, one per group; a median of None was never reached."""
+    """One method's bars, one per group. A median of None means: not reached."""
 
     name: str
     style: int
@@ -52,7 +52,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars in groups; with a single group each bar carries its method's name."""
+    """Bars in groups. With a single group each bar is labelled with its method."""
 
     title: str
     what: str
@@ -65,8 +65,8 @@ class Bars:
         """The title of its axis."""
         return "virtual time (s)" if self.what == "time" else f"test {self.metric.name}"
 
-    def shown(self, value: float) -> str:
-        """The number at a bar."""
+    def format_value(self, value: float) -> str:
+        """The number shown at a bar."""
         if self.what == "time":
             return f"{value:,.0f}"
         return f"{value:.3f}" if kind_of(self.metric) == "share" else f"{value:.4g}"
@@ -76,7 +76,7 @@ Panel = Curves | Bars
 
 
 def panels(results: Record) -> list[list[Panel]]:
-    """Rows of panels; an experiment without an ended run has none."""
+    """Rows of panels; none for an experiment without an ended run."""
     worlds = [world for world in results["worlds"] if any(line["runs"] for line in world["lines"])]
     ended = any(line["finished"] for world in worlds for line in world["lines"])
     if not ended:
@@ -85,8 +85,8 @@ def panels(results: Record) -> list[list[Panel]]:
     return draw(worlds) if draw else _in_rows([curves(world) for world in worlds])
 
 
-def shorter(names: Sequence[str]) -> list[str]:
-    """Names without what all have in common: ``slot=h1`` where every line is a fedasmu@..."""
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names without a common prefix: ``slot=h1`` if all names are ``fedasmu@...``."""
     heads = {name.partition("@")[0] for name in names}
     if len(names) > 1 and len(heads) == 1 and all("@" in name for name in names):
         return [name.partition("@")[2] for name in names]
@@ -100,7 +100,7 @@ def _in_rows(found: Sequence[Panel], columns: int = 3) -> list[list[Panel]]:
 def curves(world: Record) -> Curves:
     """The curves of one world."""
     lines = [line for line in world["lines"] if line["curve"]]
-    names = shorter([line["label"] for line in lines])
+    names = short_names([line["label"] for line in lines])
     return Curves(
         title_of(world),
         number(world["target"]),
@@ -126,7 +126,7 @@ def title_of(world: Record) -> str:
 
 
 def _by_setting(worlds: Sequence[Record]) -> list[list[Panel]]:
-    """A row per kind of method, accuracy beside time; the settings are the groups."""
+    """A row per kind of method, accuracy beside time, with the settings as groups."""
     cells = {world["cell"] for world in worlds}
     groups = [title_of(world).partition(", ")[2] or title_of(world) if len(cells) == 1 else title_of(world)
               for world in worlds]  # fmt: skip
@@ -153,7 +153,7 @@ def _by_method(worlds: Sequence[Record]) -> list[list[Panel]]:
 
 
 def _measures(world: Record) -> list[tuple[str, str]]:
-    """What bars show: what the runs are judged by and, where there is a target, the time to it."""
+    """What bars show: the metric and, if there is a target, the time to it."""
     target = number(world["target"])
     return [("accuracy", metric_of(world).name), *([] if target is None else [("time_raw", f"time to {target:g}")])]
 
@@ -166,12 +166,12 @@ def _bars(
     title: str, key: str, groups: list[str], chosen: Sequence[Sequence[Record | None]], worlds: Sequence[Record]
 ) -> Bars:
     known = [next(line for line in lines if line is not None) for lines in chosen]
-    names = shorter([line["label"] for line in known])
+    names = short_names([line["label"] for line in known])
     what = "accuracy" if key == "accuracy" else "time"
     bars = []
     for name, line, lines in zip(names, known, chosen, strict=True):
         spreads = [{} if each is None else each[key] for each in lines]
-        known_top = [s.get("count", 0) == s.get("of") for s in spreads]  # else the slowest seed is unknown
+        known_top = [s.get("count", 0) == s.get("of") for s in spreads]  # otherwise the slowest seed is unknown
         median, low, high = ([number(s.get(part)) for s in spreads] for part in ("median", "low", "high"))
         high = [value if there else None for value, there in zip(high, known_top, strict=True)]
         diverged = [bool(each and each["diverged"]) for each in lines]

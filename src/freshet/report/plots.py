@@ -1,9 +1,8 @@
-"""Plotly figures that compare methods, as plain dicts.
+"""Plotly figures that compare methods, and the panels of an experiment, as plain dicts.
 
-Colours are names such as ``@c0`` (the first method's colour), ``@c0/18`` (the same at 18 %) or ``@ink``; the page puts
-in those of its light or dark theme. A trace's ``meta`` names its group, so that the legend can hide it.
-
-The figure of an experiment for the page: each panel as a Plotly figure (colours as in ``plots``).
+Colours are names such as ``@c0`` (the first method's colour), ``@c0/18`` (the same at 18 %) or ``@ink``. The page
+replaces them by colours of its light or dark theme. The ``meta`` of a trace names its group, so that the legend can
+hide it.
 """
 
 import html
@@ -11,33 +10,31 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from freshet.report.columns import goal, kind_of
-from freshet.report.extract import stalenesses
-from freshet.report.groups import Group, common_step, judged_by
-from freshet.report.log import Record
+from freshet.report.columns import format_target, kind_of
+from freshet.report.groups import Group, common_step, metric_of_groups
 from freshet.report.palette import COLOURS, dash
 from freshet.report.panels import Bar, Bars, Curves, Panel
-from freshet.report.reading import RunData
-from freshet.report.statistics import band, histogram, on_grid, regular
+from freshet.report.reading import Record, RunData
+from freshet.report.statistics import band, histogram, on_grid, regular_grid
 from freshet.runs.records import Maybe, number
 
 Figure = dict[str, Any]
-_POINTS = 240
-_MOST_TIMES = 600
+_GRID_POINTS = 240
+_MAX_STEPS = 600
 WALL_KEYS = ("wall", "wall_seconds", "wall_time")
 
 
 def text(value: str) -> str:
-    """Foreign text for Plotly, which reads a little HTML in its labels: shown as it is."""
+    """Text from outside, escaped: Plotly interprets some HTML in labels."""
     return html.escape(value, quote=False)
 
 
 def colour(style: int, percent: int | None = None) -> str:
-    """A style's colour as the page knows it."""
+    """The page's name for the colour of a style."""
     return f"@c{style % COLOURS}" + ("" if percent is None else f"/{percent}")
 
 
-def rounded(values: Sequence[Maybe], digits: int = 4) -> list[Maybe]:
+def round_all(values: Sequence[Maybe], digits: int = 4) -> list[Maybe]:
     return [None if value is None else round(value, digits) for value in values]
 
 
@@ -49,23 +46,23 @@ def x_time(run: RunData) -> list[Maybe]:
 
 
 def x_bytes(run: RunData) -> list[Maybe]:
-    """Megabytes up and down so far."""
+    """Megabytes up and down at each test."""
     pairs = zip(run.column("bytes_up"), run.column("bytes_down"), strict=True)
     return [None if up is None or down is None else (up + down) / 1e6 for up, down in pairs]
 
 
 def x_wall(run: RunData) -> list[Maybe]:
-    """Seconds of real time at each test, where the log has them."""
+    """Seconds of real time at each test, if the log has them."""
     return [next((v for key in WALL_KEYS if (v := number(row.get(key))) is not None), None) for row in run.metrics]
 
 
 def x_rounds(run: RunData) -> list[Maybe]:
-    """Rounds that are over; of an asynchronous method one is worth as many uploads as it consumes."""
+    """Completed rounds at each test. For an asynchronous method, a round is a fixed number of uploads."""
     return run.column("rounds")
 
 
 class Measure(NamedTuple):
-    """A number of metrics.jsonl that is drawn over time: its key, title, factor, digits, and how the hover shows it."""
+    """A number of metrics.jsonl that is drawn over time: key, title, factor, digits, and hover format."""
 
     key: str
     title: str
@@ -85,36 +82,38 @@ AXES = {
 
 
 def measure_of(groups: Sequence[Group]) -> Measure:
-    """What the runs are judged by, as it is drawn: an accuracy in per cent, anything else as it is."""
-    name = judged_by(groups).name
+    """How the metric of the runs is drawn: an accuracy in per cent, any other metric unchanged."""
+    name = metric_of_groups(groups).name
     return ACCURACY if name == "accuracy" else Measure(name, f"test {name}", 1.0, 4, "%{y:.4g}")
 
 
 def accuracy(groups: Sequence[Group], target: Maybe, axis: str) -> Figure | None:
-    """Accuracy, or what the runs are judged by, over virtual time, rounds, bytes or wall time: median and band over
-    seeds, unfinished runs dashed."""
+    """The metric of the runs over virtual time, rounds, bytes or wall time: median and band over seeds.
+
+    Unfinished runs are dashed.
+    """
     measure = measure_of(groups)
-    figure = _measured(groups, measure, axis)
+    figure = _measure_figure(groups, measure, axis)
     if figure is None:
         return None
     span: Record = {"range": [0, 100]} if measure is ACCURACY else {"rangemode": "tozero"}
     figure["layout"] |= {"yaxis": {"title": {"text": measure.title}, **span}}
     if target is not None:
         y = measure.factor * target
-        note = _target_note(y, goal(target, judged_by(groups)))
+        note = _target_note(y, format_target(target, metric_of_groups(groups)))
         figure["layout"] |= {"shapes": [target_line(y)], "annotations": [note]}
     return figure
 
 
 def target_line(y: float) -> Record:
-    """Across the figure, behind the curves."""
+    """A horizontal line across the figure, behind the curves."""
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line, "layer": "below"}
 
 
 def loss(groups: Sequence[Group], axis: str) -> Figure | None:
-    """The same of the test loss, on a logarithmic axis where it spans more than a factor of 20."""
-    figure = _measured(groups, LOSS, axis)
+    """The same for the test loss, on a logarithmic axis if it spans more than a factor of 20."""
+    figure = _measure_figure(groups, LOSS, axis)
     if figure is None:
         return None
     values = [y for trace in figure["data"] for y in trace["y"] if y is not None and y > 0]
@@ -132,8 +131,8 @@ def log_axis(low: float, high: float) -> Record:
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
-def _measured(groups: Sequence[Group], measure: Measure, axis: str) -> Figure | None:
-    """One measure's curves of all groups; None where there are none."""
+def _measure_figure(groups: Sequence[Group], measure: Measure, axis: str) -> Figure | None:
+    """The curves of one measure for all groups; None if there are none."""
     step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
     data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, measure, axis, step)]
     layout = {
@@ -154,31 +153,31 @@ def _curves(group: Group, index: int, measure: Measure, axis: str, step: float |
     get, _, shown_x = AXES[axis]
     key, factor, digits = measure.key, measure.factor, measure.digits
     traces: list[Record] = []
-    tested = [(run, _curve(get(run), run.column(key))) for run in group.counted]
+    tested = [(run, _curve(get(run), run.column(key))) for run in group.ended_runs]
     tested = [(run, curve) for run, curve in tested if any(y is not None for y in curve[1])]
     curves = [curve for _, curve in tested]
     look = (index, group.style)
     if len(curves) == 1:
         xs, ys = curves[0]
-        traces.append(_line(group.label, look, xs, _scaled(ys, measure)))
+        traces.append(_line(group.label, look, xs, _scale(ys, measure)))
     elif curves:
         grid = _grid(_last(tested), step)
         points = band([on_grid(xs, ys, grid) for xs, ys in curves])
         there = [(x, point) for x, point in zip(grid, points, strict=True) if point.median is not None]
         xs = [x for x, _ in there]
         low, high, middle = (
-            _scaled([getattr(p, part) for _, p in there], measure) for part in ("low", "high", "median")
+            _scale([getattr(p, part) for _, p in there], measure) for part in ("low", "high", "median")
         )
         traces += _ribbon(look, xs, low, high)
         line = _line(group.label, look, xs, middle)
-        line["customdata"] = [rounded([factor * (p.low or 0), factor * (p.high or 0)], digits) for _, p in there]
+        line["customdata"] = [round_all([factor * (p.low or 0), factor * (p.high or 0)], digits) for _, p in there]
         traces.append(line)
     for run in group.runs:
         if not run.finished:
             xs, ys = _curve(get(run), run.column(key))
             if xs:
                 name = f"{run.name} ({run.status})"
-                traces.append(_line(name, look, xs, _scaled(ys, measure), unfinished=True))
+                traces.append(_line(name, look, xs, _scale(ys, measure), unfinished=True))
     for trace in traces:
         if trace.get("hoverinfo") != "skip":
             spread = (
@@ -189,10 +188,10 @@ def _curves(group: Group, index: int, measure: Measure, axis: str, step: float |
     return traces
 
 
-def _scaled(ys: Sequence[Maybe], measure: Measure) -> list[Maybe]:
-    """In the measure's unit; a loss keeps five digits, however small or large it is."""
+def _scale(ys: Sequence[Maybe], measure: Measure) -> list[Maybe]:
+    """Values in the unit of the measure. A loss keeps five significant digits."""
     if measure.factor == 100.0:
-        return rounded([None if y is None else 100.0 * y for y in ys], 2)
+        return round_all([None if y is None else 100.0 * y for y in ys], 2)
     return [None if y is None else float(f"{y * measure.factor:.5g}") for y in ys]
 
 
@@ -202,21 +201,21 @@ def _curve(xs: Sequence[Maybe], ys: Sequence[Maybe]) -> tuple[list[float], list[
 
 
 def _last(tested: Sequence[tuple[RunData, tuple[list[float], list[Maybe]]]]) -> float:
-    """Where seeds are compared to: as far as all reach, those aside that diverged and keep their last value."""
-    going = [xs[-1] for run, (xs, _) in tested if run.diverged is None]
+    """End of the common curve: as far as all runs reach. A diverged run keeps its last value and does not count."""
+    going = [xs[-1] for run, (xs, _) in tested if run.diverged_at is None]
     return min(going) if going else max(xs[-1] for _, (xs, _) in tested)
 
 
 def _grid(last: float, step: float | None) -> list[float]:
-    """The common times, or evenly spaced points."""
-    if step is not None and last / step <= _MOST_TIMES:
-        grid = regular(step, last)
+    """Multiples of ``step``, or evenly spaced points if they are too many or there is no step."""
+    if step is not None and last / step <= _MAX_STEPS:
+        grid = regular_grid(step, last)
         return grid if not grid or last - grid[-1] < 1e-9 * max(1.0, last) else [*grid, last]
-    return [last * point / _POINTS for point in range(_POINTS + 1)]
+    return [last * point / _GRID_POINTS for point in range(_GRID_POINTS + 1)]
 
 
 Look = tuple[int, int]
-"""Place of a group, and its style."""
+"""Index of a group, and its style."""
 
 
 def _line(name: str, look: Look, xs: Sequence[float], ys: Sequence[Maybe], unfinished: bool = False) -> Record:
@@ -225,7 +224,7 @@ def _line(name: str, look: Look, xs: Sequence[float], ys: Sequence[Maybe], unfin
         "type": "scatter",
         "mode": "lines",
         "name": text(name),
-        "x": rounded(xs, 3),
+        "x": round_all(xs, 3),
         "y": list(ys),
         "line": {
             "color": colour(style),
@@ -238,7 +237,7 @@ def _line(name: str, look: Look, xs: Sequence[float], ys: Sequence[Maybe], unfin
 
 def _ribbon(look: Look, xs: Sequence[float], low: Sequence[Maybe], high: Sequence[Maybe]) -> list[Record]:
     index, style = look
-    edge: Record = {"type": "scatter", "mode": "lines", "x": rounded(xs, 3)}
+    edge: Record = {"type": "scatter", "mode": "lines", "x": round_all(xs, 3)}
     edge["line"] = {"width": 0, "color": colour(style)}
     edge |= {"hoverinfo": "skip", "showlegend": False, "meta": {"group": index}}
     return [edge | {"y": list(low)}, edge | {"y": list(high), "fill": "tonexty", "fillcolor": colour(style, 16)}]
@@ -251,7 +250,7 @@ def time_to_target(lines: Sequence[Record]) -> Figure | None:
     """Bars per method: raw first crossing and the crossing of the 5-point mean, with the spread over seeds."""
     if not any(line[key]["count"] for line in lines for key in ("time_raw", "time_mean")):
         return None
-    labels = [_short(line["label"]) for line in lines]
+    labels = [_short_label(line["label"]) for line in lines]
     data = [_bars(lines, key, name, percent) for key, name, percent in _KINDS]
     notes = [note for row, line in enumerate(lines) for note in _dashes(line, row)]
     layout = {
@@ -272,10 +271,10 @@ def _bars(lines: Sequence[Record], key: str, name: str, percent: int) -> Record:
     spreads = [line[key] for line in lines]
     whiskers = [_whiskers(spread) for spread in spreads]
     return {
-        "type": "bar", "orientation": "h", "name": name, "y": list(range(len(lines))), "x": rounded(middle, 3),
+        "type": "bar", "orientation": "h", "name": name, "y": list(range(len(lines))), "x": round_all(middle, 3),
         "marker": {"color": [colour(line["style"], percent) for line in lines], "cornerradius": 3},
-        "error_x": {"type": "data", "symmetric": False, "array": rounded([more for more, _ in whiskers]),
-                    "arrayminus": rounded([less for _, less in whiskers]),
+        "error_x": {"type": "data", "symmetric": False, "array": round_all([more for more, _ in whiskers]),
+                    "arrayminus": round_all([less for _, less in whiskers]),
                     "color": "@ink/70", "thickness": 1.4, "width": 4},
         "customdata": [[name, f"{s['count']} of {s['of']} seeds reach it"] for s in spreads],
         "hovertemplate": "%{customdata[0]}: %{x:.0f} s<br>%{customdata[1]}<extra></extra>",
@@ -284,7 +283,7 @@ def _bars(lines: Sequence[Record], key: str, name: str, percent: int) -> Record:
 
 
 def _whiskers(spread: Record) -> tuple[Maybe, Maybe]:
-    """How far the bar's whiskers go up and down; up only if all seeds arrived, none for a single run."""
+    """Lengths of the whiskers up and down. Up only if all seeds reach the target; none for a single run."""
     if spread["median"] is None or spread["of"] < 2:
         return None, None
     more = spread["high"] - spread["median"] if spread["count"] == spread["of"] else None
@@ -292,7 +291,7 @@ def _whiskers(spread: Record) -> tuple[Maybe, Maybe]:
 
 
 def _dashes(line: Record, row: int) -> list[Record]:
-    """A dash where the median run never arrives."""
+    """A dash if the median run does not reach the target."""
     missing = [name for key, name, _ in _KINDS if line[key]["median"] is None]
     if not missing:
         return []
@@ -305,27 +304,32 @@ def _dashes(line: Record, row: int) -> list[Record]:
     return [note | place]
 
 
-def _short(label: str, most: int = 28) -> str:
+def _short_label(label: str, most: int = 28) -> str:
     return text(label if len(label) <= most else label[: most - 1] + "…")
 
 
 # ---- staleness
 
 
+def stalenesses(run: RunData) -> list[int]:
+    """Staleness of every aggregated upload, in no order."""
+    return [staleness for staleness in run.events.stalenesses.elements() if staleness >= 1]
+
+
 def staleness(groups: Sequence[Group]) -> Figure | None:
-    """How stale uploads were when they were used: share of uploads by staleness, all finished runs of a group."""
-    pooled = [[s for run in (group.counted or group.runs) for s in stalenesses(run)] for group in groups]
+    """Share of aggregated uploads by staleness, over all finished runs of a group."""
+    pooled = [[s for run in (group.ended_runs or group.runs) for s in stalenesses(run)] for group in groups]
     highest = max((value for values in pooled for value in values), default=0)
     if not highest:
         return None
     constant = [len(set(values)) == 1 for values in pooled]
-    told = [] if highest == 1 else [index for index, same in enumerate(constant) if same]
-    note = " ".join(f"{groups[index].label}: always {pooled[index][0]}." for index in told)
+    noted = [] if highest == 1 else [index for index, same in enumerate(constant) if same]
+    note = " ".join(f"{groups[index].label}: always {pooled[index][0]}." for index in noted)
     width = max(1, -(-highest // 50))
     data = []
     for index, (group, values) in enumerate(zip(groups, pooled, strict=True)):
         bins = histogram(values, width)
-        if not bins or index in told:
+        if not bins or index in noted:
             continue
         shares = [0.0, *(round(100 * share, 2) for _, share in bins), 0.0]
         xs = [bins[0][0] - width, *(first for first, _ in bins), bins[-1][0] + width]
@@ -346,7 +350,7 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
 
 
 def panel_figure(panel: Panel) -> Figure:
-    """One panel, with its title beside it."""
+    """A panel as a figure, with its title as a separate key."""
     drawn = _panel_curves(panel) if isinstance(panel, Curves) else _panel_bars(panel)
     return drawn | {"title": panel.title}
 
@@ -381,16 +385,17 @@ def _panel_bars(panel: Bars) -> Figure:
         more = [None if h is None or m is None else h - m for h, m in zip(bar.high, bar.median, strict=True)]
         less = [None if low is None or m is None else m - low for low, m in zip(bar.low, bar.median, strict=True)]
         pairs = zip(bar.median, _marks(bar), strict=True)
-        words = ["– not reached" if m is None else f"{panel.shown(m)} {mark}".strip() for m, mark in pairs]
+        words = ["– not reached" if m is None else f"{panel.format_value(m)} {mark}".strip() for m, mark in pairs]
         data.append({
             "type": "bar", "name": text(bar.name), "x": [text(bar.name)] if single else list(map(text, panel.groups)),
-            "y": [0 if m is None else m for m in rounded(bar.median, 5)],
+            "y": [0 if m is None else m for m in round_all(bar.median, 5)],
             "marker": {"color": colour(bar.style), "cornerradius": 3},
             "text": words if single else _marks(bar),
             "textposition": ["inside" if single and m is not None else "outside" for m in bar.median],
             "textfont": {"color": ["@paper" if single and m is not None else "@muted" for m in bar.median]},
             "insidetextanchor": "start", "cliponaxis": False, "customdata": words,
-            "error_y": {"type": "data", "symmetric": False, "array": rounded(more, 5), "arrayminus": rounded(less, 5),
+            "error_y": {"type": "data", "symmetric": False,
+                        "array": round_all(more, 5), "arrayminus": round_all(less, 5),
                         "color": "@ink/70", "thickness": 1.2, "width": 3,
                         "visible": not single or None not in bar.median},
             "hovertemplate": f"{text(bar.name)}: %{{customdata}}<extra></extra>",
@@ -405,5 +410,5 @@ def _panel_bars(panel: Bars) -> Figure:
 
 
 def _marks(bar: Bar) -> list[str]:
-    """A dash where the target was not reached, a cross where a run diverged."""
+    """A dash if the target was not reached, a cross if a run diverged."""
     return ["–" if m is None else "✕" if bad else "" for m, bad in zip(bar.median, bar.diverged, strict=True)]

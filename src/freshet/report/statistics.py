@@ -1,8 +1,6 @@
-"""The statistics of a report as small pure functions: over seeds, to a target, and between two methods.
+"""The statistics of a report as small pure functions: over seeds, to a target, between two methods, over time.
 
-``None`` stands for a number that is not there: a diverged test, or a target that was never reached.
-
-Accuracy over time as a few numbers: median and extremes over seeds on a common grid.
+``None`` stands for a missing number: a diverged test, or a target that was not reached.
 """
 
 import math
@@ -12,19 +10,18 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, median
 
-from freshet.report.log import Record
-from freshet.report.reading import RunData
+from freshet.report.reading import Record, RunData
 from freshet.runs.records import ACCURACY, Maybe, Metric, first_crossing
 
-#: Points of the trailing mean whose crossing is reported beside the raw one.
+#: Points of the trailing mean. Its crossing is reported beside the raw one.
 WINDOW = 5
-#: Above so many pairs the sign-flip test enumerates no more (2^n cases).
-MOST_PAIRS = 20
+#: The sign-flip test enumerates 2^n cases and is not made for more pairs than this.
+MAX_PAIRS = 20
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and extremes over seeds; ``count`` of ``of`` runs had a number."""
+    """Median and extremes over seeds; ``count`` of ``of`` runs have a number."""
 
     median: Maybe
     low: Maybe
@@ -34,27 +31,27 @@ class Spread:
 
 
 def over_seeds(values: Sequence[Maybe]) -> Spread:
-    """Median, least and greatest of the numbers that are there."""
-    there = [value for value in values if value is not None]
-    if not there:
+    """Median, least and greatest of the numbers that are not missing."""
+    present = [value for value in values if value is not None]
+    if not present:
         return Spread(None, None, None, 0, len(values))
-    return Spread(median(there), min(there), max(there), len(there), len(values))
+    return Spread(median(present), min(present), max(present), len(present), len(values))
 
 
 def over_seeds_reached(values: Sequence[Maybe]) -> Spread:
-    """The same for times to a target, where ``None`` is later than any time: half the seeds must reach it for a median.
+    """The same for times to a target. ``None`` counts as later than any time, so a median needs half of the seeds.
 
-    Leaving out the seeds that never arrive would reward a method for failing.
+    Leaving out the seeds that miss the target would reward a method for failing.
     """
-    there = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     middle = median([math.inf if value is None else value for value in values]) if values else math.inf
-    if not there:
+    if not present:
         return Spread(None, None, None, 0, len(values))
-    return Spread(middle if math.isfinite(middle) else None, min(there), max(there), len(there), len(values))
+    return Spread(middle if math.isfinite(middle) else None, min(present), max(present), len(present), len(values))
 
 
 def on_grid(times: Sequence[float], values: Sequence[Maybe], grid: Sequence[float]) -> list[Maybe]:
-    """The latest value at each point of the grid; before the first one, nothing. Times must not decrease."""
+    """The latest value at each point of the grid; None before the first value. Times must not decrease."""
     found: list[Maybe] = []
     position, latest = 0, None
     for point in grid:
@@ -65,13 +62,13 @@ def on_grid(times: Sequence[float], values: Sequence[Maybe], grid: Sequence[floa
     return found
 
 
-def regular(step: float, until: float) -> list[float]:
+def regular_grid(step: float, until: float) -> list[float]:
     """0, step, 2 step, ... up to and including ``until``."""
     return [index * step for index in range(math.floor(until / step + 1e-9) + 1)]
 
 
 def trailing_mean(values: Sequence[Maybe], window: int = WINDOW) -> list[Maybe]:
-    """Mean of each value and the ``window - 1`` before it; nothing until the window is full, or with a hole in it."""
+    """Mean of each value and the ``window - 1`` before it; None if one of them is missing."""
     means: list[Maybe] = []
     for end in range(1, len(values) + 1):
         part = [value for value in values[max(0, end - window) : end] if value is not None]
@@ -86,7 +83,7 @@ def mean_crossing(
     metric: Metric = ACCURACY,
     window: int = WINDOW,
 ) -> Maybe:
-    """First time at which the trailing mean is as good as the target."""
+    """First time at which the trailing mean reaches the target."""
     return first_crossing(times, trailing_mean(values, window), target, metric)
 
 
@@ -96,7 +93,7 @@ def band(columns: Sequence[Sequence[Maybe]]) -> list[Spread]:
 
 
 def histogram(values: Sequence[int], width: int = 1) -> list[tuple[int, float]]:
-    """(first value of the bin, share of all values) from the least to the greatest bin, empty ones included."""
+    """(first value of the bin, share of all values) for each bin from the least to the greatest, also empty ones."""
     if not values:
         return []
     bins = [(value - 1) // width for value in values]
@@ -107,8 +104,8 @@ def histogram(values: Sequence[int], width: int = 1) -> list[tuple[int, float]]:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Two methods over the seeds that both have: mean difference and the exact two-sided p-value."""
+class PairedComparison:
+    """Two methods on the seeds that both have: mean difference and exact two-sided p-value."""
 
     pairs: int
     difference: Maybe
@@ -116,12 +113,12 @@ class Paired:
 
 
 def sign_flip(differences: Sequence[float]) -> float | None:
-    """Exact permutation test: the share of sign patterns whose mean is at least as far from 0 as the observed one.
+    """Exact permutation test: the share of sign patterns with a mean at least as far from 0 as the observed one.
 
-    Under "no difference" each paired difference could as well have had the other sign. With n pairs the p-value is
-    never below 2 / 2^n, so three seeds cannot give less than 0.25. Above ``MOST_PAIRS`` pairs there is no answer.
+    Under the null hypothesis each paired difference is as likely to have the other sign. With n pairs the p-value is at
+    least 2 / 2^n, so three seeds give 0.25 or more. Above ``MAX_PAIRS`` pairs the result is None.
     """
-    if not differences or len(differences) > MOST_PAIRS:
+    if not differences or len(differences) > MAX_PAIRS:
         return None
     observed = abs(math.fsum(differences))
     least = observed - 1e-12 * max(1.0, observed)
@@ -131,49 +128,49 @@ def sign_flip(differences: Sequence[float]) -> float | None:
     return extreme / (1 << len(differences))
 
 
-def paired(ours: dict[int, Maybe], theirs: dict[int, Maybe]) -> Paired:
-    """Compare two methods by seed; a seed that only one of them has does not count."""
+def compare_paired(ours: dict[int, Maybe], theirs: dict[int, Maybe]) -> PairedComparison:
+    """Compare two methods by seed. A seed that only one of them has does not count."""
     differences = []
     for seed in sorted(ours.keys() & theirs.keys()):
         a, b = ours[seed], theirs[seed]
         if a is not None and b is not None:
             differences.append(a - b)
     if not differences:
-        return Paired(0, None, None)
-    return Paired(len(differences), fmean(differences), sign_flip(differences))
+        return PairedComparison(0, None, None)
+    return PairedComparison(len(differences), fmean(differences), sign_flip(differences))
 
 
-#: A curve in a file has at most so many points.
-MOST_POINTS = 120
+#: Most points of a curve in a file of results.
+MAX_CURVE_POINTS = 120
 
 
 def curve(runs: Sequence[RunData], step: float) -> Record | None:
-    """Median, least and greatest accuracy over the seeds; a run that diverged keeps its last value to the end."""
+    """Median, least and greatest value over the seeds. A diverged run keeps its last value to the end."""
     tested = [run for run in runs if run.metrics]
     if not tested:
         return None
-    grid = thinned(regular(step, last_of(tested)))
+    grid = thin(regular_grid(step, last_of(tested)))
     found = [on_grid([float(row["time"]) for row in run.metrics], run.column(run.metric.name), grid) for run in tested]
     points = band(found)
     return {
         "time": [round(time, 3) for time in grid],
-        "median": _rounded([point.median for point in points]),
-        "low": _rounded([point.low for point in points]),
-        "high": _rounded([point.high for point in points]),
+        "median": _round_all([point.median for point in points]),
+        "low": _round_all([point.low for point in points]),
+        "high": _round_all([point.high for point in points]),
     }
 
 
 def last_of(runs: Sequence[RunData]) -> float:
-    """Where a common curve ends: as far as all runs reach, those that diverged aside."""
-    ends = [run.end for run in runs if run.diverged is None]
+    """End of a common curve: as far as all runs reach, without the diverged ones."""
+    ends = [run.end for run in runs if run.diverged_at is None]
     return min(ends) if ends else max((run.end for run in runs), default=0.0)
 
 
-def thinned(grid: list[float]) -> list[float]:
-    """At most ``MOST_POINTS`` of a grid, evenly, the last one included."""
-    every = -(-len(grid) // MOST_POINTS)
+def thin(grid: list[float]) -> list[float]:
+    """At most ``MAX_CURVE_POINTS`` evenly chosen points of a grid, including the last one."""
+    every = -(-len(grid) // MAX_CURVE_POINTS)
     return grid[(len(grid) - 1) % every :: every] if grid else grid
 
 
-def _rounded(values: Sequence[Maybe]) -> list[Maybe]:
+def _round_all(values: Sequence[Maybe]) -> list[Maybe]:
     return [None if value is None else round(value, 5) for value in values]

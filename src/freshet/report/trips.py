@@ -1,10 +1,10 @@
-"""The fleet's timeline: what each device did when, put together from a run's events.
+"""The timeline of the fleet: what each device did when, from the events of a run.
 
-    trigger --download--> train --ask--> fresh model down --merge--> train on --upload--> verdict
+    trigger --download--> train --request--> fresh model down --merge--> train on --upload--> verdict
 
-Trigger, arrival of the request, merge and arrival of the upload are in the log. When a device began to train and when
-it began to send follows from the fleet's figures in world.json; they are used only if they explain the log (on a real
-network they need not), and the legs stay unknown otherwise.
+The log has the times of trigger, request, merge and upload. The start of training and of sending follow from the fleet
+in world.json. They are used only if they explain the times in the log, which they may not on a real network. Otherwise
+these times stay unknown.
 """
 
 from collections import deque
@@ -12,23 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core.messages import CONTROL_BYTES
-from freshet.report.log import Record
-from freshet.report.reading import RunData
-from freshet.runs.records import contributors, number, integer
+from freshet.report.reading import Record, RunData
+from freshet.runs.records import contributors, integer, number
 from freshet.runs.world import RunWorld
 
-#: How a trip ended. "waiting": uploaded, not yet part of an aggregation; "flying": still under way at the end.
+#: How a trip ended. "waiting": uploaded, not yet aggregated; "flying": still in flight at the end.
 OUTCOMES = ("aggregated", "waiting", "discarded", "lost", "rejected", "flying")
-#: A timeline shows at most so many trips: the last ones.
-MOST_TRIPS = 20_000
-_CHECKED = 50
-#: Of larger fleets the page does not list each device's seconds.
-_MOST_DEVICES = 10_000
+#: A timeline shows at most this many trips, the last ones.
+MAX_TRIPS = 20_000
+_TRIPS_CHECKED = 50
+#: For larger fleets the page does not list the training time of each device.
+_MAX_DEVICES = 10_000
 
 
 @dataclass(slots=True)
-class Trip:
-    """One local training of one device. A time that is not known is None."""
+class TripRecord:
+    """One local training of one device, as the log shows it. An unknown time is None."""
 
     device: int
     number: int
@@ -54,21 +53,23 @@ class Trip:
 
 
 @dataclass
-class _Log:
-    trips: list[Trip] = field(default_factory=list)
-    open: dict[int, Trip] = field(default_factory=dict)
-    waiting: dict[int, deque[Trip]] = field(default_factory=dict)
+class _TripLog:
+    """The trips so far: all, those in flight by device, and those that wait for a verdict by device."""
+
+    trips: list[TripRecord] = field(default_factory=list)
+    open: dict[int, TripRecord] = field(default_factory=dict)
+    waiting: dict[int, deque[TripRecord]] = field(default_factory=dict)
 
 
-def trips_of(run: RunData) -> list[Trip]:
-    """All trips in the order in which they began."""
-    log = _Log()
+def trips_of(run: RunData) -> list[TripRecord]:
+    """All trips, in the order in which they began."""
+    log = _TripLog()
     for event in run.events.of(*_HANDLERS):
         handler = _HANDLERS.get(str(event.get("kind")))
         if handler is not None:
             handler(log, event)
     if run.world is not None and _explains(run.world, log.trips, run):
-        for trip in log.trips[-MOST_TRIPS:]:
+        for trip in log.trips[-MAX_TRIPS:]:
             _add_legs(trip, run.world)
     return log.trips
 
@@ -76,12 +77,12 @@ def trips_of(run: RunData) -> list[Trip]:
 # ---- events
 
 
-def _trigger(log: _Log, event: Record) -> None:
+def _on_trigger(log: _TripLog, event: Record) -> None:
     device = integer(event.get("device"))
     if device is None or device < 0:
         return
     log.trips.append(
-        Trip(
+        TripRecord(
             device,
             integer(event.get("trip")) or 0,
             float(event["time"]),
@@ -92,43 +93,43 @@ def _trigger(log: _Log, event: Record) -> None:
     log.open[device] = log.trips[-1]
 
 
-def _request(log: _Log, event: Record) -> None:
-    trip = _open(log, event)
+def _on_request(log: _TripLog, event: Record) -> None:
+    trip = _open_trip(log, event)
     if trip is not None:
         trip.answered, trip.fresh = float(event["time"]), integer(event.get("fresh"))
         trip.slot, trip.slot_by = integer(event.get("slot")), _text(event.get("slot_by"))
 
 
-def _merge(log: _Log, event: Record) -> None:
-    trip = _open(log, event)
+def _on_merge(log: _TripLog, event: Record) -> None:
+    trip = _open_trip(log, event)
     if trip is not None:
         trip.merged = trip.resume = float(event["time"])
         trip.beta, trip.fresh = number(event.get("beta")), integer(event.get("fresh"))
 
 
-def _hurry(log: _Log, event: Record) -> None:
-    trip = _open(log, event)
+def _on_hurry(log: _TripLog, event: Record) -> None:
+    trip = _open_trip(log, event)
     if trip is not None:
         trip.urgent = float(event["time"])
 
 
-def _upload(log: _Log, event: Record) -> None:
-    trip = _open(log, event)
+def _on_upload(log: _TripLog, event: Record) -> None:
+    trip = _open_trip(log, event)
     if trip is not None:
         trip.end, trip.outcome = float(event["time"]), "waiting"
         del log.open[trip.device]
         log.waiting.setdefault(trip.device, deque()).append(trip)
 
 
-def _lost(log: _Log, event: Record) -> None:
-    trip = _open(log, event)
+def _on_lost(log: _TripLog, event: Record) -> None:
+    trip = _open_trip(log, event)
     if trip is not None:
         trip.end, trip.outcome, trip.reason = float(event["time"]), "lost", _text(event.get("reason"))
         del log.open[trip.device]
 
 
-def _refused(log: _Log, event: Record) -> None:
-    """Discarded or rejected: the upload that came last from this device."""
+def _on_refused(log: _TripLog, event: Record) -> None:
+    """Discard or reject the last upload of this device."""
     queue = log.waiting.get(integer(event.get("device")) or 0)
     if not queue:
         return
@@ -137,7 +138,7 @@ def _refused(log: _Log, event: Record) -> None:
     trip.reason, trip.staleness = _text(event.get("reason")), integer(event.get("staleness"))
 
 
-def _aggregate(log: _Log, event: Record) -> None:
+def _on_aggregate(log: _TripLog, event: Record) -> None:
     for each in contributors(event):
         queue = None if each.device is None else log.waiting.get(each.device)
         if queue:
@@ -146,19 +147,19 @@ def _aggregate(log: _Log, event: Record) -> None:
 
 
 _HANDLERS = {
-    "trigger": _trigger,
-    "request": _request,
-    "merge": _merge,
-    "hurry": _hurry,
-    "upload": _upload,
-    "lost": _lost,
-    "discard": _refused,
-    "rejected": _refused,
-    "aggregate": _aggregate,
+    "trigger": _on_trigger,
+    "request": _on_request,
+    "merge": _on_merge,
+    "hurry": _on_hurry,
+    "upload": _on_upload,
+    "lost": _on_lost,
+    "discard": _on_refused,
+    "rejected": _on_refused,
+    "aggregate": _on_aggregate,
 }
 
 
-def _open(log: _Log, event: Record) -> Trip | None:
+def _open_trip(log: _TripLog, event: Record) -> TripRecord | None:
     """The trip in flight that an event belongs to."""
     device = integer(event.get("device"))
     trip = log.open.get(device) if device is not None else None
@@ -173,13 +174,13 @@ def _text(value: Any) -> str | None:
 # ---- legs that follow from the fleet
 
 
-def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
-    """Whether the fleet's figures give the times in the log, tried on the first complete trips."""
+def _explains(world: RunWorld, trips: list[TripRecord], run: RunData) -> bool:
+    """Whether the fleet in world.json explains the times in the log, checked on the first complete trips."""
     complete = [trip for trip in trips if trip.outcome not in ("lost", "flying") and trip.urgent is None]
     epochs = integer(run.config.get("training", {}).get("epochs"))
     if epochs is None or epochs < 1:
         return False
-    for trip in complete[:_CHECKED]:
+    for trip in complete[:_TRIPS_CHECKED]:
         if trip.device >= len(world) or trip.end is None or trip.epochs is None:
             return False
         expected = world.seconds_to_first_step(trip.device) + world.up(trip.device, world.model_bytes)
@@ -192,7 +193,7 @@ def _explains(world: RunWorld, trips: list[Trip], run: RunData) -> bool:
     return bool(complete)
 
 
-def _add_legs(trip: Trip, world: RunWorld) -> None:
+def _add_legs(trip: TripRecord, world: RunWorld) -> None:
     if trip.device >= len(world):
         return
     trip.train = trip.start + world.seconds_to_first_step(trip.device)
@@ -209,26 +210,26 @@ def _add_legs(trip: Trip, world: RunWorld) -> None:
 # ---- for the page
 
 
-def timeline(run: RunData, trips: list[Trip], most: int = MOST_TRIPS) -> Record:
-    """Columns of the newest trips, rounded, with the texts by number; the page draws them."""
-    shown = trips[-most:]
+def timeline(run: RunData, trips: list[TripRecord], limit: int = MAX_TRIPS) -> Record:
+    """The last trips as columns for the page, rounded, with reasons as indices."""
+    shown = trips[-limit:]
     reasons = sorted({trip.reason for trip in shown if trip.reason})
     world = run.world
-    known = world is not None and run.devices <= len(world) <= _MOST_DEVICES
+    known = world is not None and run.devices <= len(world) <= _MAX_DEVICES
     seconds = [round(value, 2) for value in world.train_seconds] if world is not None and known else None
     times = ("start", "train", "asked", "answered", "resume", "merged", "sent", "end")
-    columns: Record = {key: [_rounded(getattr(trip, key)) for trip in shown] for key in times}
+    columns: Record = {key: [_round(getattr(trip, key)) for trip in shown] for key in times}
     columns |= {key: [getattr(trip, key) for trip in shown] for key in ("device", "number", "base", "fresh", "slot")}
     columns["staleness"] = [trip.staleness for trip in shown]
     columns["alpha"] = [_significant(trip.alpha) for trip in shown]
     columns["beta"] = [_significant(trip.beta) for trip in shown]
     columns["outcome"] = [OUTCOMES.index(trip.outcome) for trip in shown]
-    columns["urgent"] = [_rounded(trip.urgent) for trip in shown]
+    columns["urgent"] = [_round(trip.urgent) for trip in shown]
     columns["reason"] = [reasons.index(trip.reason) if trip.reason else None for trip in shown]
     return {
         "devices": run.devices,
-        "end": _rounded(run.end),
-        "first": _rounded(shown[0].start) if len(shown) < len(trips) else 0,
+        "end": _round(run.end),
+        "first": _round(shown[0].start) if len(shown) < len(trips) else 0,
         "left_out": len(trips) - len(shown),
         "legs": any(trip.train is not None for trip in shown),
         "seconds": seconds,
@@ -238,7 +239,7 @@ def timeline(run: RunData, trips: list[Trip], most: int = MOST_TRIPS) -> Record:
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 

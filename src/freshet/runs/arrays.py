@@ -1,4 +1,4 @@
-"""Arrays in safetensors files that are written and read one by one, so that they are never in memory twice."""
+"""Write and read the arrays of a safetensors file one by one, so that no array is in memory twice."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array that is not in memory: its shape and type, and how to get it when its turn comes."""
+    """An array that is not in memory: its shape, its type, and a function that loads it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -40,7 +40,7 @@ class LazyArray:
 
 
 def serialise(arrays: Mapping[str, NDArray[Any] | LazyArray], notes: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """The bytes of a safetensors file, in pieces."""
+    """The bytes of a safetensors file, in parts."""
     header: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
     end = 0
     for name, array in arrays.items():
@@ -53,12 +53,12 @@ def serialise(arrays: Mapping[str, NDArray[Any] | LazyArray], notes: Mapping[str
     yield len(text).to_bytes(8, "little")
     yield text
     for array in arrays.values():
-        here = array.load() if isinstance(array, LazyArray) else array
-        yield np.ascontiguousarray(here).reshape(-1).view(np.uint8)
+        loaded = array.load() if isinstance(array, LazyArray) else array
+        yield np.ascontiguousarray(loaded).reshape(-1).view(np.uint8)
 
 
 class StoredArray(NamedTuple):
-    """An array in a file: its type and shape, and where its bytes are."""
+    """An array in a file: its type, its shape, and the range of its bytes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class StoredArray(NamedTuple):
 
 
 def contents(file: BinaryIO) -> tuple[dict[str, StoredArray], dict[str, str]]:
-    """What arrays a safetensors file holds, and its notes; raises ``ValueError`` for anything that does not fit."""
+    """The arrays of a safetensors file and its notes; raises ``ValueError`` if the header is not valid."""
     file.seek(0, 2)
     length = file.tell()
     file.seek(0)
@@ -80,7 +80,7 @@ def contents(file: BinaryIO) -> tuple[dict[str, StoredArray], dict[str, str]]:
         found = {str(name): _parse_entry(entry, 8 + size, length) for name, entry in header.items()}
         return found, {str(name): str(note) for name, note in notes.items()}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the header of its arrays makes no sense ({error})") from None
+        raise ValueError(f"the header of its arrays is not valid ({error})") from None
 
 
 def _parse_entry(entry: Mapping[str, Any], place: int, length: int) -> StoredArray:
@@ -88,12 +88,12 @@ def _parse_entry(entry: Mapping[str, Any], place: int, length: int) -> StoredArr
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
         raise ValueError("a size is not a number")
     if end - start != math.prod(shape) * dtype.itemsize or place + end > length:
-        raise ValueError("an array does not fit its place")
+        raise ValueError("an array does not match its range of bytes")
     return StoredArray(dtype, shape, place + start, place + end)
 
 
 def views(file: BinaryIO) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file, mapped into memory: read-only, and read when they are looked at."""
+    """The arrays of a safetensors file as read-only memory maps."""
     found, _ = contents(file)
     mapped = np.memmap(file, np.uint8, "r") if found else np.empty(0, np.uint8)
     return {name: mapped[a.start : a.end].view(a.dtype).reshape(a.shape) for name, a in found.items()}

@@ -1,9 +1,9 @@
-"""Replaying a log against the formulas: the first line that does not add up is named.
+"""Replay a log against the formulas and name the first line that does not add up.
 
-For every method: line numbers without gaps, time that never goes back, versions that grow by one per aggregation,
-staleness that follows from the versions, trips that are triggered before they ask, merge or upload, merges that come
-later than their request (or, over a link without limit, no sooner), and verdicts that follow an upload. For the
-weights, each method brings its own formulas.
+For every method the audit checks that line numbers have no gaps, time never goes back, versions grow by one per
+aggregation, staleness follows from the versions, a trip is triggered before it requests, merges or uploads, a merge
+comes later than its request (or, over an unlimited link, no sooner), and each verdict follows an upload. Each method
+brings the formulas for its weights.
 """
 
 import math
@@ -36,20 +36,19 @@ from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
 from freshet.methods import builtin_about, class_and_preset, method_options
 from freshet.methods.loading import CUSTOM
-from freshet.runs.reader import RunDirectory, same_class
-from freshet.runs.world import read_world
+from freshet.runs.reader import OnBytes, RunDirectory, ignore_bytes, same_class
 
 
 @dataclass
 class Audit:
-    """What an audit found: how much was checked, and the first problem, if any."""
+    """The result of an audit: how much was checked, and the first problem, if any."""
 
-    #: Why the weights were not checked: the method brings no formulas, or is not ours to import. Empty: they were.
+    #: Why the weights were not checked: the method has no formulas, or is not imported. Empty if they were checked.
     unaudited: str = ""
     events: int = 0
     aggregations: int = 0
     merges: int = 0
-    #: Kinds of events that this version does not know, and how many of each were skipped.
+    #: Number of skipped events by kind, for kinds that this version does not know.
     unknown: Counter[str] = field(default_factory=Counter)
     problem: str | None = None
 
@@ -65,6 +64,8 @@ class Audit:
 
 @dataclass
 class _Replay:
+    """What the lines so far say about the run."""
+
     #: Devices to which a download takes no time.
     instant: frozenset[int] = frozenset()
     seq: int = 0
@@ -73,20 +74,19 @@ class _Replay:
     trips: dict[int, Triggered] = field(default_factory=dict)
     requests: dict[int, tuple[float, Requested]] = field(default_factory=dict)
     diverged: set[tuple[int, int]] = field(default_factory=set)
-    #: Uploads by device and base that nothing has become of yet.
+    #: Uploads by device and base that have no verdict yet.
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
-    #: What the defence against poisoned updates has measured of the last uploads.
+    #: What the defence against poisoned updates measured of the last uploads.
     judged: defence.RecentUploads = field(default_factory=defence.RecentUploads)
-    #: The upload that was just logged, and the learning rate of its trip.
+    #: The last logged upload, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
 
-def audit(run: RunDirectory, method: str | None = None, seen: Callable[[int], None] = lambda count: None) -> Audit:
-    """Check every line of a run's log; a method that is not built in is imported only if the user names it here.
-    ``seen`` is told the bytes of each line."""
+def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = ignore_bytes) -> Audit:
+    """Check every line of a run's log. A method that is not built in is imported only if the user names it here."""
     replay, memory = _Replay(instant=_instant_devices(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
-    for number, line in enumerate(run.events(seen), 1):
+    for number, line in enumerate(run.events(on_bytes), 1):
         try:
             event = _check_line(replay, line)
             if event is None:
@@ -117,7 +117,7 @@ def audit(run: RunDirectory, method: str | None = None, seen: Callable[[int], No
 
 
 def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Event, float, dict[Any, Any]], None]]:
-    """An audit about to begin, and the method's own check of an event."""
+    """An audit about to begin, and the method's check of an event."""
     name = run.method()
     if builtin_about(name) is None and not (named and same_class(name, named)):
         return Audit(_why_unaudited(name, named)), lambda event, time, memory: None
@@ -129,16 +129,16 @@ def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Ev
 
 
 def _instant_devices(run: RunDirectory) -> frozenset[int]:
-    """Devices whose downlink has neither limit nor latency, as far as world.json tells."""
-    with suppress(RunError):  # one that cannot be used is no fault of the log
-        world = read_world(run.directory)
+    """Devices whose downlink has neither a limit nor latency, according to world.json."""
+    with suppress(RunError):  # a damaged world.json is not a fault of the log
+        world = run.world()
         if world is not None and not world.down_latency:
             return frozenset(device for device, rate in enumerate(world.down_rate) if rate == math.inf)
     return frozenset()
 
 
 def _why_unaudited(name: str, named: str | None) -> str:
-    """Why a run of a method that is not built in is not audited: nobody has named it, or another one was named."""
+    """Why a run of a method that is not built in is not audited: the user named no method, or another one."""
     if ":" not in name:
         return f"this version of Freshet has no method {name}; use one that has"
     if named is None:
@@ -149,7 +149,7 @@ def _why_unaudited(name: str, named: str | None) -> str:
 
 
 def _check_summary(run: RunDirectory, found: Audit) -> str | None:
-    """A finished run's log holds as much as its summary says: nothing is missing at the end."""
+    """Check that the log of a finished run holds as much as its summary says."""
     if not run.finished():
         return None
     summary = run.summary()
@@ -160,7 +160,7 @@ def _check_summary(run: RunDirectory, found: Audit) -> str | None:
 
 
 def _check_line(replay: _Replay, line: dict[str, Any]) -> Event | None:
-    """The event of a line, checked against those before it; None when its kind is not known."""
+    """The event of a line, checked against those before it; None if its kind is not known."""
     replay.seq += 1
     if line["seq"] != replay.seq:
         raise Mismatch(f"seq is {line['seq']}, expected {replay.seq}")
@@ -185,7 +185,7 @@ def _check_request(replay: _Replay, event: Requested) -> None:
     trip, asked = _trip_in_flight(replay, event), replay.requests.get(event.device)
     newer = replay.version if replay.version > trip.version else None
     if asked is not None and asked[1].trip == event.trip and asked[1].fresh is not None:
-        newer = asked[1].fresh  # asked twice: the answer stays
+        newer = asked[1].fresh  # a repeated request gets the same answer
     if event.fresh != newer:
         raise Mismatch(f"fresh is {event.fresh}, not the newest model")
     replay.requests[event.device] = (replay.time, event)
@@ -242,11 +242,11 @@ def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
 
 
 def _check_decides_arrival(replay: _Replay, event: Aggregated | Discarded | Rejected) -> float:
-    """The verdict on an upload comes right after it arrived; returns the learning rate of its trip."""
+    """Check that the verdict is on the upload that just arrived; returns the learning rate of its trip."""
     arrived, lr = replay.arrived or (None, 0.0)
     same = arrived is not None and (arrived.device, arrived.trip) == (event.device, event.trip)
     if not same:
-        raise Mismatch("there is no upload that this decides about")
+        raise Mismatch("it does not follow the upload that it decides about")
     assert arrived is not None
     if not isinstance(event, Aggregated):
         _consume_upload(replay, arrived.device, arrived.base)
@@ -254,7 +254,7 @@ def _check_decides_arrival(replay: _Replay, event: Aggregated | Discarded | Reje
 
 
 def _consume_upload(replay: _Replay, device: int, base: int) -> None:
-    """An upload has been aggregated, discarded or rejected; that happens once."""
+    """Check that an upload is aggregated, discarded or rejected only once."""
     left = replay.uploads.pop((device, base), 0) - 1
     if left < 0:
         raise Mismatch(f"device {device} has not uploaded a model trained from version {base}")
@@ -270,7 +270,7 @@ def _check_discard(replay: _Replay, event: Discarded) -> None:
 
 
 def _check_rejected(replay: _Replay, event: Rejected) -> None:
-    """A verdict on an upload, or on a request or an upload that belongs to no trip: a fact, whoever sent it."""
+    """Check a verdict on an upload. Anybody may send one that belongs to no trip, so that is accepted."""
     if event.device is None or (event.reason == NO_TRIP and not _in_flight(replay, event)):
         return
     _check_decides_arrival(replay, event)
@@ -298,7 +298,7 @@ def _check_devices(replay: _Replay, event: DevicesEvaluated) -> None:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
     lengths = {len(scores) for scores in event.numbers.values()}
     if len(lengths) != 1:
-        raise Mismatch("its lists are not equally long: one entry per device")
+        raise Mismatch("its lists differ in length; each needs one entry per device")
 
 
 def _check_note(replay: _Replay, event: Noted) -> None:

@@ -1,9 +1,9 @@
-"""Checkpoints: a tree of plain values and arrays as JSON + safetensors with checksums, written whole or not at all.
+"""Checkpoints: a tree of plain values and arrays as JSON + safetensors with checksums, written atomically.
 
     checkpoint/000007/state.json, arrays.safetensors, checksums.json
 
-Nothing is unpickled. A damaged checkpoint is noticed and the one before it is used; two are kept. Arrays go to the file
-and come back one by one: a checkpoint never takes the memory of what it holds a second time.
+Nothing is unpickled. Two checkpoints are kept: if the newest is damaged, the one before it is used. Arrays are written
+and read one by one, so no array is in memory twice.
 """
 
 import hashlib
@@ -22,17 +22,18 @@ from freshet.errors import RunError
 from freshet.files import open_regular, own_folder, read_regular, sync_folder, writing
 from freshet.runs import segments
 from freshet.runs.arrays import LazyArray, serialise, views
+from freshet.runs.reader import CHECKPOINTS, EVENTS, METRICS
 
-#: Format 1 had texts in the place of all keys, and lists in the place of tuples.
-FORMAT, KNOWN = 2, (1, 2)
+#: Format 1 stored all keys as strings and all tuples as lists.
+FORMAT, READABLE_FORMATS = 2, (1, 2)
 _ARRAY, _TUPLE, _PAIRS = "$array", "$tuple", "$pairs"
 Tree = dict[str, Any]
 
 
 def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | LazyArray]]:
-    """Separate a tree into what JSON holds and the arrays; an array that occurs twice is stored once.
+    """Split a tree into its JSON part and its arrays. An array that occurs twice is stored once.
 
-    Raises a ``RunError`` that names the place of what cannot be stored.
+    Raises a ``RunError`` that names the value that cannot be stored.
     """
     arrays: dict[str, NDArray[Any] | LazyArray] = {}
     names: dict[int, str] = {}
@@ -63,7 +64,7 @@ def pack(tree: Tree) -> tuple[Any, dict[str, NDArray[Any] | LazyArray]]:
 
 
 def _blame(tree: Any) -> str | None:
-    """What cannot be stored; of what devices remember, as their rule calls it."""
+    """The value that cannot be stored. One in a device's memory is named as its rule names it (``local.memory``)."""
 
     def here(value: Any) -> Any:
         if type(value) is dict:
@@ -79,7 +80,7 @@ def _blame(tree: Any) -> str | None:
 
 
 def unpack(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The inverse of ``pack``; raises ``ValueError`` for a key that no dict can have."""
+    """The inverse of ``pack``; raises ``ValueError`` for a value that cannot be a key."""
     if isinstance(plain, list):
         return [unpack(item, arrays) for item in plain]
     if not isinstance(plain, dict):
@@ -102,7 +103,7 @@ def _key(key: Any) -> Any:
 
 
 def copy_arrays(tree: Any) -> Any:
-    """A tree whose arrays lie in main memory and may be written to; what was one array stays one."""
+    """Copy a tree so that its arrays are in memory and writable. An array that occurs twice is copied once."""
     copies: dict[int, NDArray[Any]] = {}
 
     def walk(value: Any) -> Any:
@@ -118,16 +119,16 @@ def copy_arrays(tree: Any) -> Any:
 
 
 def write(run: Path, tree: Tree) -> Path:
-    """Add a checkpoint to a run directory and drop all but the newest two."""
-    folder = run / "checkpoint"
-    with writing(folder, f"mend that, then: freshet resume {run}"):
+    """Add a checkpoint to a run directory and remove all but the newest two."""
+    folder = run / CHECKPOINTS
+    with writing(folder, f"fix this, then run: freshet resume {run}"):
         own_folder(folder)
         return _write_into(folder, tree)
 
 
 def _write_into(folder: Path, tree: Tree) -> Path:
-    for left_behind in folder.glob(".writing-*"):  # by a process that was killed
-        shutil.rmtree(left_behind, ignore_errors=True)
+    for leftover in folder.glob(".writing-*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     taken = _numbers(folder)
     number = taken[-1] + 1 if taken else 1
     temporary = folder / f".writing-{os.getpid()}"
@@ -142,7 +143,7 @@ def _write_into(folder: Path, tree: Tree) -> Path:
         _write(temporary / "checksums.json", iter([json.dumps(sums).encode()]))
         sync_folder(temporary)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk the room is needed
+        shutil.rmtree(temporary, ignore_errors=True)  # frees space on a full disk
         raise
     final = folder / f"{number:06d}"
     temporary.rename(final)
@@ -152,8 +153,8 @@ def _write_into(folder: Path, tree: Tree) -> Path:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Drop all checkpoints but so many of the newest."""
-    folder = run / "checkpoint"
+    """Remove all checkpoints but the ``keep`` newest."""
+    folder = run / CHECKPOINTS
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -162,7 +163,7 @@ def prune(run: Path, keep: int) -> None:
 
 
 def _write(path: Path, pieces: Iterator[Any]) -> str:
-    """Write a file piece by piece and bring it to the disk; returns its checksum."""
+    """Write a file in parts, sync it to disk, and return its checksum."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:
@@ -174,28 +175,28 @@ def _write(path: Path, pieces: Iterator[Any]) -> str:
 
 
 class LoadedCheckpoint(NamedTuple):
-    """A checkpoint to go on from; newer ones that cannot be used, and why."""
+    """A checkpoint to resume from, and the newer ones that are damaged: what is wrong with each, and where it is."""
 
     tree: Tree
     problems: list[str]
     damaged: list[Path]
 
     def remove_damaged(self) -> None:
-        """Drop what cannot be used, so that it does not push out this one when the next is written."""
+        """Remove the damaged checkpoints. Otherwise the next ``write`` would keep them and remove this one."""
         for path in self.damaged:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def read(run: Path) -> LoadedCheckpoint:
-    """The newest checkpoint that is whole and whose logs are there.
+    """The newest checkpoint that is intact and matches the logs.
 
-    Its arrays are views of the file, to be copied (``owned``) before anything writes to them.
+    Its arrays are read-only views of the file; ``copy_arrays`` makes them writable.
     """
-    folder = run / "checkpoint"
+    folder = run / CHECKPOINTS
     problems: list[str] = []
-    useless: list[Path] = []
+    damaged: list[Path] = []
     if folder.is_symlink():
-        raise RunError(f"{folder} is a link; a checkpoint lies in the run directory itself")
+        raise RunError(f"{folder} is a link; a checkpoint must be in the run directory itself")
     for number in reversed(_numbers(folder) if folder.is_dir() else []):
         path = folder / f"{number:06d}"
         try:
@@ -203,11 +204,11 @@ def read(run: Path) -> LoadedCheckpoint:
             _check_logs(run, tree["log"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, IndexError) as error:
             problems.append(f"checkpoint {path.name} is damaged ({error}) and not used")
-            useless.append(path)
+            damaged.append(path)
         else:
-            return LoadedCheckpoint(tree, problems, useless)
+            return LoadedCheckpoint(tree, problems, damaged)
     detail = f" ({'; '.join(problems)})" if problems else ""
-    remedy = "run it again; run.keep_checkpoint = true keeps one at its end (a grid's runs have none otherwise)"
+    remedy = "run it again; run.keep_checkpoint = true keeps one at the end (a grid keeps none otherwise)"
     raise RunError(f"{run} has no checkpoint to resume from{detail}; {remedy}")
 
 
@@ -218,7 +219,7 @@ def _read(path: Path) -> Tree:
             if hashlib.file_digest(file, "sha256").hexdigest() != sums[name]:
                 raise ValueError(f"{name} does not match its checksum")
     document = json.loads(read_regular(path / "state.json", 1 << 32, links=False))
-    if document["format"] not in KNOWN:
+    if document["format"] not in READABLE_FORMATS:
         raise ValueError(f"format {document['format']} is not known")
     with open_regular(path / "arrays.safetensors", links=False) as file:
         tree: Tree = unpack(document["state"], views(file))
@@ -226,11 +227,11 @@ def _read(path: Path) -> Tree:
 
 
 def _check_logs(run: Path, log: Mapping[str, Any]) -> None:
-    """A checkpoint is of no use when the logs end before it."""
+    """Raise ``ValueError`` if the logs end before the checkpoint."""
     if not all(type(log[name]) is int and log[name] >= 0 for name in ("seq", "events", "metrics")):
         raise ValueError("it does not say where the logs ended")
-    segments.check_position(run / segments.LIVE, log["events"], log["seq"])
-    if (run / "metrics.jsonl").stat().st_size < log["metrics"]:
+    segments.check_position(run / EVENTS, log["events"], log["seq"])
+    if (run / METRICS).stat().st_size < log["metrics"]:
         raise ValueError("metrics.jsonl was cut off before it")
 
 

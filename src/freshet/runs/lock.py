@@ -1,7 +1,7 @@
-"""One owner per run directory: a lock that the operating system takes back when its owner dies, however that happens.
+"""One owner per run directory: a lock that the operating system releases when its owner dies.
 
-``.lock`` in the run directory says who (process, host, since when), for people. What counts is ``flock`` on it: a file
-that a killed run has left behind locks nobody out.
+``.lock`` in the run directory names the owner (process, host, since when) for people. Only ``flock`` on the file
+counts: a file left by a killed run locks nobody out.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ LOCK = ".lock"
 
 
 class RunLock:
-    """Holds a run directory from its making until ``release``, or until the process is gone."""
+    """Holds a run directory from construction until ``release``, or until the process ends."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._path = directory, directory / LOCK
@@ -29,7 +29,7 @@ class RunLock:
             raise RunError(f"{directory} cannot be locked: {self._path}: {reason(error)}") from None
 
     def _take(self) -> Any:
-        """The locked file, once it is certain that it is still the one in the directory."""
+        """Lock the file, and make sure that it is still the one in the directory."""
         while True:
             file = open_own(self._path, create=True)
             try:
@@ -42,7 +42,7 @@ class RunLock:
                 raise
             if self._same(file):
                 break
-            file.close()  # its owner has just left and taken the file along
+            file.close()  # its owner has just removed it
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         file.truncate(0)
         file.write((json.dumps(owner) + "\n").encode())
@@ -56,12 +56,12 @@ class RunLock:
             return False
 
     def check(self) -> None:
-        """Raise when the directory is not ours any more: it was removed, or another one is in its place."""
+        """Raise if the directory was removed or replaced."""
         if self._file.closed or not self._same(self._file):
-            raise RunError(f"{self.directory} was removed or replaced while its run was going; nothing more is written")
+            raise RunError(f"{self.directory} was removed or replaced during its run; nothing more is written")
 
     def release(self) -> None:
-        """Let others have the directory; asked twice is once."""
+        """Release the directory; safe to repeat."""
         if self._file.closed:
             return
         if self._same(self._file):
@@ -76,7 +76,7 @@ class RunLock:
 
 
 def _read_owner(file: Any) -> bytes:
-    """What the owner of a lock has written about itself, which it does just after it has taken it."""
+    """What the owner wrote into the lock file. It writes just after it takes the lock, so wait for it."""
     deadline = time.monotonic() + 5.0
     while not (content := bytes(file.read(1000))) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -85,7 +85,7 @@ def _read_owner(file: Any) -> bytes:
 
 
 def _describe_owner(content: bytes) -> str:
-    """Who holds a lock, in words; its file may say anything."""
+    """Who holds a lock, in words. The file may contain anything."""
     try:
         owner = json.loads(content)
         pid, host, since = int(owner["pid"]), str(owner["host"])[:80], str(owner["since"])[:40]

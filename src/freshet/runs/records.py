@@ -1,8 +1,6 @@
-"""What the lines of a log say: numbers that are there or not, who took part in an aggregation, when a target was met.
+"""The records of a log as lines of JSON, and what they say: numbers, contributors of an aggregation, metrics.
 
-In one place, so that audits, reports, tables and statistics agree.
-
-Records as lines of JSON: floats read back to the same bits, and what JSON cannot hold becomes null.
+Audits, reports, tables and statistics all read records through these functions, so they agree.
 """
 
 import json
@@ -17,7 +15,7 @@ from freshet.core.events import Record
 
 
 def json_safe(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite becomes null."""
+    """A value that JSON can hold: a number that is not finite becomes null."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -28,15 +26,15 @@ def json_safe(value: Any) -> Any:
 
 
 def format_line(record: Record) -> bytes:
-    """One line of a log; floats read back to the same bits, and one that is not finite becomes null."""
+    """A record as a line of a log. Floats read back to the same bits; one that is not finite becomes null."""
     try:
         return orjson.dumps(record, _simple, orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # whole numbers beyond 64 bits, texts that are no Unicode
+    except TypeError:  # integers beyond 64 bits, texts that are not Unicode
         return (json.dumps(json_safe(record), allow_nan=False) + "\n").encode()
 
 
 def _simple(value: Any) -> Any:
-    """What the library does not know by itself."""
+    """Convert the types that orjson does not know."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
@@ -50,8 +48,10 @@ Maybe = float | None
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """A line of a log, if it is one. What the quick reader refuses (a number of a hundred digits, say), the patient one
-    may take."""
+    """A line of a log as a record, or None if it is not a JSON object.
+
+    The json module reads some lines that orjson rejects, such as one with an integer of a hundred digits.
+    """
     try:
         value = orjson.loads(line)
     except ValueError:
@@ -64,7 +64,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    if type(value) is float:  # nearly always
+    if type(value) is float:  # the common case
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -75,28 +75,30 @@ def number(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """A whole number of sensible size, or None."""
+    """An integer below 2^53 in size, or None."""
     return value if type(value) is int and -(2**53) < value < 2**53 else None
 
 
 class Contributor(NamedTuple):
-    """An upload in an aggregation; what the log does not say, or says in another type, is None."""
+    """An upload in an aggregation. A value that is missing or of the wrong type is None."""
 
     device: int | None
     base: int | None
     staleness: int | None
-    #: Its share of the step from the old model to the new: alpha, or alpha * weight / (sum of the weights).
+    #: Share of the step from the old model to the new: alpha, or alpha * weight / (sum of the weights).
     weight: float | None
 
 
 def contributors(event: Mapping[str, Any]) -> list[Contributor]:
-    """Who took part in a logged aggregation, be it one upload or many. Nobody else reads this from an event."""
+    """The uploads in a logged aggregation, one or many. All readers of contributions use this function."""
     logged = event.get("contributions")
     parts = [part for part in logged if isinstance(part, Mapping)] if isinstance(logged, list) else []
     alpha, shares = number(event.get("alpha")), [number(part.get("weight")) for part in parts]
     total = sum(share for share in shares if share is not None)
     if alpha is not None and total > 0:
-        shares = [None if share is None else alpha * (share / total) for share in shares]  # alpha itself if alone
+        shares = [
+            None if share is None else alpha * (share / total) for share in shares
+        ]  # exactly alpha for one upload
     return [
         Contributor(integer(part.get("device")), integer(part.get("base")), integer(part.get("staleness")), share)
         for part, share in zip(parts, shares, strict=True)
@@ -104,22 +106,22 @@ def contributors(event: Mapping[str, Any]) -> list[Contributor]:
 
 
 class Metric(NamedTuple):
-    """What a run is judged by: the name of its task's first metric, and whether more or less of it is better."""
+    """What a run is judged by: the name of its task's first metric, and whether "max" or "min" is better."""
 
     name: str = "accuracy"
     direction: str = "max"
 
     def of(self, row: Mapping[str, Any]) -> Maybe:
-        """Its value in a row of metrics; None where that is not a finite number."""
+        """Its value in a row of metrics; None if that is not a finite number."""
         return number(row.get(self.name))
 
     def best(self, values: Sequence[Maybe]) -> Maybe:
-        """The best of some values, if there is any."""
-        there = [value for value in values if value is not None]
-        return (max if self.direction == "max" else min)(there) if there else None
+        """The best of some values, or None."""
+        numbers = [value for value in values if value is not None]
+        return (max if self.direction == "max" else min)(numbers) if numbers else None
 
     def reaches(self, value: Maybe, target: float) -> bool:
-        """Whether a value is as good as the target."""
+        """Whether a value is at least as good as the target."""
         return value is not None and (value >= target if self.direction == "max" else value <= target)
 
 
@@ -127,7 +129,7 @@ ACCURACY = Metric()
 
 
 def metric_of(found: Mapping[str, Any]) -> Metric:
-    """The metric that a summary, a world.json or a row of metrics names; accuracy where none is named."""
+    """The metric that a summary, a world.json or a row of metrics names; accuracy if it names none."""
     name, direction = found.get("metric"), found.get("direction")
     return Metric(name if isinstance(name, str) else "accuracy", "min" if direction == "min" else "max")
 
@@ -135,7 +137,7 @@ def metric_of(found: Mapping[str, Any]) -> Metric:
 def first_crossing(
     times: Sequence[float], values: Sequence[Maybe], target: float | None, metric: Metric = ACCURACY
 ) -> Maybe:
-    """First time with a value as good as the target; None without one."""
+    """First time with a value that reaches the target, or None."""
     if target is None:
         return None
     return next((time for time, value in zip(times, values, strict=True) if metric.reaches(value, target)), None)

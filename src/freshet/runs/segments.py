@@ -1,13 +1,12 @@
-"""The log of a run is one sequence of lines in one or more files, and only this module knows which:
+"""The log of a run: one sequence of lines in one or more files. Only this module knows which files.
 
     events-000001.jsonl.zst, events-000002.jsonl.zst, ..., events.jsonl
 
-Places in the log are counted from the start of the whole, uncompressed, so that they stay what they are when a part of
-the live file becomes a segment. That takes two steps, each atomic: the segment appears while the live file still holds
-its lines, then the live file is replaced by its rest. Whoever reads in between passes over the segment; a resumed run
-removes it.
+Positions count uncompressed bytes from the start of the whole log, so rotation does not change them. Rotation takes two
+atomic steps: the segment appears while the live file still holds its lines, then the live file is replaced by its rest.
+A reader in between skips the segment; a resumed run removes it.
 
-Segments may come from anybody: they are decompressed as a stream, in little memory, up to the size that they announce.
+Segments may come from anybody. They are decompressed as a stream, in little memory, up to the size that they announce.
 """
 
 import io
@@ -24,16 +23,16 @@ from typing import Any, BinaryIO, NamedTuple
 from freshet.errors import ConfigError, RunError
 from freshet.files import open_regular, reason, replacing
 
-#: The file that a run writes to.
+#: The live file, which the run appends to.
 LIVE = "events.jsonl"
-#: Bytes of the longest line of a log: an aggregation of a million devices fits.
+#: Bytes of the longest line of a log. An aggregation of a million devices fits.
 LONGEST_LINE = 1 << 28
-#: A segment of more bytes than this is refused if they are more than so many times those of its file.
-ALWAYS, RATIO = 1 << 26, 1000
-#: A line of more bytes than this is refused if they are more than so many times those of its segment: parsed, it would
-#: take a dozen times as much memory.
-LINE_ALWAYS, LINE_RATIO = 1 << 22, 20
-#: Memory that a segment may ask for to be decompressed; ours ask for a quarter of it.
+#: Reject segments that expand to more than ``UNCHECKED_BYTES`` and more than ``MAX_RATIO`` times their file.
+UNCHECKED_BYTES, MAX_RATIO = 1 << 26, 1000
+#: Reject lines longer than ``UNCHECKED_LINE_BYTES`` and longer than ``MAX_LINE_RATIO`` times the file of their segment.
+#: A parsed line takes a dozen times as much memory.
+UNCHECKED_LINE_BYTES, MAX_LINE_RATIO = 1 << 22, 20
+#: Bytes of memory that decompressing a segment may need. Segments that Freshet writes need a quarter of it.
 _WINDOW = 1 << 23
 _LEVEL, _PORTION = 3, 1 << 17
 _NAME = re.compile(r"events-([0-9]{6,12})\.jsonl\.zst")
@@ -42,11 +41,11 @@ _MISSING = "needs zstandard, which is not installed; install it: pip install 'fr
 
 
 class DamagedSegment(RunError):
-    """A segment that cannot be read to its end, or one that is missing."""
+    """A segment cannot be read to its end, or is missing."""
 
 
 class Segment(NamedTuple):
-    """A compressed part of a log: its bytes when decompressed, and the number of its first event."""
+    """A compressed part of a log: its uncompressed bytes and the number of its first event."""
 
     path: Path
     size: int
@@ -64,8 +63,8 @@ def rotation_bytes(megabytes: float) -> int:
 
 
 def lines(live: Path, start: int = 0) -> Iterator[bytes]:
-    """The lines of the whole log from a place on, as they are now; only the last one may be incomplete."""
-    with open_regular(live) as file:  # before the segments: what is rotated from now on is still in this file
+    """The lines of the whole log from byte ``start`` on. Only the last one may be incomplete."""
+    with open_regular(live) as file:  # before the segments: lines that are rotated from now on are still in this file
         for segment in _before(live, file):
             if start < segment.size:
                 yield from _lines(segment, start)
@@ -75,22 +74,22 @@ def lines(live: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def size(live: Path) -> int:
-    """Bytes of the whole log, uncompressed."""
+    """Uncompressed bytes of the whole log."""
     with open_regular(live) as file:
         return sum(segment.size for segment in _before(live, file)) + file.seek(0, io.SEEK_END)
 
 
 def live_start(live: Path) -> int:
-    """Where in the whole log the live file begins."""
+    """Position in the whole log at which the live file begins."""
     with open_regular(live) as file:
         return sum(segment.size for segment in _before(live, file))
 
 
-def check_position(live: Path, place: int, seq: int) -> None:
-    """Raise ValueError unless the live file holds this place, after the event of this number."""
+def check_position(live: Path, position: int, seq: int) -> None:
+    """Raise ValueError unless the live file contains this position, right after event number ``seq``."""
     with open_regular(live) as file:
         before = _before(live, file)
-        start, first = place - sum(segment.size for segment in before), _first(file)
+        start, first = position - sum(segment.size for segment in before), _first(file)
         if start < 0:
             raise ValueError(f"{live.name} was compressed beyond it")
         if file.seek(0, io.SEEK_END) < start:
@@ -108,9 +107,7 @@ def _paths(live: Path) -> list[Path]:
     numbers = sorted({int(match[1]) for match in found if match})
     for expected, number in enumerate(numbers, 1):
         if number != expected:
-            raise DamagedSegment(
-                f"{_path(live, expected)} is missing, though there are later parts of the log; put it back"
-            )
+            raise DamagedSegment(f"{_path(live, expected)} is missing, but later parts of the log exist; put it back")
     return [_path(live, number) for number in numbers]
 
 
@@ -119,7 +116,7 @@ def _path(live: Path, number: int) -> Path:
 
 
 def _before(live: Path, file: BinaryIO) -> list[Segment]:
-    """The segments whose lines come before those of this live file."""
+    """The segments whose lines come before those in the live file."""
     segments, first = [_segment(path) for path in _paths(live)], _first(file)
     while segments and first is not None and segments[-1].first >= first:
         segments.pop()
@@ -127,7 +124,7 @@ def _before(live: Path, file: BinaryIO) -> list[Segment]:
 
 
 def _first(file: BinaryIO) -> int | None:
-    """The number of the first event in a file, if there is one."""
+    """The number of the first event in a file, or None."""
     file.seek(0)
     match = _FIRST.match(file.read(64))
     return int(match[1]) if match else None
@@ -135,15 +132,15 @@ def _first(file: BinaryIO) -> int | None:
 
 def _segment(path: Path) -> Segment:
     try:
-        facts = path.stat()
-        return _inspect(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        status = path.stat()
+        return _inspect(path, status.st_ino, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise DamagedSegment(f"{path} cannot be read ({reason(error)})") from None
 
 
 @lru_cache(10_000)
 def _inspect(path: Path, inode: int, packed: int, changed: int) -> Segment:
-    """What the beginning of a segment says; a segment never changes, so it is asked once."""
+    """Read the start of a segment. The result is cached, since a segment never changes."""
     if find_spec("zstandard") is None:
         raise RunError(f"{path} {_MISSING}")
     zstd = import_module("zstandard")
@@ -163,12 +160,12 @@ def _inspect(path: Path, inode: int, packed: int, changed: int) -> Segment:
 
 
 def _check_ratio(path: Path, length: int, packed: int) -> None:
-    if length > max(ALWAYS, RATIO * packed):
-        raise DamagedSegment(f"{path} would grow to more than {RATIO:,} times its size; it is refused")
+    if length > max(UNCHECKED_BYTES, MAX_RATIO * packed):
+        raise DamagedSegment(f"{path} would expand to more than {MAX_RATIO:,} times its size; it is refused")
 
 
-class _Unpacked(io.RawIOBase):
-    """The bytes of a segment, decompressed as they are asked for; whatever is wrong with it is one sentence."""
+class _Decompressed(io.RawIOBase):
+    """The uncompressed bytes of a segment as a stream. Any problem is a ``DamagedSegment``."""
 
     def __init__(self, segment: Segment) -> None:
         zstd = import_module("zstandard")
@@ -204,7 +201,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _open(segment: Segment) -> io.BufferedReader:
-    return io.BufferedReader(_Unpacked(segment), _PORTION)
+    return io.BufferedReader(_Decompressed(segment), _PORTION)
 
 
 def _lines(segment: Segment, start: int) -> Iterator[bytes]:
@@ -219,12 +216,12 @@ def _lines(segment: Segment, start: int) -> Iterator[bytes]:
 
 
 def longest_line(packed: int) -> int:
-    """Bytes that a line of a segment may have whose file has so many."""
-    return min(LONGEST_LINE, max(LINE_ALWAYS, LINE_RATIO * packed))
+    """Bytes of the longest line accepted in a segment with a file of ``packed`` bytes."""
+    return min(LONGEST_LINE, max(UNCHECKED_LINE_BYTES, MAX_LINE_RATIO * packed))
 
 
 def _each_line(file: BinaryIO, longest: int | None = None) -> Iterator[bytes]:
-    """The lines of a file, read many at a time; what is longer than ``longest`` is cut into pieces."""
+    """The lines of a file, read in blocks. A line longer than ``longest`` comes in pieces."""
     most = LONGEST_LINE if longest is None else longest
     while block := file.read(_PORTION):
         if not block.endswith(b"\n"):
@@ -233,7 +230,7 @@ def _each_line(file: BinaryIO, longest: int | None = None) -> Iterator[bytes]:
 
 
 def _parts(file: BinaryIO, length: int) -> Iterator[bytes]:
-    """The next so many bytes of a file, bit by bit."""
+    """The next ``length`` bytes of a file, in parts."""
     while length and (part := file.read(min(length, _PORTION))):
         length -= len(part)
         yield part
@@ -243,8 +240,10 @@ def _parts(file: BinaryIO, length: int) -> Iterator[bytes]:
 
 
 def rotate(live: Path, length: int) -> bool:
-    """Turn so many bytes at the start of the live file (whole lines) into the next segment. False if they stay where
-    they are: what shrinks beyond all measure would be taken for an attack when it is read."""
+    """Move the first ``length`` bytes of the live file (whole lines) to the next segment.
+
+    Return False if they stay in place: readers would reject a segment that compresses too well.
+    """
     try:
         _pack(live, length)
     except DamagedSegment:
@@ -267,7 +266,7 @@ def _pack(live: Path, length: int) -> None:
                 line = others[-1] if others else line + first
         _check_ratio(path, length, target.tell())
         if longest > longest_line(target.tell()):
-            raise DamagedSegment(f"{path} would hold a line that no reader takes")
+            raise DamagedSegment(f"{path} would hold a line that readers reject")
 
 
 def _drop_start(live: Path, length: int) -> None:
@@ -277,7 +276,7 @@ def _drop_start(live: Path, length: int) -> None:
 
 
 def repair(live: Path) -> None:
-    """Undo a rotation that was broken off: drop a segment whose lines are still in the live file, and half files."""
+    """Undo an interrupted rotation: remove temporary files, and a segment whose lines are still in the live file."""
     for pattern in (f".{LIVE}.*", ".events-*.jsonl.zst.*"):
         for left_behind in live.parent.glob(pattern):
             left_behind.unlink(missing_ok=True)
@@ -288,6 +287,8 @@ def repair(live: Path) -> None:
             with closing(_open(segment)) as packed:
                 same = all(part == file.read(len(part)) for part in _parts(packed, segment.size))
             if not same or len(double) > 1:
-                raise RunError(f"{segment.path} and {live.name} hold other events of the same numbers; remove one")
+                raise RunError(
+                    f"{segment.path} and {live.name} hold different events with the same numbers; remove one"
+                )
     for segment in double:
         segment.path.unlink()

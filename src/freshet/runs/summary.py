@@ -1,4 +1,4 @@
-"""The content of summary.json, and what a person should know of it before reading its figures."""
+"""The content of summary.json, and remarks on what to know before reading its numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from freshet.runs.records import ACCURACY, Metric, first_crossing
 from freshet.runs.writer import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]
-#: One rejected upload in so many is worth a word.
+#: A remark is made if at least one upload in this many is rejected.
 REJECTED_SHARE = 20
-REASONS = "see the reasons in events.jsonl"
+SEE_REASONS = "see the reasons in events.jsonl"
 
 
 def time_to_target(rows: Rows, target: float | None, metric: Metric = ACCURACY) -> float | None:
-    """First time on the test grid at which the metric reaches the target."""
+    """Time of the first test that reaches the target."""
     return first_crossing([row["time"] for row in rows], [metric.of(row) for row in rows], target, metric)
 
 
@@ -30,7 +30,7 @@ def summarise(
     wall: float,
     metric: Metric = ACCURACY,
 ) -> Record:
-    """What the run is (``head``), its tests (``rows``), what its driver counted (``facts``), its final model."""
+    """summary.json from the run's identity (``head``), tests (``rows``), driver counts (``facts``) and final model."""
     values = [metric.of(row) for row in rows]
     return {
         **head,
@@ -50,13 +50,13 @@ def summarise(
 
 
 def latest_device_scores(rows: Rows) -> Record:
-    """Median, 10th percentile, worst, best and Jain's index over the devices, at the last test that has them."""
+    """Median, 10th percentile, worst, best and Jain's index over the devices, from the last test that has them."""
     last = next((row for row in reversed(rows) if "devices_median" in row), {})
     return {key: value for key, value in last.items() if key.startswith(("devices_", "personal_"))}
 
 
 def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
-    """What a person should know of a run before reading its figures: one sentence each."""
+    """What to know about a run before reading its numbers, one sentence each."""
     said, uploads, rejected = [], summary["uploads"], summary["rejected"]
     diverged = summary.get("diverged")
     if diverged is not None:
@@ -67,21 +67,21 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     skipped = summary.get("adaptations_skipped")
     if skipped:
         whole = skipped + summary["adaptations"]
-        said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped, since steps were forgotten")
+        said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped: their steps were forgotten")
     stalled = summary.get("stalled")
     if stalled is not None:
         waits = f"has waited since {stalled:g} s of {summary['virtual_time']:g} for devices that do not return"
-        said.append(f"{summary['method']} {waits}; run.round_deadline = seconds gives them up")
+        said.append(f"{summary['method']} {waits}; set run.round_deadline (seconds) to give them up")
     lost, trips = summary.get("lost", 0), summary.get("trips", 0)
     if summary.get("status") == "finished" and not uploads and 2 * lost <= trips and stalled is None:
         said.append(f"{summary['method']}: {_silence(summary['virtual_time'], trips)}")
     if 2 * lost > trips:
-        away = "a device that is there for less than a trip (fleet.on_seconds) never uploads"
-        said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {REASONS}")
+        away = "a device that is online for less than a trip (fleet.on_seconds) never uploads"
+        said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {SEE_REASONS}")
     if rejected and REJECTED_SHARE * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         wild = 2 * summary.get("wild", 0) > rejected
-        remedy = "most were not finite or out of all proportion; try a smaller training.lr" if wild else REASONS
+        remedy = "most were not finite or far larger than usual; try a smaller training.lr" if wild else SEE_REASONS
         said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
     if summary.get("privacy"):
         said.append(describe(summary["privacy"]))
@@ -90,14 +90,14 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
 
 def _divergence(time: float, loss: float | None) -> str:
     if time == 0:
-        return "began with a test loss that is not finite; look at the model's outputs and at the test data"
+        return "began with a test loss that is not finite; check the model's outputs and the test data"
     size = "is not finite" if loss is None else f"{loss:.2g}"
     return f"diverged at {time:g} s: test loss {size}; try a smaller training.lr"
 
 
 def _silence(time: float, trips: int) -> str:
-    """Why no upload may have come."""
+    """Why no upload arrived."""
     if trips:
-        return f"no upload arrived in {time:g} s, and {trips} trips were under way; a later run.until lets them end"
-    where = "a trace's available and from, fleet.on_seconds and off_seconds, run.until"
-    return f"no upload arrived in {time:g} s, as no device was triggered; are they there? see {where}"
+        return f"no upload arrived in {time:g} s, and {trips} trips were in flight; a later run.until lets them end"
+    settings = "a trace's available and from, fleet.on_seconds and off_seconds, run.until"
+    return f"no upload arrived in {time:g} s: no device was available; check {settings}"

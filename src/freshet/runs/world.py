@@ -1,7 +1,7 @@
-"""``world.json``: what a run's fleet and data were, for those who read the run later and rebuild nothing.
+"""``world.json``: fleet and data of a run, so that a later reader does not have to rebuild them.
 
-Written whole and never changed: at the start of a run, and of one on real devices when it ends, since it measures them.
-Nothing in it is trusted: every value is checked when it is read.
+It is written once: at the start of a simulation, and at the end of a run on real devices, which measures them. Nothing
+in it is trusted: every value is checked when it is read.
 """
 
 import json
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunWorld:
-    """Fleet and data of one run; lists have one entry per device."""
+    """Fleet and data of one run. Lists of the fleet have one entry per device."""
 
     #: Name of the data set, its classes, and how many samples of it were used.
     data: str
@@ -31,38 +31,39 @@ class RunWorld:
     test_samples: int
     #: Bytes of one model on the wire, as float32.
     model_bytes: int
-    #: Seconds of one local training, and bytes per second (infinite, null in the file: a link without limit).
+    #: Seconds of one local training, and bytes per second (infinite for an unlimited link; null in the file).
     train_seconds: list[float]
     up_rate: list[float]
     down_rate: list[float]
-    #: Samples, and of them how many of each class.
+    #: Samples, in total and per class.
     samples: list[int]
     label_counts: list[list[int]]
-    #: The same for all devices: seconds before the first byte, mean seconds reachable and away, lost uploads.
+    #: Equal for all devices: seconds before the first byte, mean seconds online and offline, share of lost uploads.
     up_latency: float
     down_latency: float
     on_seconds: float
     off_seconds: float
     loss: float
-    #: Settings (``section.key``) that decide none of the run's bits.
+    #: Settings (``section.key``) that do not affect the results.
     aside: list[str]
-    #: Numbers of the events that the method wants drawn over time.
+    #: Numbers of the events that a report draws over time, chosen by the method.
     curves: list[Curve]
-    #: What the run is judged by, and whether more ("max") or less of it is better.
+    #: What the run is judged by, and whether "max" or "min" is better.
     metric: str = "accuracy"
     direction: str = "max"
-    #: Of uint8 images, per channel and in units of 0..1: the network sees ``(x / 255 - mean) / std``.
+    #: For uint8 images, per channel, in units of 0..1: the network sees ``(x / 255 - mean) / std``.
     mean: list[float] | None = None
     std: list[float] | None = None
-    #: One sample as the network sees it: its shape; for texts the number of token ids and the one that fills.
+    #: Shape of one sample as the network sees it.
     sample_shape: list[int] | None = None
-    #: Numbers that the network gives per sample (or token), as far as the data tell: as many as there are classes.
+    #: Outputs of the network per sample (or token), if the data tell: one per class.
     outputs: int | None = None
+    #: For texts: the number of token ids, and the id that pads.
     vocabulary: int | None = None
     pad_id: int | None = None
-    #: Seconds between a model's arrival and the first step: a process starts, data are loaded (empty: none).
+    #: Seconds between a model's arrival and the first step, to start a process and load data (empty: none).
     start_seconds: list[float] = field(default_factory=list)
-    #: A short hash each of data, shards, model and fleet: a run is only resumed with the same.
+    #: Short hashes of data, shards, model and fleet. A run is only resumed if they are the same.
     fingerprint: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class RunWorld:
 
 
 def write_world(directory: Path, world: RunWorld) -> None:
-    """Put ``world.json`` into a run directory, as a whole."""
+    """Write ``world.json`` atomically."""
     try:
         write_atomically(directory / WORLD, (json.dumps(json_safe(asdict(world)), allow_nan=False) + "\n").encode())
     except OSError as error:
@@ -90,7 +91,7 @@ def write_world(directory: Path, world: RunWorld) -> None:
 
 
 def read_world(directory: Path) -> RunWorld | None:
-    """The world of a run, or None if it has none (made by 0.1, or lost); one sentence if it is broken."""
+    """The world of a run, or None if it has no world.json (version 0.1 wrote none); raises if the file is not valid."""
     path = directory / WORLD
     if not path.is_file():
         return None
@@ -110,7 +111,7 @@ def read_world(directory: Path) -> RunWorld | None:
 
 
 def _validate(found: dict[str, Any]) -> RunWorld:
-    """The same values with their types; ``KeyError`` or ``ValueError`` for what is missing or does not fit."""
+    """The values with their types; raises ``KeyError`` or ``ValueError`` for one that is missing or not valid."""
     devices = len(found["train_seconds"]) if isinstance(found["train_seconds"], list) else 0
     if not devices:
         _refuse("train_seconds", "a list with one number per device")

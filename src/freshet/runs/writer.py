@@ -219,8 +219,8 @@ class RunWriter:
             file.seek(length)
             tail = file.read()
             partial = "" if tail.endswith(b"\n") else " (the last one incomplete)"
-            lines = len(tail.splitlines())
-            self.cuts.append(f"{path.name}: {lines} lines after the checkpoint{partial} cut off, to be written again")
+            lines = f"{len(tail.splitlines())} lines after the checkpoint{partial}"
+            self.cuts.append(f"{path.name}: cut off {lines}; they are computed again")
             file.truncate(length)
         file.seek(length)
         return file
