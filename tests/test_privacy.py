@@ -22,7 +22,7 @@ def sent(weights: np.ndarray, trip: int = 1, **options: float) -> np.ndarray:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e3), st.floats(0.1, 10))
-def test_without_its_noise_an_update_is_never_longer_than_the_bound(seed: int, length: float, clip: float) -> None:
+def test_a_clipped_update_is_never_longer_than_the_bound(seed: int, length: float, clip: float) -> None:
     step = np.random.default_rng(seed).normal(size=500)
     step *= length / np.linalg.norm(step)
     found = sent((BASE + step).astype(np.float32), clip=clip, noise=1e-9)
@@ -32,7 +32,7 @@ def test_without_its_noise_an_update_is_never_longer_than_the_bound(seed: int, l
         assert np.allclose(moved, step, atol=1e-3 * length + 1e-6)
 
 
-def test_the_noise_has_the_deviation_that_was_asked_for_and_does_not_depend_on_the_update() -> None:
+def test_the_noise_has_the_given_deviation_and_does_not_depend_on_the_update() -> None:
     still = np.concatenate([sent(BASE, trip, clip=2.0, noise=1.5) - BASE for trip in range(200)])
     assert still.std() == pytest.approx(3.0, rel=0.02) and abs(still.mean()) < 0.05
     step = np.zeros(500, np.float32)
@@ -41,13 +41,13 @@ def test_the_noise_has_the_deviation_that_was_asked_for_and_does_not_depend_on_t
     assert np.allclose(moved, step, atol=1e-5)
 
 
-def test_every_trip_has_noise_of_its_own() -> None:
+def test_every_trip_has_its_own_noise() -> None:
     assert not np.allclose(sent(BASE, 1), sent(BASE, 2))
     assert np.array_equal(sent(BASE, 1), sent(BASE, 1))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_a_model_that_has_diverged_goes_up_as_noise(bad: float) -> None:
+def test_a_diverged_model_is_sent_as_noise(bad: float) -> None:
     weights = BASE.copy()
     weights[0] = bad
     found = sent(weights)
@@ -61,7 +61,7 @@ def test_a_model_that_has_diverged_goes_up_as_noise(bad: float) -> None:
 needs_library = pytest.mark.skipif(privacy.find_spec("dp_accounting") is None, reason="needs dp-accounting")
 
 
-def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"privacy.clip: needs dp-accounting.*freshet-fl\[privacy\]"):
         Accountant(PrivacyOptions(clip=1.0))
@@ -76,7 +76,7 @@ def by_hand(noise: float, uploads: int, delta: float) -> float:
 
 @needs_library
 @pytest.mark.parametrize(("noise", "uploads"), [(4.0, 1), (10.0, 5), (20.0, 30), (3.0, 12)])
-def test_epsilon_is_below_the_bound_of_the_textbook_and_not_by_much(noise: float, uploads: int) -> None:
+def test_epsilon_is_slightly_below_the_textbook_bound(noise: float, uploads: int) -> None:
     ours, bound = epsilon(noise, uploads, 1e-5), by_hand(noise, uploads, 1e-5)
     assert 0.75 * bound < ours <= bound * 1.001
 
@@ -88,7 +88,7 @@ def test_epsilon_grows_with_uploads_and_falls_with_noise() -> None:
 
 
 @needs_library
-def test_the_summary_names_the_device_that_paid_most() -> None:
+def test_the_summary_names_the_device_with_the_largest_epsilon() -> None:
     found = Accountant(PrivacyOptions(clip=1.0, noise=8.0)).summary({3: 2, 5: 9, 1: 4})
     assert found["device"] == 5 and found["uploads"] == 9
     assert found["epsilon"] == found["by_device"]["5"] == max(found["by_device"].values())

@@ -1,6 +1,6 @@
-"""A second driver, for tests: real time on one machine, a made-up network with real delays, a trainer per device.
+"""A second driver for tests: real time on one machine, a simulated network with real delays, a trainer per device.
 
-Nothing of ``freshet.sim`` is needed. What stands here is what a driver over a network costs: tasks and clocks.
+It needs nothing from ``freshet.sim``. It shows what a network driver costs: tasks and clocks.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ LATENCY, BYTES_PER_SECOND = 0.002, 2e6
 
 
 class Node:
-    """A device of its own: trainer, memory, speed."""
+    """One device: trainer, memory, speed."""
 
     def __init__(self, trainer: Trainer, seconds_per_trip: float) -> None:
         self.trainer, self.seconds = trainer, seconds_per_trip
@@ -34,7 +34,7 @@ class Node:
         self.trip: LocalTrip | None = None
 
     async def train(self, live: "Live", assignment: Assignment) -> None:
-        """One trip, from the model that comes down to the one that goes up."""
+        """One trip, from the received model to the upload."""
         await travel(assignment.nbytes)
         rule, seed, device = live.server.rule, live.server.context.seed, assignment.device
         rng = stream(seed, "slot", device, assignment.trip)
@@ -42,7 +42,7 @@ class Node:
         self.trip = trip = LocalTrip(self.trainer, assignment, slot, rule, self.memory)
         await asyncio.sleep(self.seconds / 2)
         while device % 2 and live.server.version == assignment.version and live.evens_train():
-            await asyncio.sleep(0.005)  # so that some ask when others have uploaded, on a machine of any speed
+            await asyncio.sleep(0.005)  # lets other devices upload before some ask, on any machine
         if trip.to_slot():
             assert slot is not None
             trip.merge(await live.ask(Request(device, assignment.trip, slot)))
@@ -55,7 +55,7 @@ class Node:
 
 
 class Live:
-    """The driver: brings what happens to the coordinator and carries out its answers."""
+    """The driver: reports what happens to the coordinator and carries out its answers."""
 
     def __init__(self, config: Config, factory: Factory, data: FederatedData, directory: Path) -> None:
         run, training = config.run, config.training
@@ -80,7 +80,7 @@ class Live:
         return any(device % 2 == 0 for device in self.server.active_trips)
 
     async def run(self, aggregations: int) -> None:
-        """Until so many aggregations are there; devices still in flight are left behind."""
+        """Run until this many aggregations. Devices still in flight are abandoned."""
         self.wake(self.coordinator.wake(self.now))
         while self.coordinator.counts.aggregations < aggregations:
             for task in [task for task in self._tasks if task.done()]:
@@ -122,5 +122,5 @@ class Live:
 
 
 async def travel(size: int) -> None:
-    """A link: latency, then bytes."""
+    """A network link: latency, then bytes."""
     await asyncio.sleep(LATENCY + size / BYTES_PER_SECOND)

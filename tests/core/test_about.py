@@ -1,4 +1,4 @@
-"""The header of a method: plain data, with the few mistakes refused that would pass unseen."""
+"""The header of a method: plain data that refuses mistakes which would otherwise go unnoticed."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from freshet.core.about import About, Range, Remark, UploadCount
 from freshet.errors import ConfigError
 
 
-def test_four_words_are_enough():
+def test_a_header_needs_only_four_strings():
     about = About("mine", "sync", "Mine", "Me, 2025")
     assert (about.names, about.marks(), about.replaces) == (("mine",), {}, "arrival")
     assert (dict(about.space), about.curves) == ({}, ())
@@ -25,12 +25,12 @@ def test_names_and_marks():
         ({"replaces": "never"}, r"^a.about.replaces: must be 'arrival' or 'aggregation', but 'never' was given$"),
     ],
 )
-def test_a_kind_that_does_not_exist_is_refused(wrong, sentence):
+def test_an_unknown_kind_is_an_error(wrong, sentence):
     with pytest.raises(ConfigError, match=sentence):
         About(**({"name": "a", "kind": "async", "title": "A", "citation": "-"} | wrong))
 
 
-def test_a_range_clips_and_only_a_number_of_uploads_depends_on_the_run():
+def test_a_range_clips_and_only_an_upload_count_depends_on_the_run():
     each = Range(0.1, 2.0, log=True)
     assert (each.clip(0.0), each.clip(0.5), each.clip(9.0)) == (0.1, 0.5, 2.0)
     assert each.within(1) is each

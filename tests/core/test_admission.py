@@ -43,7 +43,7 @@ def measured(gate: NormGate, upload: Upload, base: Vector, fresh: Vector | None 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), max_size=3 * MEDIAN_WINDOW))
-def test_the_median_is_that_of_the_last_ones(lengths: list[float]) -> None:
+def test_the_median_is_over_the_window(lengths: list[float]) -> None:
     known = RecentLengths()
     for length in lengths:
         known.add(length)
@@ -54,7 +54,7 @@ def test_the_median_is_that_of_the_last_ones(lengths: list[float]) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40))
-def test_the_distance_from_a_line_is_the_least_one(seed: int, size: int) -> None:
+def test_the_distance_from_a_line_is_the_minimum(seed: int, size: int) -> None:
     u, a, b = np.random.default_rng(seed).normal(size=(3, size)).astype(np.float32)
     tried = [float(np.linalg.norm((u - a).astype(float) - x * (b - a).astype(float))) for x in np.linspace(0, 1, 201)]
     found = distance_from_line(u, a, b)
@@ -62,7 +62,7 @@ def test_the_distance_from_a_line_is_the_least_one(seed: int, size: int) -> None
     assert found >= min(tried) - float(np.linalg.norm(b - a)) / 200 - 1e-6
 
 
-def test_where_the_line_is_a_point_it_is_the_distance_from_that() -> None:
+def test_the_distance_from_a_line_of_length_0_is_that_from_a_point() -> None:
     a = np.array([3.0, 4.0], np.float32)
     assert distance_from_line(np.zeros(2, np.float32), a, a) == 5.0
 
@@ -77,7 +77,7 @@ def filled(factor: float = 10.0, steps: int = MIN_LENGTHS, length: float = 1.0) 
     return gate
 
 
-def test_a_step_is_refused_beyond_the_factor_times_the_median_with_its_figures() -> None:
+def test_a_step_beyond_factor_times_the_median_is_rejected_with_its_numbers() -> None:
     gate, base = filled(), np.zeros(4, np.float32)
     assert gate.find_excess([10.0, 5.0], base, 50) is None
     found = gate.find_excess([10.5, 5.0], base, 50)
@@ -85,13 +85,13 @@ def test_a_step_is_refused_beyond_the_factor_times_the_median_with_its_figures()
     assert found.numbers == {"length": 10.5, "limit": 10.0, "usual": 1.0}
 
 
-def test_a_step_no_longer_than_the_model_is_always_let_in() -> None:
+def test_a_step_no_longer_than_the_model_always_passes() -> None:
     gate, base = filled(length=1e-6), np.array([3.0, 4.0, 0.0, 0.0], np.float32)
     assert gate.find_excess([5.0, 5.0], base, 50) is None
     assert gate.find_excess([5.1, 5.0], base, 50) is not None
 
 
-def test_at_the_start_the_model_stands_in_for_the_median() -> None:
+def test_at_the_start_the_norm_of_the_model_replaces_the_median() -> None:
     gate = NormGate(10.0, PLAIN)
     for base, limit in ((np.zeros(4, np.float32), 20.0), (np.full(4, 50.0, np.float32), 1000.0)):
         assert gate.find_excess([limit, 5.0], base, 50) is None
@@ -99,14 +99,14 @@ def test_at_the_start_the_model_stands_in_for_the_median() -> None:
         assert found is not None and found.numbers == {"length": limit * 1.01, "limit": limit}
 
 
-def test_steps_of_no_length_are_not_counted() -> None:
+def test_steps_of_length_0_do_not_count() -> None:
     gate = filled(steps=MIN_LENGTHS - 1)
     for _ in range(MEDIAN_WINDOW):
         gate.remember([0.0, 5.0])
     assert gate.state()[STEP] == [1.0] * (MIN_LENGTHS - 1)
 
 
-def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() -> None:
+def test_the_servers_progress_between_base_and_fresh_model_does_not_count() -> None:
     gate, base = NormGate(10.0, PLAIN), np.zeros(4, np.float32)
     fresh = np.array([1000.0, 0.0, 0.0, 0.0], np.float32)
     for weight in (0.0, 0.3, 1.0):
@@ -115,7 +115,7 @@ def test_what_the_server_did_itself_between_base_and_fresh_model_is_no_step() ->
     assert measured(gate, sent(fresh), base) == [1000.0, 1.0]
 
 
-def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_name() -> None:
+def test_buffers_and_named_vectors_have_bounds_of_their_own() -> None:
     gate, base = NormGate(10.0, LAYOUT, ("c",)), vector(1)
     n = LEARNABLE
     for seed in range(MIN_LENGTHS):
@@ -134,7 +134,7 @@ def test_buffers_are_held_beside_buffers_and_vectors_beside_vectors_of_their_nam
 
 
 @pytest.mark.parametrize(("usual", "work", "most"), [(None, 50, 500), (5, 50, 50), (8, 50, 80)])
-def test_steps_are_held_against_those_of_others_and_the_work_of_the_device(usual: Any, work: int, most: int) -> None:
+def test_the_number_of_steps_is_bounded(usual: Any, work: int, most: int) -> None:
     gate, base = NormGate(10.0, PLAIN), np.zeros(4, np.float32)
     for _ in range(MIN_LENGTHS if usual else 0):
         gate.remember([1.0, usual])
@@ -143,7 +143,7 @@ def test_steps_are_held_against_those_of_others_and_the_work_of_the_device(usual
     assert found is not None and found.reason == f"its {STEPS} exceeds the bound of the norm gate (run.gate)"
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_a_restored_state_continues_the_same_way() -> None:
     gate, other = filled(steps=2 * MEDIAN_WINDOW, length=3.0), NormGate(10.0, PLAIN)
     other.restore(gate.state())
     for g in (gate, other):
@@ -155,7 +155,7 @@ def test_it_goes_on_from_its_state() -> None:
 
 
 def honest(server: Server, rng: np.random.Generator) -> list[Any]:
-    """One round, or two trips, of devices that move by about as much as each other."""
+    """One round, or two trips, of devices that move by about the same distance."""
     idle = [d for d in range(server.context.devices) if d not in server.active_trips and d not in server.waiting]
     chosen = [int(d) for d in rng.choice(idle, 2, replace=False)]
     server.trigger(chosen)
@@ -171,13 +171,13 @@ def training(server: Server, device: int, rng: np.random.Generator) -> Upload:
 
 
 def places(name: str) -> list[str]:
-    """Where an upload of this method may hold a number."""
+    """The parts of an upload that hold numbers, for this method."""
     return ["model", "one entry", "buffers", *(["vector"] if server_of(name).rule.sends else [])]
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 198])
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name in sorted(registry()) for place in places(name)])
-def test_the_largest_number_there_is_is_refused_by_every_method(name: str, rounds: int, place: str) -> None:
+def test_the_largest_float_is_rejected_with_every_method(name: str, rounds: int, place: str) -> None:
     server, rng = server_of(name, gate=GATE_FACTOR), np.random.default_rng(0)
     happened = [event for _ in range(rounds) for event in honest(server, rng)]
     assert not any(isinstance(event, Rejected) for event in happened)
@@ -208,7 +208,7 @@ def test_without_the_gate_one_such_upload_ruins_the_model(name: str) -> None:
     assert np.abs(server.weights).max() > 1e37
 
 
-def test_fewer_than_half_cannot_move_what_is_usual_and_more_than_half_are_usual() -> None:
+def test_a_minority_cannot_move_the_median_and_a_majority_is_the_median() -> None:
     gate, base = NormGate(GATE_FACTOR, PLAIN), np.zeros(4, np.float32)
     for length in [1.0, 1e30] * MIN_LENGTHS:
         gate.remember([length, 5.0])
@@ -217,12 +217,12 @@ def test_fewer_than_half_cannot_move_what_is_usual_and_more_than_half_are_usual(
     assert gate.find_excess([101.0, 5.0], base, 50) is None
 
 
-def test_a_learning_rate_that_is_too_large_still_diverges_and_says_so(federate: Any, tmp_path: Any) -> None:
+def test_a_too_large_learning_rate_still_diverges_and_says_so(federate: Any, tmp_path: Any) -> None:
     result = federate("fedavg", training={"lr": 1e9}, run={"eval_every": 4.0}).run(200, out=tmp_path / "run")
     assert result.summary["status"] == "diverged" and result.summary["rejected"] > 0
 
 
-def test_a_factor_whose_square_is_no_float_lets_everything_through():
+def test_a_factor_with_an_infinite_square_admits_everything():
     gate = NormGate(1e300, Layout.build([("w", (2,), "learnable"), ("b", (2,), "buffer")]))
     for _ in range(MIN_LENGTHS + 1):
         lengths = [1e38, 1e38, 5.0]

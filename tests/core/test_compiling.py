@@ -12,7 +12,7 @@ from freshet.core import compiling
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("no locator"), EOFError(), OSError("disk full"), UnpicklingError()])
-def test_a_cache_that_does_not_work_is_done_without(problem, monkeypatch):
+def test_loops_compile_without_a_working_cache(problem, monkeypatch):
     def njit(signature, cache=False, **_):
         def compiled(loop):
             if cache:
@@ -29,7 +29,7 @@ def test_a_cache_that_does_not_work_is_done_without(problem, monkeypatch):
     assert compiling.compile_loop("f8(f8)")(loop) is loop
 
 
-def test_compiling_is_said_once_and_what_is_compiled_already_is_not():
+def test_compiling_is_announced_once_and_loading_is_not():
     said: list[str] = []
     with compiling.announce_compiling(said.append):
         assert said == []
@@ -39,11 +39,11 @@ def test_compiling_is_said_once_and_what_is_compiled_already_is_not():
     with compiling.announce_compiling(said.append):
         assert one(1.0) == 2.0
     assert len(said) == 1
-    njit("f8(f8)")(lambda x: x + 3.0)  # nobody listens any more
+    njit("f8(f8)")(lambda x: x + 3.0)  # the listener is gone
     assert len(said) == 1
 
 
-def test_a_run_says_it_when_there_is_no_cache_and_only_then(tmp_path):
+def test_a_run_announces_compiling_only_without_a_cache(tmp_path):
     line = [sys.executable, "-c", "from freshet.core.vectors import load_kernels; load_kernels(print)"]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     first, second = (

@@ -1,4 +1,4 @@
-"""Compression: how far off, what is kept, what is refused, and what server and devices hold."""
+"""Compression: errors, residuals, refused arrays, and what server and devices hold."""
 
 import numpy as np
 import pytest
@@ -35,12 +35,12 @@ def there_and_back(codec: Codec, v: np.ndarray, keep: float) -> np.ndarray:
 
 @settings(deadline=None)
 @given(vectors)
-def test_int8_is_off_by_half_a_step_of_its_block_at_most(v: np.ndarray) -> None:
+def test_int8_is_off_by_at_most_half_a_step_of_its_block(v: np.ndarray) -> None:
     found = there_and_back("int8", v, 1.0).astype(np.float64)
     for start in range(0, len(v), BLOCK):
         block = v[start : start + BLOCK].astype(np.float64)
         half = np.abs(block).max() / 127 / 2
-        # the step itself is a float32, and so is the result: an entry may be off by a few roundings of it more
+        # step and result are float32, so an entry may be off by a few roundings more
         slack = 127 * half * 2**-22 + 1e-43
         assert np.abs(found[start : start + BLOCK] - block).max() <= half + slack
 
@@ -58,14 +58,14 @@ def test_topk_keeps_the_largest_and_nothing_else(v: np.ndarray, keep: float) -> 
 
 @settings(deadline=None)
 @given(vectors)
-def test_as_it_is_is_as_it_is(v: np.ndarray) -> None:
+def test_no_codec_changes_nothing(v: np.ndarray) -> None:
     assert there_and_back("none", v, 0.5).tobytes() == v.tobytes()
     assert there_and_back("topk", v, 1.0).tobytes() == v.tobytes()
 
 
 @settings(deadline=None)
 @given(vectors, shares, st.sampled_from(CODECS))
-def test_a_message_weighs_what_it_was_said_to_weigh(v: np.ndarray, keep: float, codec: Codec) -> None:
+def test_encoded_bytes_predicts_the_size_of_a_message(v: np.ndarray, keep: float, codec: Codec) -> None:
     assert sum(a.nbytes for a in encode(codec, v, keep).values()) == encoded_bytes(codec, len(v), keep)
 
 
@@ -75,17 +75,17 @@ def test_a_message_weighs_what_it_was_said_to_weigh(v: np.ndarray, keep: float, 
     st.floats(0.01, 0.5),
     st.sampled_from(["int8", "topk"]),
 )
-def test_with_feedback_nothing_is_lost_in_the_long_run(stream: list[np.ndarray], keep: float, codec: Codec) -> None:
+def test_error_feedback_loses_nothing_in_the_long_run(stream: list[np.ndarray], keep: float, codec: Codec) -> None:
     residual, arrived = None, np.zeros(300)
     for v in stream:
         sent = encode_with_feedback(codec, v, residual, keep)
         residual = sent.residual
         arrived += sent.decoded
     meant = np.sum([v.astype(np.float64) for v in stream], axis=0)
-    assert np.abs(meant - (arrived + residual)).max() <= 1e-3 * len(stream), "only roundings to float32 are gone"
+    assert np.abs(meant - (arrived + residual)).max() <= 1e-3 * len(stream), "only float32 roundings are lost"
 
 
-def test_without_feedback_small_numbers_would_never_arrive() -> None:
+def test_without_feedback_small_numbers_never_arrive() -> None:
     v = np.array([1.0, 0.3], np.float32)
     residual, with_it, without = None, np.zeros(2), np.zeros(2)
     for _ in range(20):
@@ -99,7 +99,7 @@ def test_without_feedback_small_numbers_would_never_arrive() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_not_finite_is_not_sent(codec: Codec, bad: float) -> None:
+def test_vectors_that_are_not_finite_are_not_sent(codec: Codec, bad: float) -> None:
     v = np.ones(10, np.float32)
     v[3] = bad
     with pytest.raises(ValueError, match="not finite"):
@@ -131,7 +131,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_not_of_the_form_is_refused(case: str) -> None:
+def test_malformed_arrays_are_refused(case: str) -> None:
     codec, spoil = HOSTILE[case]
     assert len(decode(codec, good(codec), 600, 0.1)) == 600
     with pytest.raises(ValueError):
@@ -150,15 +150,15 @@ def assignment(device: int, version: int, weights: np.ndarray) -> Assignment:
     return Assignment(device, 1, version, version, weights, 5, 0.1)
 
 
-def test_what_lacks_in_one_message_is_in_the_next() -> None:
+def test_the_next_message_includes_what_the_last_one_lacked() -> None:
     links, w = Links(LinkOptions(down="topk", keep=0.25), LAYOUT), model(1)
     links.encode_assignment(assignment(0, 1, model(0)))
     errors = [np.abs(links.encode_assignment(assignment(0, 2, w)).weights - w).max() for _ in range(4)]
     assert errors[0] > 0.5 and sorted(errors, reverse=True) == errors
-    assert errors[-1] < 1e-6, "four quarters are the whole"
+    assert errors[-1] < 1e-6, "four quarters make the whole"
 
 
-def test_int8_differences_shrink_and_so_do_their_errors() -> None:
+def test_int8_errors_shrink_with_the_differences() -> None:
     links, w = Links(LinkOptions(down="int8"), LAYOUT), model(1)
     first = np.abs(links.encode_assignment(assignment(0, 1, w)).weights - w).max()
     again = np.abs(links.encode_assignment(assignment(0, 1, w)).weights - w).max()
@@ -166,7 +166,7 @@ def test_int8_differences_shrink_and_so_do_their_errors() -> None:
     assert again <= first / 100
 
 
-def test_statistics_and_counters_travel_as_they_are() -> None:
+def test_statistics_and_counters_are_sent_unchanged() -> None:
     for down in ("int8", "topk"):
         links, w = Links(LinkOptions(down=down), LAYOUT), model(2)
         links.encode_assignment(assignment(0, 1, model(3)))
@@ -175,7 +175,7 @@ def test_statistics_and_counters_travel_as_they_are() -> None:
     assert np.array_equal(sent.weights[1000:], model(2)[1000:])
 
 
-def test_messages_weigh_what_travels() -> None:
+def test_messages_count_the_bytes_sent() -> None:
     blocks = -(-1000 // BLOCK)
     assert model_bytes(LinkOptions(down="int8", up="topk", keep=0.05), LAYOUT) == (1000 + 4 * blocks + 16, 50 * 8 + 16)
     links = Links(LinkOptions(down="topk", keep=0.05), LAYOUT)
@@ -187,7 +187,7 @@ def test_messages_weigh_what_travels() -> None:
     assert links.encode_assignment(assignment(0, 3, model(2))._replace(vectors=vectors)).nbytes == 50 * 8 + 16 + 4000
 
 
-def test_the_fresh_model_is_a_difference_to_what_the_device_holds_and_can_be_asked_for_twice() -> None:
+def test_the_fresh_model_is_sent_as_a_difference_and_a_repeated_request_gets_the_same() -> None:
     links, w = Links(LinkOptions(down="topk", keep=0.1), LAYOUT), model(1)
     held = links.encode_assignment(assignment(0, 1, model(0))).weights
     fresh = links.encode_fresh(0, Fresh(2, 2, w))
@@ -197,7 +197,7 @@ def test_the_fresh_model_is_a_difference_to_what_the_device_holds_and_can_be_ask
     assert again.weights.tobytes() == fresh.weights.tobytes() and again.nbytes == fresh.nbytes
 
 
-def test_a_device_whose_trip_was_lost_gets_the_whole_model() -> None:
+def test_a_device_gets_the_whole_model_after_a_lost_trip() -> None:
     links = Links(LinkOptions(down="topk", keep=0.1), LAYOUT)
     links.encode_assignment(assignment(0, 1, model(0)))
     links.forget(0)
@@ -205,7 +205,7 @@ def test_a_device_whose_trip_was_lost_gets_the_whole_model() -> None:
     assert np.array_equal(links.encode_assignment(assignment(0, 2, model(1))).weights, model(1))
 
 
-def test_an_upload_is_the_version_it_was_given_plus_what_arrived_and_the_rest_comes_later() -> None:
+def test_an_upload_is_its_base_plus_the_difference_and_the_residual_follows() -> None:
     options, base, memory, arrived = LinkOptions(up="topk", keep=0.1), model(0), {"own": 1}, np.zeros(1000)
     step = RNG.normal(size=LAYOUT.size).astype(np.float32)
     links = Links(options, LAYOUT)
@@ -218,10 +218,10 @@ def test_an_upload_is_the_version_it_was_given_plus_what_arrived_and_the_rest_co
     assert memory["own"] == 1
     meant = 60 * ((base + step).astype(np.float64) - base)[:1000]
     assert np.abs(arrived + memory[RESIDUAL] - meant).max() < 1e-3
-    assert np.abs(memory[RESIDUAL]).max() < 20 * np.abs(step).max(), "what is kept does not grow without end"
+    assert np.abs(memory[RESIDUAL]).max() < 20 * np.abs(step).max(), "the residual stays bounded"
 
 
-def test_models_that_are_too_far_apart_go_whole_and_a_diverged_one_stays_so() -> None:
+def test_an_overflowing_difference_is_sent_whole_and_a_diverged_model_stays_diverged() -> None:
     links, huge = Links(LinkOptions(down="int8"), LAYOUT), np.full(LAYOUT.size, 3e38, np.float32)
     links.encode_assignment(assignment(0, 1, huge))
     arrived = links.encode_assignment(assignment(0, 2, -huge))
@@ -234,7 +234,7 @@ def test_models_that_are_too_far_apart_go_whole_and_a_diverged_one_stays_so() ->
     )
 
 
-def test_what_devices_hold_is_saved_and_of_another_size_refused() -> None:
+def test_device_copies_are_saved_and_must_have_the_right_size() -> None:
     options = LinkOptions(down="topk", keep=0.1)
     links, other = Links(options, LAYOUT), Links(options, LAYOUT)
     links.encode_assignment(assignment(7, 1, model(0)))

@@ -1,4 +1,4 @@
-"""The coordinator: what a driver is told to do, what is counted, and what is logged, whatever the clock."""
+"""The coordinator: what a driver must do, what is counted and what is logged, whatever the clock."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def arrive(c: Coordinator, now: float, sent: Upload) -> Any:
 # ---- ticks
 
 
-def test_a_tick_sends_models_and_asks_to_be_woken_at_the_next_multiple_of_the_period():
+def test_a_tick_sends_models_and_schedules_the_next_multiple_of_the_period():
     c = coordinator()
     assert c.wake(0.0) == 0.0
     effects = c.tick(0.0, everybody)
@@ -55,12 +55,12 @@ def test_a_tick_sends_models_and_asks_to_be_woken_at_the_next_multiple_of_the_pe
     assert c.tick(10.0, everybody).wake_at == 20.0
 
 
-def test_a_time_is_asked_for_only_once():
+def test_a_time_is_scheduled_only_once():
     c = coordinator()
     assert [c.wake(5.0), c.wake(5.0), c.wake(6.0)] == [5.0, None, 6.0]
 
 
-def test_a_trigger_that_listens_to_arrivals_is_woken_by_them_and_else_only_when_nobody_was_there():
+def test_arrivals_wake_the_concurrency_trigger_and_the_clock_only_if_no_device_was_available():
     c = coordinator(kind="concurrency")
     assert c.tick(0.0, everybody).wake_at is None
     flying = sorted(c.server.active_trips)
@@ -68,7 +68,7 @@ def test_a_trigger_that_listens_to_arrivals_is_woken_by_them_and_else_only_when_
     assert c.tick(3.0, lambda device: False).wake_at == 10.0
 
 
-def test_a_round_for_which_nobody_is_there_counts():
+def test_a_round_without_available_devices_counts():
     c = coordinator("fedavg", "rounds")
     effects = c.tick(0.0, lambda device: False)
     assert [type(event) for event in effects.events] == [Aggregated]
@@ -78,7 +78,7 @@ def test_a_round_for_which_nobody_is_there_counts():
 # ---- requests and merges
 
 
-def test_a_request_is_answered_logged_and_weighed():
+def test_a_request_is_answered_logged_and_counted():
     c = coordinator()
     c.server.trigger([0, 1])
     empty = c.request(ask(0))
@@ -94,7 +94,7 @@ def test_a_request_is_answered_logged_and_weighed():
 @pytest.mark.parametrize(
     "bad", [ask(5), ask(0, trip=2), ask(0, epoch=99), ask(0, epoch=0), Request([], 1, Slot(1, "q"))]
 )
-def test_a_request_that_makes_no_sense_is_a_rejection_and_not_an_exception(bad):
+def test_a_malformed_request_is_rejected_without_an_exception(bad):
     c = coordinator()
     c.server.trigger([0])
     effects = c.request(bad)
@@ -122,7 +122,7 @@ def test_a_merge_is_logged_when_the_driver_sees_it():
     assert c.counts.merges == 1
 
 
-def test_else_the_upload_tells_of_the_merge():
+def test_otherwise_the_upload_reports_the_merge():
     c = with_fresh()
     events = arrive(c, 3.0, upload(0, merged=MERGED)).events
     assert [type(event) for event in events] == [Merged, Uploaded, Aggregated]
@@ -130,24 +130,24 @@ def test_else_the_upload_tells_of_the_merge():
     assert c.counts.merges == 1
 
 
-def test_the_word_of_an_upload_that_was_turned_away_is_not_put_on_record():
+def test_a_merge_reported_by_a_rejected_upload_is_not_logged():
     c = with_fresh()
     events = arrive(c, 3.0, upload(0, merged=MERGED, steps=0)).events
     assert [type(event) for event in events] == [Uploaded, Rejected]
     assert c.counts.merges == 0
 
 
-def test_no_merge_of_a_trip_that_is_over_or_got_nothing():
+def test_a_finished_trip_or_one_without_a_fresh_model_has_no_merge():
     c = coordinator()
     c.server.trigger([0])
     assert c.fresh_merged(0, 1) is None
     assert c.fresh_merged(4, 1) is None
 
 
-# ---- ends of trips
+# ---- the end of a trip
 
 
-def test_what_is_discarded_by_its_staleness_is_never_looked_at():
+def test_a_stale_upload_is_discarded_unopened():
     c = coordinator(options={"tau_max": 1})
     c.server.trigger([0, 1])
     arrive(c, 1.0, upload(0))
@@ -161,7 +161,7 @@ def test_what_is_discarded_by_its_staleness_is_never_looked_at():
 
 
 @pytest.mark.parametrize(("device", "trip"), [(5, 1), (0, 9), ([], 1), (None, None), ("0", 1)])
-def test_an_upload_of_no_known_trip_is_a_rejection_and_changes_nothing(device, trip):
+def test_an_upload_of_an_unknown_trip_is_rejected_and_changes_nothing(device, trip):
     c = coordinator()
     c.server.trigger([0])
     before = c.server.weights.tobytes()
@@ -171,7 +171,7 @@ def test_an_upload_of_no_known_trip_is_a_rejection_and_changes_nothing(device, t
 
 
 @pytest.mark.parametrize("weights", [None, 3, [1.0], np.ones((2, 2), np.float32)])
-def test_an_upload_that_is_no_model_is_rejected_and_counted_as_one(weights):
+def test_an_upload_without_a_model_is_rejected_and_counted(weights):
     c = coordinator()
     c.server.trigger([0])
     effects = arrive(c, 1.0, upload(0, weights=weights))
@@ -179,7 +179,7 @@ def test_an_upload_that_is_no_model_is_rejected_and_counted_as_one(weights):
     assert c.counts.uploads == 1
 
 
-def test_a_lost_device_frees_its_place_and_its_bytes_count_if_they_were_sent():
+def test_a_lost_device_frees_its_place_and_its_sent_bytes_count():
     c = coordinator(kind="concurrency", in_flight=2)
     c.server.trigger([0, 1])
     effects = c.trip_lost(4.0, 0, 1, "upload lost", sent=MODEL)
@@ -209,7 +209,7 @@ def test_the_last_round_ends_the_run():
 # ---- checkpoint
 
 
-def test_a_coordinator_goes_on_from_its_state():
+def test_a_restored_coordinator_continues_the_same_way():
     one, two = with_fresh(), coordinator()
     one.wake(20.0)
     two.restore(one.state())
@@ -230,26 +230,26 @@ def kinds(events: Any) -> list[type]:
     return [type(event) for event in events]
 
 
-# ---- a wake and a look at the same instant
+# ---- a tick and a deadline check at the same time
 
 
-def test_a_look_and_a_periodic_tick_at_the_same_time_are_one() -> None:
+def test_a_deadline_check_and_a_periodic_tick_at_one_time_are_one_call() -> None:
     c = with_deadline("fedasync", "periodic", deadline=20.0, per_round=1)
     c.wake(0.0)
     assert (c.tick(0.0, everybody).look_at, c.tick(10.0, everybody).wake_at) == (20.0, None)
     both = c.tick(20.0, everybody)
     assert (kinds(both.events), both.wake_at, both.look_at) == ([Lost, Triggered], 30.0, None)
-    assert not c.tick(20.0, everybody).events, "nobody starts twice"
+    assert not c.tick(20.0, everybody).events, "no device starts twice"
 
 
-def test_whichever_was_asked_for_first() -> None:
+def test_they_are_one_call_in_either_order() -> None:
     c = with_deadline("fedasync", "periodic", deadline=10.0, per_round=1)
     c.wake(0.0)
     assert c.tick(0.0, everybody)[4:6] == (10.0, None)
     assert kinds(c.tick(10.0, everybody).events) == [Lost, Triggered]
 
 
-def test_a_round_for_which_nobody_is_there_is_counted_once_at_such_a_time() -> None:
+def test_an_empty_round_counts_once_at_such_a_time() -> None:
     c = with_deadline("fedavg", "rounds", deadline=20.0)
     asked = [0.0]
     c.wake(0.0)
@@ -261,7 +261,7 @@ def test_a_round_for_which_nobody_is_there_is_counted_once_at_such_a_time() -> N
         asked = sorted([*asked, *(at for at in (effects.wake_at, effects.look_at) if at is not None)])
         if now == 10.0:
             asked += [at for at in (c.wake(20.0),) if at is not None]
-    assert rounds == [20.0, 20.0], "that of device 3, and one without anybody"
+    assert rounds == [20.0, 20.0], "the round of device 3, and an empty one"
 
 
 # ---- the tick that ends a run
@@ -270,7 +270,7 @@ def test_a_round_for_which_nobody_is_there_is_counted_once_at_such_a_time() -> N
 @pytest.mark.parametrize(
     ("method", "kind"), [("fedavg", "rounds"), ("fedbuff", "concurrency"), ("fedasync", "periodic")]
 )
-def test_where_giving_up_ends_the_run_it_is_woken_again_at_that_time_if_it_goes_on(method: str, kind: str) -> None:
+def test_an_extended_run_continues_at_the_time_when_giving_up_ended_it(method: str, kind: str) -> None:
     c = with_deadline(method, kind, deadline=20.0, rounds=1, in_flight=3)
     c.rounds.trip_ended = lambda server, endless: True  # type: ignore[method-assign]
     c.wake(0.0)
@@ -306,9 +306,9 @@ def test_the_next_multiple_is_the_first_after_a_time(time: float, period: float,
 
 
 @pytest.mark.parametrize("period", [0.1, 0.3, 1 / 3, 7.0, 10.0])
-def test_from_multiple_to_multiple_none_is_left_out_or_met_twice(period: float) -> None:
+def test_next_multiple_skips_none_and_repeats_none(period: float) -> None:
     time = 0.0
     for number in range(1, 5000):
         time = next_multiple(time, period)
         assert time == number * period
-    assert next_multiple(0.1 + 0.2, 0.1) == 4 * 0.1, "a time that was added up is a multiple, too"
+    assert next_multiple(0.1 + 0.2, 0.1) == 4 * 0.1, "a sum with rounding errors is a multiple, too"

@@ -1,4 +1,4 @@
-"""Defence against poisoned updates: formulas against naive twins, what is let in, what is logged, what is kept."""
+"""Defence against poisoned updates: formulas against naive twins, what is admitted, logged and kept."""
 
 import statistics
 
@@ -41,7 +41,7 @@ def upload(step: np.ndarray, device: int = 0, **more: object) -> Upload:
 
 
 def honest(seed: int, length: float = 1.0) -> np.ndarray:
-    """A common direction and some noise of one's own."""
+    """A common direction plus noise."""
     step = np.ones(N) / np.sqrt(N) + 0.3 * np.random.default_rng(seed).normal(size=N) / np.sqrt(N)
     return length * step
 
@@ -57,7 +57,7 @@ def warm(rule: str, **options: object) -> Defence:
     return defence
 
 
-def test_the_first_uploads_are_only_looked_at() -> None:
+def test_the_first_uploads_are_only_measured() -> None:
     for rule, first in (("clip", MIN_MEASURES), ("median-distance", MIN_MEASURES + 1)):
         defence = Defence(DefenceOptions(rule=rule), LAYOUT)
         refused = [judge(defence, honest(seed)).problem for seed in range(first + 3)]
@@ -75,12 +75,12 @@ def test_clip_shortens_to_the_median_length_and_keeps_the_direction() -> None:
     assert moved @ step / np.linalg.norm(moved) / np.linalg.norm(step) == pytest.approx(1, abs=1e-5)
 
 
-def test_clip_leaves_a_short_step_as_it_is_bit_for_bit() -> None:
+def test_clip_leaves_a_short_step_unchanged_bit_for_bit() -> None:
     defence, short = warm("clip", factor=2.0), upload(honest(77))
     assert defence.judge(short, FLIGHT, BASE).upload is short
 
 
-def test_clip_shortens_what_comes_beside_the_weights() -> None:
+def test_clip_shortens_named_vectors_too() -> None:
     step = np.concatenate([100 * honest(3), [8.0, 8.0, 5.0]])
     vectors = {"control": np.full(N, 3.0, np.float32)}
     defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
@@ -94,7 +94,7 @@ def test_clip_shortens_what_comes_beside_the_weights() -> None:
     assert judged.upload.weights[-1] == BASE[-1] + 5, "counters stay"
 
 
-def test_a_vector_beside_the_model_cannot_be_enlarged_unseen() -> None:
+def test_an_enlarged_named_vector_is_noticed() -> None:
     quiet = [{"control": np.zeros(N, np.float32)}, {"control": np.full(N, 1e6, np.float32)}]
     defence = Defence(DefenceOptions(rule="median-distance"), LAYOUT)
     for seed in range(12):
@@ -106,7 +106,7 @@ def test_a_vector_beside_the_model_cannot_be_enlarged_unseen() -> None:
 
 
 @pytest.mark.parametrize("poison", [-10.0, 1e3, -1e30])
-def test_median_distance_refuses_what_is_far_and_lets_in_what_is_near(poison: float) -> None:
+def test_median_distance_rejects_far_steps_and_admits_near_ones(poison: float) -> None:
     defence = warm("median-distance")
     for seed in range(100, 160):  # one in five is poisoned
         step = poison * honest(seed) if seed % 5 == 0 else honest(seed)
@@ -125,28 +125,28 @@ def test_median_distance_is_the_median_of_the_distances_to_the_last_steps() -> N
     assert note.numbers["bound"] == pytest.approx(1.5 * statistics.median(measures), rel=1e-5)
 
 
-def test_only_the_last_uploads_count_so_that_nobody_is_locked_out() -> None:
+def test_only_recent_uploads_count_so_no_fleet_is_locked_out() -> None:
     defence = warm("median-distance")
     taken = [judge(defence, honest(seed, length=20.0)).problem is None for seed in range(3 * WINDOW)]
     assert not taken[0] and all(taken[-WINDOW:])
     assert len(defence.recent.measures) == len(defence.recent.steps) == WINDOW
 
 
-def test_a_step_beyond_all_numbers_is_refused_and_leaves_no_trace() -> None:
+def test_an_overflowing_step_is_rejected_and_leaves_no_trace() -> None:
     for rule in ("clip", "median-distance", "multi-krum"):
         defence = warm(rule)
-        before, held = list(defence.recent.measures), len(defence._held)
+        before, held = list(defence.recent.measures), len(defence.state()["held"])
         far = Upload(0, 1, 1, np.full(LAYOUT.size, 3e38, np.float32), 1)
         judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32))
         assert judged.problem is not None and not judged.notes
-        assert defence.recent.measures == before and len(defence._held) == held
+        assert defence.recent.measures == before and len(defence.state()["held"]) == held
 
 
 # ---- directions
 
 
-def test_a_step_against_the_others_is_refused_though_it_is_as_long_as_they_are() -> None:
-    defence = warm("median-distance", factor=100.0)  # no distance is too far
+def test_a_step_against_the_others_is_rejected_at_ordinary_length() -> None:
+    defence = warm("median-distance", factor=100.0)  # distances never reject
     for seed in range(100, 160):  # one in five is poisoned
         step = -honest(seed) if seed % 5 == 0 else honest(seed)
         problem = judge(defence, step).problem
@@ -154,19 +154,19 @@ def test_a_step_against_the_others_is_refused_though_it_is_as_long_as_they_are()
         assert problem is None or problem.startswith("goes against other uploads (median cosine -0.")
 
 
-def test_few_steps_do_not_make_a_direction() -> None:
+def test_directions_do_not_count_with_few_steps() -> None:
     defence = Defence(DefenceOptions(rule="median-distance", factor=100.0), LAYOUT)
     for seed in range(20):
         note = judge(defence, honest(seed)).notes[0]
         assert (note.numbers["least"] is None) == (seed < MIN_AGREEMENTS + 1)
 
 
-def test_a_step_of_no_length_goes_against_nobody() -> None:
+def test_a_step_of_length_0_opposes_no_other() -> None:
     assert judge(warm("median-distance", factor=100.0), np.zeros(N)).problem is None
 
 
-def test_where_the_honest_go_against_each_other_most_are_let_in_all_the_same() -> None:
-    """Each has two of ten classes: what it learns of them takes from the others."""
+def test_most_honest_uploads_pass_even_if_they_oppose_each_other() -> None:
+    """Each device has two of ten classes, and learning them harms the others."""
     defence, refused = Defence(DefenceOptions(rule="median-distance"), LAYOUT), 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -215,12 +215,12 @@ def test_krum_scores_are_those_of_the_paper(n: int, f: int, seed: int) -> None:
 
 
 @given(st.integers(0, 200), st.floats(0, 0.49))
-def test_krum_never_assumes_more_than_it_can_stand(n: int, share: float) -> None:
+def test_krum_never_assumes_more_attackers_than_it_tolerates(n: int, share: float) -> None:
     f = byzantine_count(n, share)
     assert f >= 0 and (f == 0 or n >= 2 * f + 3)
 
 
-def test_of_a_round_the_poisoned_uploads_are_left_out() -> None:
+def test_multi_krum_leaves_out_poisoned_uploads() -> None:
     defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.2), LAYOUT)
     for device in range(10):
         step = -10 * honest(device) if device in (3, 7) else honest(device)
@@ -239,7 +239,7 @@ def test_small_rounds_are_kept_whole(count: int) -> None:
     assert len(defence.release()[0]) == count
 
 
-def test_equals_are_chosen_in_the_order_of_arrival() -> None:
+def test_equal_scores_are_kept_in_the_order_of_arrival() -> None:
     assert smallest([1.0, 0.5, 1.0, 0.5], 3) == [0, 1, 3]
 
 
@@ -270,7 +270,7 @@ def test_every_decision_can_be_recomputed_from_the_log(rule: str) -> None:
             audit_note(note, seen)
 
 
-def test_a_choice_of_krum_that_does_not_follow_from_its_scores_is_found() -> None:
+def test_an_audit_finds_a_krum_choice_that_contradicts_its_scores() -> None:
     numbers = {"rule": "multi-krum", "devices": [4, 5, 6, 7, 8], "scores": [1.0, 9.0, 2.0, 3.0, 4.0], "f": 1}
     audit_note(Noted("defence", numbers | {"kept": [4, 6, 7, 8]}), RecentUploads())
     with pytest.raises(Mismatch, match="kept"):
@@ -280,7 +280,7 @@ def test_a_choice_of_krum_that_does_not_follow_from_its_scores_is_found() -> Non
 
 
 @pytest.mark.parametrize("rule", ["clip", "median-distance", "multi-krum"])
-def test_a_saved_defence_goes_on_as_if_nothing_had_happened(rule: str) -> None:
+def test_a_restored_defence_continues_the_same_way(rule: str) -> None:
     defence = warm(rule)
     other = Defence(defence.options, LAYOUT)
     other.restore(defence.state())

@@ -1,5 +1,7 @@
-"""What a defence measures of an upload that merged a fresh model is what its training produced, and so what is applied:
-the way that the server itself has gone meanwhile is no device's doing."""
+"""After a merge, a defence measures what training produced, which is also what is applied.
+
+The server's own progress does not count as the device's.
+"""
 
 import numpy as np
 import pytest
@@ -16,13 +18,13 @@ N = 40
 LAYOUT = Layout.build([("w", (N,), "learnable"), ("mean", (2,), "buffer"), ("count", (), "counter")])
 RNG = np.random.default_rng(0)
 BASE = RNG.normal(size=LAYOUT.size).astype(np.float32)
-#: The server has gone far.
+#: The server has moved far.
 FRESH = (BASE + 5 * RNG.normal(size=LAYOUT.size)).astype(np.float32)
 FLIGHT = ActiveTrip(1, 1, 1, 5, 0.1, fresh=4)
 
 
 def trained(produced: np.ndarray, beta: float = 0.0, **more: object) -> Upload:
-    """A model that merged the fresh one with weight beta, and what training produced on top of it."""
+    """A model that merged the fresh one with weight beta, plus a step."""
     weights = (1 - beta) * BASE.astype(np.float64) + beta * FRESH
     weights[: len(produced)] += produced
     merged = {"beta": beta, "n1": 1} if beta else {}
@@ -30,7 +32,7 @@ def trained(produced: np.ndarray, beta: float = 0.0, **more: object) -> Upload:
 
 
 def honest(seed: int, length: float = 1.0) -> np.ndarray:
-    """A common direction and some noise of one's own."""
+    """A common direction plus noise."""
     return length * (np.ones(N) + 0.3 * np.random.default_rng(seed).normal(size=N)) / np.sqrt(N)
 
 
@@ -46,7 +48,7 @@ def warm(rule: str) -> Defence:
 
 
 def applied(upload: Upload) -> np.ndarray:
-    """What apply = "progress" adds of an upload, by the method's own arithmetic."""
+    """What apply = "progress" adds to the model, by the method's own arithmetic."""
     step, beta = np.empty(N, np.float32), float(upload.merged.get("beta", 0.0))
     write_step(step, upload.weights[:N], BASE[:N], FRESH[:N], BASE[:N], beta)
     return step.astype(np.float64)
@@ -54,21 +56,21 @@ def applied(upload: Upload) -> np.ndarray:
 
 @settings(deadline=None, max_examples=60)
 @given(st.floats(0.01, 0.99), st.integers(0, 10**6))
-def test_what_is_measured_is_what_is_applied(beta: float, seed: int) -> None:
+def test_the_measured_step_is_the_applied_one(beta: float, seed: int) -> None:
     upload = trained(honest(seed), beta)
     step = step_of(upload, start_of(upload, BASE, FRESH), N)
     np.testing.assert_allclose(step, applied(upload), atol=3e-6)
     np.testing.assert_allclose(step, honest(seed), atol=3e-6)
 
 
-def test_an_honest_merge_is_let_in_whole_however_far_the_server_has_gone() -> None:
+def test_an_honest_merge_is_fully_admitted_however_far_the_server_has_moved() -> None:
     for rule in ("clip", "median-distance"):
         upload = trained(honest(50, 0.95), beta=0.6)
         judged = judge(warm(rule), upload)
         assert judged.problem is None and judged.upload is upload
 
 
-def test_clip_shortens_what_training_produced_and_nothing_else() -> None:
+def test_clip_shortens_only_what_training_produced() -> None:
     defence, produced = warm("clip"), np.concatenate([honest(50, 7.0), [4.0, 4.0, 3.0]])
     vectors = {"control": np.full(N, 0.1, np.float32)}
     judged = judge(defence, trained(produced, 0.6, vectors=vectors))
@@ -83,8 +85,8 @@ def test_clip_shortens_what_training_produced_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.99])
-def test_who_reports_a_merge_that_was_none_cannot_undo_what_the_server_did(beta: float) -> None:
-    """``u = w_o`` with beta reported moves nothing by itself, but the server would subtract ``beta (w_g - w_o)``."""
+def test_a_false_merge_report_cannot_undo_the_servers_progress(beta: float) -> None:
+    """``u = w_o`` with a reported beta makes the server subtract ``beta (w_g - w_o)``."""
     hostile = trained(np.zeros(0))._replace(merged={"beta": beta, "n1": 1})
     back = beta * np.linalg.norm(FRESH[:N].astype(np.float64) - BASE[:N])
     assert np.linalg.norm(applied(hostile)) == pytest.approx(back, rel=1e-5) and back > 10
@@ -94,7 +96,7 @@ def test_who_reports_a_merge_that_was_none_cannot_undo_what_the_server_did(beta:
     assert "away from other uploads" in (judge(warm("median-distance"), hostile).problem or "")
 
 
-def test_a_merge_begins_between_the_two_models_that_the_server_sent_whatever_is_reported() -> None:
+def test_a_merge_starts_between_the_two_sent_models_whatever_is_reported() -> None:
     upload = trained(honest(1))
     assert start_of(upload, BASE, FRESH) is BASE, "no merge"
     for beta, expected in ((-3.0, BASE), (0.0, BASE), (1.0, FRESH), (1e300, FRESH)):

@@ -1,4 +1,4 @@
-"""Events: what is logged comes back as it was, and a log from anybody is checked key by key."""
+"""Events: a logged event parses back unchanged, and an untrusted log is checked key by key."""
 
 import json
 
@@ -48,7 +48,7 @@ EXAMPLES: list[Event] = [
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
-def test_a_logged_event_reads_back_as_it_was(event):
+def test_a_logged_event_parses_back_unchanged(event):
     line = json.loads(json.dumps({"seq": 1, "time": 2.5, **record(event)}))
     assert parse(line) == event
 
@@ -57,31 +57,31 @@ def test_there_is_an_example_of_every_kind():
     assert {type(event) for event in EXAMPLES} == set(KINDS.values())
 
 
-def test_what_does_not_apply_is_left_out_and_nothing_newer_is_said():
+def test_optional_keys_are_left_out_and_a_missing_fresh_model_is_null():
     assert "round" not in record(EXAMPLES[0])
     assert record(EXAMPLES[3])["fresh"] is None
     assert "device" not in record(EXAMPLES[9])
 
 
-def test_a_kind_that_is_not_known_is_no_error():
+def test_an_unknown_kind_is_not_an_error():
     assert parse({"seq": 1, "time": 0.0, "kind": "teleport", "x": 1}) is None
 
 
 @pytest.mark.parametrize(
     ("event", "change", "sentence"),
     [
-        (0, {"trip": None}, "trip is None, not a whole number"),
-        (0, {"trip": True}, "trip is True, not a whole number"),
+        (0, {"trip": None}, "trip is None, not an integer"),
+        (0, {"trip": True}, "trip is True, not an integer"),
         (0, {"lr": "fast"}, "lr is 'fast', not a number"),
-        (0, {"device": 1.0}, "device is 1.0, not a whole number"),
-        (8, {"contributions": {}}, "contributions is not a list of devices"),
+        (0, {"device": 1.0}, "device is 1.0, not an integer"),
+        (8, {"contributions": {}}, "contributions is not a list of dicts"),
         (8, {"contributions": [{"device": 1, "base": 1, "staleness": 1}]}, "contributions: weight is missing"),
         (8, {"contributions": [{"device": 1, "base": [], "staleness": 1, "weight": 1}]}, "base is"),
-        (12, {"reason": 5}, "reason is 5, not a text"),
+        (12, {"reason": 5}, "reason is 5, not a string"),
         (0, {"kind": 5}, "it has no kind"),
     ],
 )
-def test_what_is_not_what_it_should_be_is_named(event, change, sentence):
+def test_a_wrong_value_is_named(event, change, sentence):
     with pytest.raises(MalformedEvent, match=sentence):
         parse(record(EXAMPLES[event]) | change)
 
@@ -95,7 +95,7 @@ def test_a_missing_key_is_named(event):
             parse({name: value for name, value in line.items() if name != key})
 
 
-def test_an_endless_value_makes_no_endless_sentence():
+def test_a_long_value_is_shortened_in_the_message():
     with pytest.raises(MalformedEvent) as told:
         parse(record(EXAMPLES[0]) | {"trip": "x" * 10_000})
     assert len(str(told.value)) < 200

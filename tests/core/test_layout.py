@@ -1,4 +1,4 @@
-"""The flat vector's plan: learnable parameters, then float buffers, then counters."""
+"""The layout of the flat vector: learnable parameters, then float buffers, then counters."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_without_buffers_floats_end_where_learnable_ends():
     assert (layout.learnable, layout.floats, layout.size) == (4, 4, 5)
 
 
-def test_counters_become_the_largest_and_nothing_else_changes():
+def test_max_counters_sets_the_counters_and_nothing_else():
     layout = Layout.build([("a", (2,), "learnable"), ("b", (1,), "buffer"), ("n", (), "counter")])
     out = np.array([1, 2, 3, 4], np.float32)
     layout.max_counters(out, np.array([9, 9, 9, 7], np.float32), np.array([9, 9, 9, 12], np.float32))

@@ -1,4 +1,4 @@
-"""The cut between core and drivers: a second one, in real time, runs on coordinator and local trip alone."""
+"""The interface between core and drivers: a real-time driver needs only coordinator and local trip."""
 
 import ast
 import asyncio
@@ -25,7 +25,7 @@ METHODS = {
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", METHODS)
-def test_a_driver_in_real_time_runs_a_method_to_its_end_and_its_log_adds_up(name, tmp_path):
+def test_a_real_time_driver_finishes_a_run_and_its_log_passes_the_audit(name, tmp_path):
     run = {"per_round": 4, "in_flight": 6, "period": 0.05, "seed": 3}
     tables = {"method": {"name": name} | METHODS[name], "fleet": {"devices": 8}, "run": run}
     config = resolve(tables | {"training": {"epochs": 3, "lr": 0.05}, "model": {"name": "custom"}})
@@ -52,7 +52,7 @@ def driver_start(config):
     return initial_weights(linear, config.run.seed)
 
 
-def test_the_second_driver_imports_nothing_of_the_simulator():
+def test_the_real_time_driver_imports_nothing_from_the_simulator():
     tree = ast.parse(Path(live.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {name for name in imported if name and name.startswith("freshet.sim")}

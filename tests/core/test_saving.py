@@ -1,4 +1,4 @@
-"""State as plain data: dataclasses come back by their annotations, and what cannot come back is refused."""
+"""State as plain data: annotations decide how it is restored, and unsupported values are refused."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field, make_dataclass
@@ -67,7 +67,7 @@ def through_a_file(tree):
     return unpack(plain, arrays)
 
 
-def test_everything_comes_back_as_what_it_was():
+def test_a_nested_dataclass_is_restored_with_its_types():
     state, again = filled(), State()
     saving.restore(again, through_a_file(saving.dump(state)))
     assert (again.count, again.rate, again.own.kept, again.queue) == (3, 0.25, 9, [(1, 2, 0.5)])
@@ -79,17 +79,17 @@ def test_everything_comes_back_as_what_it_was():
         assert getattr(again, name).flags.writeable
 
 
-def test_nothing_is_saved_of_nothing():
+def test_a_state_of_none_is_saved_as_an_empty_dict():
     assert saving.dump(None) == {}
     saving.restore(None, {})
 
 
-def test_a_tree_that_lacks_a_field_is_refused():
+def test_a_tree_without_a_field_is_refused():
     with pytest.raises(KeyError):
         saving.restore(State(), {"count": 1})
 
 
-def test_no_method_writes_its_own_saving():
+def test_no_method_has_its_own_saving_code():
     for method in registry().values():
         assert not callable(vars(method).get("restore")), method
 
@@ -109,7 +109,7 @@ class Part:
 
 
 def again(hint: Any, value: Any) -> Any:
-    """A value after a trip through a file, in a field that is annotated so."""
+    """A value of a field with this annotation, after saving to a file and loading."""
     kind = make_dataclass("Kept", [("v", hint, field(default=None))])
     plain, arrays = pack(saving.dump(kind(value)))
     found = kind()
@@ -150,13 +150,13 @@ SAME = [
 
 
 @pytest.mark.parametrize(("hint", "value"), SAME, ids=[f"{hint} {value}" for hint, value in SAME])
-def test_a_value_comes_back_as_what_it_was(hint, value):
+def test_a_value_is_restored_with_its_type(hint, value):
     found = again(hint, value)
     assert repr(found) == repr(value) and type(found) is type(value)
 
 
 @pytest.mark.parametrize("hint", [Any, list, object, list[np.ndarray]])
-def test_arrays_come_back_as_copies_without_an_annotation(hint):
+def test_arrays_are_restored_as_copies_without_an_annotation(hint):
     (found,) = again(hint, [np.arange(3)])
     assert found.tolist() == [0, 1, 2] and found.flags.writeable and found.dtype == np.arange(3).dtype
 
@@ -178,7 +178,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("hint", "value", "sentence"), BAD, ids=[sentence for _, _, sentence in BAD])
-def test_what_cannot_come_back_is_refused_by_its_place(hint, value, sentence):
+def test_an_unsupported_value_is_refused_with_its_place(hint, value, sentence):
     with pytest.raises(RunError, match=f"^self.state.{sentence}; use numbers, strings, lists, tuples, dicts and numpy"):
         saving.dump(make_dataclass("Kept", [("v", hint)])(value), "self.state")
 
@@ -195,7 +195,7 @@ def test_what_cannot_come_back_is_refused_by_its_place(hint, value, sentence):
         (tuple[int, int], (1, 2, 3), r"self.state.v is a tuple, but its annotation says tuple\[int, int\]"),
     ],
 )
-def test_what_its_annotation_does_not_tell_is_refused(hint, value, sentence):
+def test_a_value_that_its_annotation_does_not_describe_is_refused(hint, value, sentence):
     with pytest.raises(RunError, match=f"^{sentence}"):
         saving.dump(make_dataclass("Kept", [("v", hint)])(value), "self.state")
 
@@ -204,12 +204,12 @@ def test_what_its_annotation_does_not_tell_is_refused(hint, value, sentence):
     ("hint", "saved"),
     [(int, "x"), (int, [1]), (float, {}), (dict[int, int], [1]), (tuple[int, int], [1]), (list[int], 3), (Pair, [1])],
 )
-def test_saved_data_of_another_form_are_refused(hint, saved):
+def test_saved_data_that_contradict_the_annotation_are_refused(hint, saved):
     with pytest.raises((TypeError, ValueError)):
         saving.restore(make_dataclass("Kept", [("v", hint, field(default=None))])(), {"v": saved})
 
 
-def test_data_of_the_first_format_come_back_by_their_annotations():
+def test_data_of_format_1_are_restored_by_their_annotations():
     kind = make_dataclass("Kept", [("v", dict[int, tuple[int, int]], field(default=None))])
     found = kind()
     saving.restore(found, {"v": {"7": [1, 2]}})

@@ -1,4 +1,4 @@
-"""Selection: uniform with the bits it always had, in proportion to samples, and by a user's function."""
+"""Selection: uniform with unchanged bits, in proportion to samples, and by a user's function."""
 
 from collections import Counter
 from itertools import permutations
@@ -22,7 +22,7 @@ def everybody(_: int) -> bool:
 
 
 class Before:
-    """Uniform selection written down a second time, as 0.1 had it."""
+    """A second implementation of uniform selection, as in version 0.1."""
 
     def __init__(self, seed: int, samples: np.ndarray) -> None:
         self.seed, self.samples, self.draws = seed, samples, 0
@@ -46,7 +46,7 @@ class Before:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 40), st.integers(0, 99), st.integers(1, 12), st.sets(st.integers(0, 39)))
-def test_uniform_selection_has_the_bits_it_always_had(devices, seed, count, away):
+def test_uniform_selection_keeps_its_bits(devices, seed, count, away):
     samples = np.arange(devices) % 3
     now, before = selector("uniform", seed, samples), Before(seed, samples)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_uniform_selection_has_the_bits_it_always_had(devices, seed, count, away
 
 
 def probabilities(weights: np.ndarray, count: int) -> np.ndarray:
-    """Inclusion probabilities of sequential drawing without replacement, by going through all orders."""
+    """Inclusion probabilities of sequential drawing without replacement, by enumerating all orders."""
     result = np.zeros(len(weights))
     for order in permutations(range(len(weights)), count):
         chance, left = 1.0, float(weights.sum())
@@ -79,7 +79,7 @@ def test_by_samples_draws_in_proportion_without_replacement(busy):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "by_samples"])
-def test_a_selector_goes_on_from_its_number(kind):
+def test_a_selector_resumes_from_its_number_of_draws(kind):
     samples = np.arange(1, 31)
     one, two, other = (selector(kind, seed, samples) for seed in (0, 0, 1))
     first = [one.select(4, everybody, look) for _ in range(3)]
@@ -90,13 +90,13 @@ def test_a_selector_goes_on_from_its_number(kind):
     assert all(len(set(chosen)) == 4 and chosen == sorted(chosen) for chosen in [*first, later])
 
 
-def test_all_there_are_are_taken_when_too_few():
+def test_all_devices_are_taken_if_there_are_too_few():
     chooser = selector("by_samples", 0, np.array([5, 0, 1, 9]))
     assert chooser.select(10, lambda d: d != 3, look) == [0, 2]
     assert chooser.select(2, lambda _: False, look) == []
 
 
-def test_a_function_sees_the_candidates_and_its_own_random_stream():
+def test_a_selection_function_gets_the_candidates_and_its_own_random_stream():
     seen = []
 
     def highest_number(view, count, candidates):
@@ -128,13 +128,13 @@ def test_a_function_sees_the_candidates_and_its_own_random_stream():
         (None, "must return device numbers"),
     ],
 )
-def test_what_a_function_gives_is_checked(given, says):
+def test_the_answer_of_a_selection_function_is_checked(given, says):
     with pytest.raises(ConfigError, match=says) as caught:
         selector(lambda *_: given, 0, np.ones(4, int)).select(2, lambda d: d != 3, look)
     assert caught.value.key == "run.selection"
 
 
-def test_a_function_may_give_an_array_or_nobody():
+def test_a_selection_function_may_return_an_array_or_no_device():
     def select(given):
         return selector(lambda *_: given, 0, np.ones(4, int)).select(2, everybody, look)
 
@@ -143,6 +143,6 @@ def test_a_function_may_give_an_array_or_nobody():
     assert select([]) == []
 
 
-def test_an_unknown_selection_is_one_sentence():
+def test_an_unknown_selection_is_an_error():
     with pytest.raises(ConfigError, match=r"run\.selection: must be one of uniform, by_samples"):
         selector("fastest", 0, np.ones(2, int))

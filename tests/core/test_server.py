@@ -1,4 +1,4 @@
-"""The server: gates, versions, holds, learning rate, selection. No clock, no training."""
+"""The server: checks, versions, holds, learning rate, selection. No clock, no training."""
 
 from collections import Counter
 from typing import Any
@@ -81,7 +81,7 @@ BAD = {
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_upload_is_an_event_with_a_reason_and_leaves_the_model_bit_for_bit(case, method):
+def test_a_bad_upload_is_logged_with_a_reason_and_leaves_the_model_unchanged(case, method):
     s = server(method)
     s.trigger([0, 1])
     before = s.weights.tobytes()
@@ -93,7 +93,7 @@ def test_a_bad_upload_is_an_event_with_a_reason_and_leaves_the_model_bit_for_bit
 
 
 @pytest.mark.parametrize("report", [{"reward": 0.1, "first": 1, "slot": 99}, {"reward": 0.1, "first": 1}])
-def test_a_report_that_makes_no_sense_is_rejected_and_never_an_exception(report):
+def test_a_malformed_report_is_rejected_without_an_exception(report):
     s = server()
     s.trigger([0])
     assert kinds(s.upload(upload(report=report))) == [Rejected]
@@ -109,7 +109,7 @@ def test_a_second_upload_of_the_same_trip_is_rejected_and_changes_nothing():
     assert (s.version, s.weights.tobytes()) == (2, after)
 
 
-def test_an_upload_of_an_earlier_trip_is_rejected_and_the_new_trip_goes_on():
+def test_an_upload_of_an_earlier_trip_is_rejected_and_the_new_trip_continues():
     s = server()
     s.trigger([0])
     s.upload(upload())
@@ -129,7 +129,7 @@ def test_a_stored_version_is_never_changed():
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
-def test_a_repeated_request_gets_the_same_fresh_version_although_the_model_moved_on(method):
+def test_a_repeated_request_gets_the_same_fresh_version(method):
     s = server(method)
     s.trigger([0, 1, 2])
     assert ask(s, 0) is None
@@ -145,7 +145,7 @@ def test_a_repeated_request_gets_the_same_fresh_version_although_the_model_moved
 
 
 @pytest.mark.parametrize(("device", "trip"), [(4, 1), (0, 2), (99, 1)])
-def test_a_request_without_such_a_trip_is_refused(device, trip):
+def test_a_request_of_an_unknown_trip_is_refused(device, trip):
     s = server()
     s.trigger([0])
     with pytest.raises(RequestRefused, match="no such trip"):
@@ -153,7 +153,7 @@ def test_a_request_without_such_a_trip_is_refused(device, trip):
 
 
 @pytest.mark.parametrize("end", ["upload", "rejected", "lost", "discard"])
-def test_when_nobody_is_in_flight_only_the_current_model_is_kept(end):
+def test_only_the_current_model_is_kept_without_trips_in_flight(end):
     s = server(options={"tau_max": 3})
     s.trigger([0, 1, 2])
     s.upload(upload(1))
@@ -184,15 +184,15 @@ def test_a_discard_names_its_reason_and_changes_nothing():
     assert (s.version, s.weights.tobytes(), s.consumed) == (2, before, 1)
 
 
-def test_losing_a_device_that_is_not_in_flight_says_nothing():
+def test_losing_a_device_that_is_not_in_flight_logs_nothing():
     s = server()
     assert s.drop_trip(0, 1, "device left") == []
 
 
-# ---- FedAvg's rounds
+# ---- FedAvg rounds
 
 
-def test_fedavg_weighs_by_samples_in_one_aggregation_when_the_last_has_arrived():
+def test_fedavg_aggregates_once_by_samples_after_the_last_arrival():
     s = server("fedavg")
     s.trigger([0, 2])
     assert s.upload(upload(2, weights=np.full(SIZE, 8, np.float32))) == []
@@ -261,7 +261,7 @@ def test_selection_is_without_replacement_and_leaves_out_busy_away_and_empty_dev
         assert set(chosen) <= {3, 4, 5, 6}
 
 
-def test_selection_takes_all_there_are_when_too_few():
+def test_selection_takes_all_devices_if_there_are_too_few():
     s = server(devices=5)
     s.trigger([1])
     assert sorted(s.select(10, lambda device: device != 3)) == [0, 2, 4]
@@ -284,7 +284,7 @@ def test_selection_is_uniform(busy):
 
 def test_selection_depends_on_the_seed_and_the_number_of_the_trigger_alone():
     one, two = server(devices=30), server(devices=30)
-    two.weights  # noqa: B018  looking changes nothing
+    two.weights  # noqa: B018  reading changes nothing
     draws = [one.select(5, lambda device: True) for _ in range(4)]
     assert draws == [two.select(5, lambda device: True) for _ in range(4)]
     assert len({tuple(draw) for draw in draws}) > 1
@@ -296,8 +296,8 @@ def test_selection_depends_on_the_seed_and_the_number_of_the_trigger_alone():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 6), st.integers(1, 6), st.integers(1, 6))
-def test_triggers_ask_for_what_their_rules_say(flying, per_round, cap):
-    """The periodic one for all m' or nobody, as the paper's Algorithm 1; fewer start only if fewer are idle."""
+def test_triggers_start_the_documented_number_of_devices(flying, per_round, cap):
+    """The periodic trigger starts all m' devices or none (the paper's Algorithm 1), fewer only if fewer are idle."""
     s = server()
     s.trigger(list(range(flying)))
     free = max(0, cap - flying)
@@ -315,7 +315,7 @@ def test_only_the_periodic_trigger_ignores_arrivals():
 # ---- rounds
 
 
-def test_a_round_of_an_asynchronous_method_is_its_worth_in_consumed_uploads():
+def test_an_asynchronous_round_is_per_round_consumed_uploads():
     s = server("fedasync", per_round=3)
     seen = []
     for device in range(6):
@@ -338,7 +338,7 @@ def test_a_round_of_a_synchronous_method_is_over_when_its_last_upload_has_arrive
     assert s.rounds == 2
 
 
-# ---- what a method may answer
+# ---- verdicts of a method
 
 
 class Scripted(Method):
@@ -416,7 +416,7 @@ def test_a_verdict_of_reject_is_an_event_and_the_upload_is_not_consumed():
         (Aggregate(np.ones(SIZE, np.float32), [(0, 1, 1, 1.0)]), "contributions are not all"),
     ],
 )
-def test_a_method_that_breaks_its_contract_is_told_so_in_one_sentence(verdict, sentence):
+def test_a_method_that_breaks_its_contract_raises_one_sentence(verdict, sentence):
     s = scripted(verdict)
     s.trigger([0])
     with pytest.raises(RunError, match=sentence) as told:
@@ -428,13 +428,13 @@ def test_a_method_that_breaks_its_contract_is_told_so_in_one_sentence(verdict, s
 
 
 class Sending(LocalRule):
-    """Sends one more vector up."""
+    """Uploads one more vector."""
 
     sends = ("c",)
 
 
 class Variates(Scripted):
-    """A vector goes down with every model and one comes up with every upload."""
+    """Sends a vector with every model and gets one with every upload."""
 
     name = "variates"
 
@@ -451,7 +451,7 @@ def variates() -> Server:
     return Server(method, method.context, np.zeros(SIZE, np.float32), constant(0.1))
 
 
-def test_vectors_travel_with_the_model_and_are_weighed():
+def test_named_vectors_are_sent_with_the_model_and_counted():
     s = variates()
     one, two = s.trigger([0, 1])
     np.testing.assert_array_equal(two.vectors["c"], np.ones(SIZE))
@@ -474,7 +474,7 @@ def test_vectors_travel_with_the_model_and_are_weighed():
     ],
     ids=["missing", "another name", "float64", "short", "infinite", "a list", "one too many"],
 )
-def test_vectors_pass_the_same_gates_as_the_model(vectors):
+def test_named_vectors_pass_the_same_checks_as_the_model(vectors):
     s = variates()
     s.trigger([0])
     assert kinds(s.upload(upload(0, vectors=vectors))) == [Rejected]
@@ -483,7 +483,7 @@ def test_vectors_pass_the_same_gates_as_the_model(vectors):
 # ---- checkpoint
 
 
-def test_a_server_goes_on_from_its_state_as_if_nothing_had_happened():
+def test_a_restored_server_continues_the_same_way():
     one = server()
     one.trigger([0, 1, 2])
     one.upload(upload(1))
@@ -498,7 +498,7 @@ def test_a_server_goes_on_from_its_state_as_if_nothing_had_happened():
     assert [one.select(3, lambda device: True)] == [two.select(3, lambda device: True)]
 
 
-def test_a_state_of_another_model_is_refused():
+def test_a_state_with_a_model_of_another_size_is_refused():
     tree = server().state()
     tree["store"][0][1] = np.zeros(SIZE + 1, np.float32)
     with pytest.raises(ValueError, match="its models do not have 4 entries"):

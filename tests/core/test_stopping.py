@@ -1,4 +1,4 @@
-"""Overdue trips are given up, their devices left alone until they are heard of, and a run that stalls says so."""
+"""Overdue trips are given up, their devices wait until they are heard from, and a stalled run says so."""
 
 from collections import deque
 from typing import Any
@@ -18,17 +18,17 @@ def coordinator(method: str, kind: str, deadline: float = 25.0, **changes: Any) 
     return Coordinator(server(method), Trigger(kind, **figures), deadline=deadline)
 
 
-# ---- the queue
+# ---- the deadline queue
 
 
 class Flying:
-    """As much of an active trip as matters here."""
+    """A stand-in for an active trip."""
 
     def __init__(self, trip: int) -> None:
         self.trip = trip
 
 
-def test_trips_are_overdue_when_their_time_is_over_and_they_are_still_in_flight() -> None:
+def test_trips_in_flight_past_their_deadline_are_overdue() -> None:
     d, active = Deadline(10.0), {1: Flying(1), 2: Flying(2)}
     for now, device, trip in ((0.0, 1, 1), (0.0, 2, 1), (5.0, 2, 2)):
         d.trip_started(now, device, trip)
@@ -37,7 +37,7 @@ def test_trips_are_overdue_when_their_time_is_over_and_they_are_still_in_flight(
     assert d.overdue(15.0, active) == [(2, 2)]
 
 
-def test_one_look_is_asked_for_at_a_time() -> None:
+def test_one_check_is_scheduled_at_a_time() -> None:
     d, active = Deadline(10.0), {1: Flying(1), 2: Flying(1)}
     assert d.schedule_check() is None
     d.trip_started(0.0, 1, 1)
@@ -56,10 +56,10 @@ def test_without_a_deadline_nothing_is_kept() -> None:
     assert not d.trips and d.schedule_check() is None
 
 
-# ---- rounds and others
+# ---- triggers with a deadline
 
 
-def test_a_round_ends_without_those_that_are_overdue() -> None:
+def test_a_round_ends_without_overdue_devices() -> None:
     c = coordinator("fedavg", "rounds")
     started = c.tick(0.0, everybody)
     assert (started.look_at, started.wake_at) == (25.0, None)
@@ -76,7 +76,7 @@ def test_a_round_ends_without_those_that_are_overdue() -> None:
     assert ended.look_at == 50.0
 
 
-def test_a_round_that_ended_in_time_is_left_alone() -> None:
+def test_a_round_that_ended_in_time_is_unaffected() -> None:
     c = coordinator("fedavg", "rounds")
     for assignment in c.tick(0.0, everybody).assignments:
         woken = arrive(c, 7.0, upload(assignment.device)).wake_at
@@ -86,7 +86,7 @@ def test_a_round_that_ended_in_time_is_left_alone() -> None:
     assert (list(looked.events), list(looked.given_up), looked.look_at) == ([], [], 32.0)
 
 
-def test_a_device_is_triggered_again_when_it_was_heard_of() -> None:
+def test_a_device_is_triggered_again_after_it_was_heard_from() -> None:
     c = coordinator("fedavg", "rounds", per_round=6, in_flight=6)
     devices = [a.device for a in c.tick(0.0, everybody).assignments]
     again = c.tick(25.0, everybody)
@@ -97,7 +97,7 @@ def test_a_device_is_triggered_again_when_it_was_heard_of() -> None:
     assert sorted(a.device for a in c.tick(30.0, everybody).assignments) == devices[:2]
 
 
-def test_an_old_trip_tells_nothing_of_a_later_one() -> None:
+def test_an_old_trip_does_not_end_a_later_one() -> None:
     c = coordinator("fedavg", "rounds")
     device = c.tick(0.0, everybody).assignments[0].device
     c.tick(25.0, everybody)
@@ -105,7 +105,7 @@ def test_an_old_trip_tells_nothing_of_a_later_one() -> None:
     assert c.server.away[device] == 1
 
 
-def test_the_periodic_trigger_keeps_to_its_clock() -> None:
+def test_the_periodic_trigger_follows_only_its_clock() -> None:
     c = coordinator("fedasync", "periodic", in_flight=3)
     assert c.wake(0.0) == 0.0
     assert (c.tick(0.0, everybody).wake_at, c.deadline.next_check) == (10.0, 25.0)
@@ -127,7 +127,7 @@ def test_port_aggregates_without_an_overdue_device_that_does_not_return() -> Non
     silent, *others = (a.device for a in c.tick(0.0, everybody).assignments)
     for device in others:
         arrive(c, 5.0, upload(device))
-    assert c.server.version == 2 and silent in c.server.active_trips, "the first step; then tau of the silent one is 1"
+    assert c.server.version == 2 and silent in c.server.active_trips, "the first step; tau of the silent device is 1"
     ended = c.tick(25.0, everybody)
     assert [type(event) for event in ended.events][:2] == [Lost, Aggregated]
 
@@ -138,7 +138,7 @@ def test_the_last_round_may_end_by_its_deadline() -> None:
     assert not c.tick(25.0, everybody).assignments and c.over
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_a_restored_state_continues_the_same_way() -> None:
     one, two = coordinator("fedavg", "rounds"), coordinator("fedavg", "rounds")
     devices = [a.device for a in one.tick(0.0, everybody).assignments]
     arrive(one, 3.0, upload(devices[0]))
@@ -157,12 +157,12 @@ def test_a_run_has_stalled_when_it_waits_much_longer_than_ever_before(now: float
     for time, used in ((4.0, 1), (9.0, 2), (9.5, 2), (10.0, 3)):
         pulse.record(time, used)
     assert (pulse.last, pulse.longest) == (10.0, 5.0)
-    assert StallDetector().stalled_since(100.0, 3) is None, "a run that is too short for its first upload"
+    assert StallDetector().stalled_since(100.0, 3) is None, "a run without any usable upload"
     pulse.longest = 20.0 / 3.0
     assert pulse.stalled_since(now, in_flight) == since
 
 
-def test_the_facts_say_so() -> None:
+def test_the_summary_reports_a_stall() -> None:
     c = coordinator("fedavg", "rounds", deadline=0.0)
     devices = [a.device for a in c.tick(0.0, everybody).assignments]
     assert [type(event) for event in arrive(c, 3.0, upload(devices[0])).events] == [Uploaded]

@@ -16,7 +16,7 @@ def draw(seed, purpose, *numbers):
     return tuple(stream(seed, purpose, *numbers).integers(2**62, size=4))
 
 
-def test_what_others_draw_and_when_changes_nothing():
+def test_a_stream_does_not_depend_on_other_draws():
     alone = draw(7, "batches", 3, 1)
     stream(7, "batches", 3, 0).random(1000)
     np.random.default_rng(0).random(10)

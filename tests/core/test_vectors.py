@@ -62,7 +62,7 @@ def test_mixing_a_model_with_itself_changes_no_bit(w, alpha):
     assert bits(mix(w, w.copy(), alpha)) == bits(w)
 
 
-def test_blocks_leave_no_seam():
+def test_blocks_do_not_change_the_result():
     w, u = long_vector(1), long_vector(2)
     expected = (0.7 * w.astype(np.float64) + (1 - 0.7) * u.astype(np.float64)).astype(np.float32)
     np.testing.assert_array_equal(combine([(0.7, w), (1 - 0.7, u)]), expected)
@@ -84,7 +84,7 @@ def test_combine_may_write_into_one_of_its_inputs():
     np.testing.assert_array_equal(again, expected)
 
 
-def test_inputs_are_left_as_they_are():
+def test_inputs_do_not_change():
     w, u = long_vector(1), long_vector(2)
     before = bits(w), bits(u)
     mix(w, u, 0.3), dot(w, u), dot_difference(w, u, u), dot_differences(w, u, u, w), norm(w), distance(w, u)
@@ -112,7 +112,7 @@ def test_a_cancelling_inner_product_keeps_what_float32_would_lose():
 
 @modest
 @given(st.integers(0, 5 * LANES + 3))
-def test_a_sum_has_the_same_bits_everywhere_since_each_entry_has_its_lane(size):
+def test_a_sum_has_fixed_lanes(size):
     a, b = long_vector(1, size), long_vector(2, size)
     lanes = [0.0] * LANES
     for i in range(size):
@@ -130,7 +130,7 @@ def test_inner_products_of_differences_are_those_of_float64():
     assert dot_differences(a, b, c, d) == pytest.approx(np.dot(wide[0] - wide[1], wide[2] - wide[3]), rel=1e-12)
 
 
-def test_vectors_that_must_not_be_written_to_can_be_read():
+def test_read_only_vectors_can_be_read():
     w, u = long_vector(1), long_vector(2)
     expected = dot(w, u)
     w.flags.writeable = False
@@ -180,7 +180,7 @@ def test_a_measured_mixture_has_the_bits_of_the_mixture_and_of_its_distance(pair
 
 @modest
 @given(pairs, st.sampled_from([math.nan, math.inf, -math.inf]), st.data())
-def test_lengths_are_finite_exactly_where_the_vectors_are(pair, wild, data):
+def test_distances_are_finite_exactly_if_the_vectors_are(pair, wild, data):
     w, u = pair
     largest = np.full(len(w), np.finfo(np.float32).max, np.float32)
     assert math.isfinite(distance(largest, -largest)) and math.isfinite(distance_from_line(largest, -largest, largest))

@@ -1,4 +1,4 @@
-"""The version store: the current model and every model that a trip still holds, and nothing else."""
+"""The version store keeps the current model and every model that a trip holds, and nothing else."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ def model(version: int) -> np.ndarray:
 
 
 class StoreAgainstPlainCounts(RuleBasedStateMachine):
-    """The store beside a naive model: a Counter of holds."""
+    """The store compared with a naive model: a Counter of holds."""
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,7 @@
 """Random and hostile uploads and requests against the coordinator, for every method.
 
-Whatever is sent, the model stays finite and sane, versions are counted right, every rejection is logged with a reason and
-leaves no trace, held models are freed, nothing raises, and honest devices continue unaffected.
+Whatever is sent, the model stays finite and sane, versions are counted right, every rejection is logged with a reason
+and leaves no trace, held models are freed, nothing raises, and honest devices continue unaffected.
 ``make fuzz`` tries 100,000 sequences.
 """
 

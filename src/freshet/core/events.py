@@ -224,9 +224,9 @@ def parse(logged: Mapping[str, Any]) -> Event | None:
     return found(*values)
 
 
-def _whole(name: str, value: Any) -> Any:
+def _integer(name: str, value: Any) -> Any:
     if type(value) is not int:
-        raise MalformedEvent(f"{name} is {value!r:.80}, not a whole number")
+        raise MalformedEvent(f"{name} is {value!r:.80}, not an integer")
     return value
 
 
@@ -236,19 +236,19 @@ def _number(name: str, value: Any) -> Any:
     return value
 
 
-def _text(name: str, value: Any) -> Any:
+def _string(name: str, value: Any) -> Any:
     if type(value) is not str:
-        raise MalformedEvent(f"{name} is {value!r:.80}, not a text")
+        raise MalformedEvent(f"{name} is {value!r:.80}, not a string")
     return value
 
 
-def _maybe(name: str, value: Any) -> Any:
-    return None if value is None else _whole(name, value)
+def _optional_integer(name: str, value: Any) -> Any:
+    return None if value is None else _integer(name, value)
 
 
 def _contributions(name: str, value: Any) -> Any:
     if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
-        raise MalformedEvent(f"{name} is not a list of devices")
+        raise MalformedEvent(f"{name} is not a list of dicts")
     checks = _checks_of(Contribution)
     try:
         return tuple(Contribution(**{key: checks[key](key, part[key]) for key in checks}) for part in value)
@@ -257,10 +257,10 @@ def _contributions(name: str, value: Any) -> Any:
 
 
 _BY_TYPE: dict[Any, Callable[[str, Any], Any]] = {
-    int: _whole,
+    int: _integer,
     float: _number,
-    str: _text,
-    int | None: _maybe,
+    str: _string,
+    int | None: _optional_integer,
     tuple[Contribution, ...]: _contributions,
 }
 
