@@ -1,4 +1,4 @@
-"""Whatever order the tests come in, each draws the same numbers."""
+"""Each test draws the same random numbers, in any order of tests."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ LABELS = np.arange(6) % 2
 
 @pytest.fixture
 def strict() -> Iterator[None]:
-    """Torch warns every time, and a warning is an error."""
+    """torch repeats its warnings, and a warning is an error."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     with warnings.catch_warnings():
@@ -42,13 +42,13 @@ def lies_in(tensor: torch.Tensor, array: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("x", [ROWS, np.ascontiguousarray(IMAGES)], ids=["rows", "images"])
-def test_read_only_arrays_are_taken_without_a_warning(x, strict):
+def test_read_only_arrays_give_no_warning(x, strict):
     found, usual = samples(read_only(x), read_only(LABELS)), samples(x, LABELS)
     for one, two in zip(found.take(torch.arange(6)), usual.take(torch.arange(6)), strict=True):
         assert torch.equal(one, two)
 
 
-def test_read_only_inputs_are_not_copied_but_labels_that_a_loss_may_write_to_are(strict):
+def test_read_only_inputs_are_not_copied_but_read_only_labels_are(strict):
     found = samples(read_only(ROWS), read_only(LABELS))
     assert isinstance(found.x, torch.Tensor) and lies_in(found.x, ROWS)
     found.y.add_(1)
@@ -60,7 +60,7 @@ def test_writable_arrays_are_not_copied():
     assert isinstance(found.x, torch.Tensor) and lies_in(found.x, ROWS) and lies_in(found.y, LABELS)
 
 
-def test_images_that_lie_as_they_should_are_not_copied(strict):
+def test_images_in_channels_last_order_are_not_copied(strict):
     dataset = from_arrays("mine", (np.ascontiguousarray(IMAGES), LABELS), (np.ascontiguousarray(IMAGES), LABELS))
     laid = with_channels_last(dataset)
     assert isinstance(laid.x_train, np.ndarray)
@@ -69,13 +69,13 @@ def test_images_that_lie_as_they_should_are_not_copied(strict):
     assert isinstance(found.x, torch.Tensor) and lies_in(found.x, laid.x_train)
 
 
-def test_pandas_data_are_taken_without_a_warning(strict):
+def test_pandas_data_give_no_warning(strict):
     pd = pytest.importorskip("pandas")
     found = samples(pd.DataFrame(ROWS), pd.Series(LABELS))
     assert torch.equal(found.take(torch.arange(6))[1], torch.from_numpy(LABELS))
 
 
-def test_shards_are_read_only_for_nobody_and_copied_only_then(strict):
+def test_only_read_only_shards_are_copied(strict):
     mine = np.arange(3)
     first, second = as_shards([mine, read_only(mine)], 2, 6)
     assert np.shares_memory(first, mine) and not np.shares_memory(second, mine)

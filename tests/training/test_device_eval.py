@@ -1,4 +1,4 @@
-"""The model on each device: means over its own tests, or over its mix of classes; local steps that leave no trace."""
+"""Evaluation on each device: by its own tests or by its mix of classes, and after local steps."""
 
 import copy
 import math
@@ -18,13 +18,13 @@ from freshet.training.network import FlatModel, initial_weights
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer
 
-from .test_trainer import mlp, with_batch_norm, with_dropout, work
+from .test_trainer import mlp, trip_input, with_batch_norm, with_dropout
 
 SEED, CLASSES = 5, 3
 
 
 def data(own: DeviceTests | None = None, test_classes: int = CLASSES) -> FederatedData:
-    """Four devices: all classes in the test set's proportions, one class, two classes, and what is left."""
+    """Four devices: the class proportions of the test set, one class, two classes, and a random mix."""
     rng = np.random.default_rng(2)
     y_test = np.repeat(np.arange(test_classes), 10 * np.arange(1, test_classes + 1))
     y = np.concatenate([[0, 1, 1, 2, 2, 2] * 2, [2] * 7, [0] * 9 + [1] * 3, rng.integers(0, CLASSES, 20)])
@@ -39,7 +39,7 @@ def trainer(federated: FederatedData | None = None, factory=mlp, **options) -> T
 
 
 def by_hand(module: nn.Module, federated: FederatedData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right or not and loss of each test sample, by plain torch."""
+    """Accuracy (0 or 1) and loss of each test sample, by plain torch."""
     x, y = federated.test.x, federated.test.y
     with torch.no_grad():
         output = module.eval()(x)
@@ -55,7 +55,7 @@ def module_of(weights: np.ndarray, factory=mlp) -> nn.Module:
 WEIGHTS = initial_weights(mlp, 11)
 
 
-def test_without_own_tests_a_class_counts_as_much_as_on_the_device() -> None:
+def test_without_own_tests_classes_are_weighted_as_on_the_device() -> None:
     federated = data()
     right, losses = by_hand(module_of(WEIGHTS), federated)
     scores = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4)))
@@ -67,21 +67,21 @@ def test_without_own_tests_a_class_counts_as_much_as_on_the_device() -> None:
             assert found[device] == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_a_device_that_holds_the_classes_as_the_test_set_does_scores_what_the_model_scores() -> None:
+def test_a_device_with_the_test_sets_mix_of_classes_scores_the_global_score() -> None:
     one = trainer()
     scores, whole = evaluate_devices(one, DeviceEvaluation(WEIGHTS, 4, [0])), one.evaluate(WEIGHTS)
     assert scores.accuracy[0] == pytest.approx(whole.metrics["accuracy"], rel=1e-12)
     assert scores.loss[0] == pytest.approx(whole.loss, rel=1e-6)
 
 
-def test_only_samples_of_a_class_that_the_device_holds_count() -> None:
+def test_only_classes_of_the_device_count() -> None:
     federated = data()
     share = device_share(federated, 1)
     assert set(federated.test.y[torch.from_numpy(share.samples)].tolist()) == {2}
     assert share.weight.sum() == pytest.approx(1.0)
 
 
-def test_classes_that_nobody_is_tested_on_are_left_out_and_a_device_with_no_other_has_no_score() -> None:
+def test_classes_missing_from_the_test_set_are_left_out_and_a_device_with_no_other_class_has_no_score() -> None:
     federated = data(test_classes=2)
     scores = evaluate_devices(trainer(federated), DeviceEvaluation(WEIGHTS, 4, range(4)))
     assert math.isnan(scores.accuracy[1]) and math.isnan(scores.loss[1])
@@ -91,7 +91,7 @@ def test_classes_that_nobody_is_tested_on_are_left_out_and_a_device_with_no_othe
     assert np.isnan(personal.accuracy).tolist() == [False, True, False, False]
 
 
-def test_a_device_with_tests_of_its_own_is_scored_by_their_mean() -> None:
+def test_a_device_with_its_own_tests_scores_their_mean() -> None:
     shards = [np.array([0, 5, 9]), np.array([11]), np.arange(30), np.array([3, 3, 4])]
     federated = data(DeviceTests(shards))
     right, losses = by_hand(module_of(WEIGHTS), federated)
@@ -101,7 +101,7 @@ def test_a_device_with_tests_of_its_own_is_scored_by_their_mean() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])  # device 2 has two batches of samples: also beyond an epoch
-def test_personalised_is_the_score_after_so_many_sgd_steps_on_the_device(steps: int) -> None:
+def test_a_personalised_score_follows_the_given_number_of_sgd_steps(steps: int) -> None:
     federated = data()
     module = copy.deepcopy(module_of(WEIGHTS)).train()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -123,21 +123,21 @@ def test_personalised_is_the_score_after_so_many_sgd_steps_on_the_device(steps: 
 
 
 @pytest.mark.parametrize("factory", [mlp, with_dropout, with_batch_norm])
-def test_an_exam_leaves_no_trace(factory) -> None:
-    quiet, examined = trainer(factory=factory), trainer(factory=factory)
+def test_an_evaluation_changes_nothing_else(factory) -> None:
+    quiet, busy = trainer(factory=factory), trainer(factory=factory)
     weights = initial_weights(factory, SEED)
     before = torch.get_rng_state()
-    exams = [DeviceEvaluation(weights, 4, range(4)), DeviceEvaluation(weights, 4, [3, 0], steps=3, lr=0.1)]
-    first = [examined.evaluate_devices(exam) for exam in exams]
+    evaluations = [DeviceEvaluation(weights, 4, range(4)), DeviceEvaluation(weights, 4, [3, 0], steps=3, lr=0.1)]
+    first = [busy.evaluate_devices(each) for each in evaluations]
     assert torch.equal(torch.get_rng_state(), before)
-    one, other = quiet.train(work(factory, weights=weights)), examined.train(work(factory, weights=weights))
+    one, other = quiet.train(trip_input(factory, weights=weights)), busy.train(trip_input(factory, weights=weights))
     assert one.weights.tobytes() == other.weights.tobytes()
-    assert quiet.evaluate(weights) == examined.evaluate(weights)
-    for exam, scores in zip(exams, first, strict=True):  # and depends on nothing that came before
-        assert [a.tobytes() for a in examined.evaluate_devices(exam)] == [a.tobytes() for a in scores]
+    assert quiet.evaluate(weights) == busy.evaluate(weights)
+    for each, scores in zip(evaluations, first, strict=True):  # and nothing before affects it
+        assert [a.tobytes() for a in busy.evaluate_devices(each)] == [a.tobytes() for a in scores]
 
 
-def test_one_by_one_or_all_together_devices_score_the_same_bits() -> None:
+def test_devices_score_the_same_bits_one_by_one_and_together() -> None:
     one = trainer(factory=with_dropout)
     weights = initial_weights(with_dropout, SEED)
     together = one.evaluate_devices(DeviceEvaluation(weights, 4, range(4), steps=3, lr=0.1))
@@ -146,7 +146,7 @@ def test_one_by_one_or_all_together_devices_score_the_same_bits() -> None:
     assert together.loss.tobytes() == np.concatenate([scores.loss for scores in alone]).tobytes()
 
 
-def test_the_spread_over_devices() -> None:
+def test_the_summary_over_devices() -> None:
     found = summarise_scores(np.array([0.2, 0.4, 0.6, 0.8, math.nan]))
     assert found == pytest.approx({"median": 0.5, "p10": 0.26, "worst": 0.2, "best": 0.8, "jain": 4.0 / (4 * 1.2)})
     assert summarise_scores(np.array([0.0, 0.0, 1.0, 0.0]))["jain"] == pytest.approx(0.25)

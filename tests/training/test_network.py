@@ -1,4 +1,4 @@
-"""Where a model begins, what of it travels, and how it is handed out."""
+"""Where a model starts, which parameters are sent, and the module of a result."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def run(model, folder: Path, **given):
     return federation.run(given.pop("until", 60), out=folder)
 
 
-def test_a_module_is_copied_and_left_alone(tmp_path):
+def test_a_module_is_copied_and_stays_unchanged(tmp_path):
     module = linear()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     result = run(module, tmp_path / "run")
@@ -43,7 +43,7 @@ def test_a_model_may_start_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"no tensors", "other", "nan"])
-def test_a_file_that_does_not_fit_is_one_sentence(tmp_path, content):
+def test_a_start_file_that_does_not_fit_gives_one_sentence(tmp_path, content):
     path = tmp_path / "start.safetensors"
     state = {name: value.clone() for name, value in Federation("mlp", devices=4).factory().state_dict().items()}
     if content == "other":
@@ -52,29 +52,29 @@ def test_a_file_that_does_not_fit_is_one_sentence(tmp_path, content):
         save_file({name: value * np.nan for name, value in state.items()}, path)
     elif content:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"model\.start") as told:
+    with pytest.raises(ConfigError, match=r"model\.start") as caught:
         Federation({"name": "mlp", "start": str(path)}, devices=4)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("model", [3, ["mlp"], b"mlp"])
-def test_what_is_no_model_is_one_sentence(model):
+def test_anything_but_a_model_gives_one_sentence(model):
     with pytest.raises(ConfigError, match="model: must be a module, a function that builds one, or a name"):
         Federation(model, devices=4)
 
 
-def test_a_class_that_wants_arguments_is_one_sentence_with_the_remedy():
+def test_a_class_that_needs_arguments_gives_one_sentence_with_the_remedy():
     remedy = r"model: Linear needs arguments \(missing .*\); give a function without any, such as lambda: Linear\(...\)"
     with pytest.raises(ConfigError, match=remedy):
         as_factory(nn.Linear)
-    assert isinstance(as_factory(nn.Identity)(), nn.Identity), "a class that wants none is a function that makes one"
+    assert isinstance(as_factory(nn.Identity)(), nn.Identity), "a class without arguments is a factory"
 
 
-# ---- only what trains travels
+# ---- frozen parameters
 
 
 class LowRank(nn.Module):
-    """A large layer that does not train, and a small correction that does."""
+    """A large frozen layer and a small trainable correction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class LowRank(nn.Module):
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
-def test_parameters_that_do_not_train_do_not_travel_but_belong_to_the_model(tmp_path, executor):
+def test_frozen_parameters_are_not_sent_but_belong_to_the_model(tmp_path, executor):
     federation = Federation(
         LowRank, devices=4, method="fedavg", run={"executor": executor, "workers": 2, "per_round": 4}, seed=5
     )
@@ -107,7 +107,7 @@ def test_parameters_that_do_not_train_do_not_travel_but_belong_to_the_model(tmp_
     assert right == result.accuracy[-1] > 0.5
 
 
-# ---- handed out
+# ---- the module of a result
 
 
 def test_the_module_gives_the_logged_metric_on_raw_inputs(tmp_path):

@@ -1,4 +1,4 @@
-"""Optimisers as (init, update) on a flat vector: torch's own, step by step, and how far a unit gradient leads."""
+"""Optimisers equal torch's, step by step, and ``reach`` is the distance along a unit gradient."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer
-from tests.training.test_trainer import same, trainer, work
+from tests.training.test_trainer import same, trainer, trip_input
 
 SETTINGS = [
     {},
@@ -31,7 +31,7 @@ def torchs(options: TrainingOptions, w: torch.Tensor) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_steps_are_torchs(given):
+def test_steps_equal_torchs(given):
     options = TrainingOptions(lr=0.05, **given)
     rng = torch.Generator().manual_seed(1)
     w = torch.randn(50, generator=rng)
@@ -49,7 +49,7 @@ def test_steps_are_torchs(given):
 
 
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_reach_is_how_far_a_constant_unit_gradient_leads(given):
+def test_reach_is_the_distance_along_a_constant_unit_gradient(given):
     options = TrainingOptions(lr=0.05, **(given | {"weight_decay": 0.0}))
     ours, w = make_optimiser(options), torch.zeros(1, dtype=torch.float64)
     state = ours.init(w)
@@ -59,12 +59,12 @@ def test_reach_is_how_far_a_constant_unit_gradient_leads(given):
 
 
 @pytest.mark.parametrize("given", SETTINGS[4:], ids=str)
-def test_a_trip_trains_with_it_and_starts_anew_each_time(given: dict) -> None:
+def test_every_trip_starts_with_a_new_state(given: dict) -> None:
     t: Trainer = trainer(**given)
-    first = t.train(work(lr=0.01))
-    t.train(work(trip=2, lr=0.01))
-    assert same(t.train(work(lr=0.01)), first)
-    assert (first.weights != trainer().train(work(lr=0.01)).weights).any()
+    first = t.train(trip_input(lr=0.01))
+    t.train(trip_input(trip=2, lr=0.01))
+    assert same(t.train(trip_input(lr=0.01)), first)
+    assert (first.weights != trainer().train(trip_input(lr=0.01)).weights).any()
 
 
 @pytest.mark.parametrize(

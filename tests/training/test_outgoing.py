@@ -1,4 +1,4 @@
-"""Devices that do harm: who, and what they do to batches and updates."""
+"""Simulated attacks: which devices attack, and their batches and updates."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from freshet.training.outgoing import AttackOptions, add_trigger, choose_attackers, flip_update, poison_batch
 
 
-def test_the_same_devices_attack_throughout_and_others_under_another_seed() -> None:
+def test_the_seed_decides_which_devices_attack() -> None:
     options = AttackOptions(kind="sign-flip", share=0.2)
     chosen = choose_attackers(options, 3, 50)
     assert len(chosen) == 10 and chosen == choose_attackers(options, 3, 50) and chosen <= set(range(50))
@@ -28,7 +28,7 @@ def test_label_flip_mirrors_the_classes() -> None:
     assert same is x and flipped.tolist() == [9, 8, 1, 0]
 
 
-def test_backdoor_marks_every_second_sample_and_claims_the_target() -> None:
+def test_backdoor_adds_the_trigger_and_the_target_to_every_second_sample() -> None:
     x, y = torch.rand(5, 1, 8, 8), torch.arange(5)
     x[0, 0, 0, 0] = 3.0
     before = x.clone()
@@ -39,6 +39,6 @@ def test_backdoor_marks_every_second_sample_and_claims_the_target() -> None:
     assert torch.equal(marked_x[::2, :, :-3], before[::2, :, :-3])
 
 
-def test_a_mark_on_what_is_no_image() -> None:
+def test_the_trigger_on_inputs_other_than_images() -> None:
     x = torch.rand(2, 10)
     assert (add_trigger(x)[:, -3:] == x.amax()).all() and torch.equal(add_trigger(x)[:, :-3], x[:, :-3])

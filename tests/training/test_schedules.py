@@ -1,4 +1,4 @@
-"""Learning rates over rounds."""
+"""Learning-rate schedules."""
 
 import math
 
@@ -8,7 +8,7 @@ from freshet import ConfigError
 from freshet.training.schedules import constant, cosine, exponential, step
 
 
-def test_each_schedule_is_its_formula():
+def test_each_schedule_follows_its_formula():
     rounds = range(0, 100, 7)
     assert [constant(0.1)(r) for r in rounds] == [0.1] * len(rounds)
     assert [exponential(0.1, 0.9)(r) for r in rounds] == [0.1 * 0.9**r for r in rounds]
@@ -40,7 +40,7 @@ def test_a_run_follows_its_schedule(federate, tmp_path, training, expected):
         assert event["lr"] == pytest.approx(expected(event["round"] - 1), rel=1e-12)
 
 
-def test_a_function_cannot_be_named_in_a_file(federate):
+def test_a_custom_schedule_needs_a_function(federate):
     with pytest.raises(
         ConfigError,
         match=r"training\.schedule: 'custom' needs a function from Python; give one or choose another schedule",

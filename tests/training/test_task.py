@@ -1,4 +1,4 @@
-"""Tasks: losses and metrics against plain formulas, one's own functions, and whole runs of every kind."""
+"""Tasks: losses and metrics against plain formulas, custom functions, and whole runs of every task."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def batches(output: torch.Tensor, y: torch.Tensor, size: int) -> list[tuple[torc
 
 
 @pytest.mark.parametrize("size", [4, 7, 30])
-def test_scores_do_not_depend_on_how_the_test_set_is_cut(size):
+def test_scores_do_not_depend_on_the_batch_size(size):
     output, y = torch.randn(30, 5), torch.randint(0, 5, (30,))
     score = TASKS["classification"].score(batches(output, y, size))
     assert score.metrics["accuracy"] == int((output.argmax(1) == y).sum()) / 30
@@ -63,7 +63,7 @@ def test_regression(sides):
     assert score.loss == pytest.approx(float(off.pow(2).mean()), rel=1e-5)
 
 
-def test_tokens_are_judged_one_by_one_and_padding_does_not_count():
+def test_tokens_are_scored_one_by_one_without_padding():
     output, y = torch.randn(8, 5, 4), torch.randint(0, 4, (8, 5))
     y[2:, 3:] = IGNORED
     score = TASKS["tokens"].score(batches(output, y, 3))
@@ -72,7 +72,7 @@ def test_tokens_are_judged_one_by_one_and_padding_does_not_count():
     assert score.loss == pytest.approx(float(cross_entropy(output[counts], y[counts])), rel=1e-5)
 
 
-def test_ones_own_metrics_per_sample_and_of_the_whole_set():
+def test_custom_metrics_per_sample_and_over_the_whole_set():
     task = Task(
         loss=lambda o, y: (o - y).pow(2).mean(),
         metrics={"off": lambda o, y: (o - y).abs(), "worst": lambda o, y: (o - y).abs().max()},
@@ -94,12 +94,12 @@ def test_ones_own_metrics_per_sample_and_of_the_whole_set():
         ({"metrics": {"time": len}}, r"task\.metrics: 'time' is a reserved name"),
     ],
 )
-def test_a_task_that_makes_no_sense_is_one_sentence(given, sentence):
+def test_an_invalid_task_gives_one_sentence(given, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Task(**({"loss": cross_entropy, "metrics": {"a": len}} | given))
 
 
-def test_the_loss_alone_is_a_metric_too_and_less_of_it_is_better():
+def test_the_loss_can_be_the_primary_metric_and_lower_is_better():
     assert (Task(cross_entropy).primary, Task(cross_entropy).direction) == ("loss", "min")
 
 
@@ -107,7 +107,7 @@ def test_the_loss_alone_is_a_metric_too_and_less_of_it_is_better():
 
 
 class Next(nn.Module):
-    """Scores of the next token from this one."""
+    """Predicts the next token from the current one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ RUNS: dict[str, tuple[Any, np.ndarray, np.ndarray, str]] = {
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
 @pytest.mark.parametrize("task", RUNS)
-def test_every_task_trains_and_is_judged_by_its_own_metric(task, method, tmp_path: Path):
+def test_every_task_trains_and_is_scored_by_its_own_metric(task, method, tmp_path: Path):
     model, x, y, metric = RUNS[task]
     result = federation(model, x, y, task=task, method=method, training={"lr": 0.2 if task == "tokens" else 0.05}).run(
         300, out=tmp_path / "run"
@@ -146,7 +146,7 @@ def test_every_task_trains_and_is_judged_by_its_own_metric(task, method, tmp_pat
     assert set(TASKS[task].metrics) | {"loss"} <= set(result.rows[0])
 
 
-def test_time_to_target_of_a_metric_that_should_fall(tmp_path: Path):
+def test_time_to_target_of_a_metric_to_minimise(tmp_path: Path):
     model, x, y, _ = RUNS["regression"]
     run = {"executor": "serial", "eval_every": 10.0, "target": 1.0}
     result: Result = federation(model, x, y, task="regression", run=run).run(200, out=tmp_path / "run")
@@ -154,7 +154,7 @@ def test_time_to_target_of_a_metric_that_should_fall(tmp_path: Path):
     assert result.summary["time_to_target"] == crossed == result.time_to(1.0) > 0
 
 
-def test_a_task_of_ones_own_is_the_same_in_worker_processes(tmp_path: Path):
+def test_a_custom_task_gives_the_same_in_worker_processes(tmp_path: Path):
     own = Task(lambda o, y: (o[:, 0] - y).abs().mean(), {"mae": lambda o, y: (o[:, 0] - y).abs()}, "mae", "min")
     hashes = set()
     for executor in ("serial", "processes"):
@@ -202,11 +202,11 @@ def test_a_task_of_ones_own_is_the_same_in_worker_processes(tmp_path: Path):
         ((LINE > 0).astype(int), {"run": {"target": 80.0}}, r"run\.target: is an accuracy and must be in 0\.\.1"),
     ],
 )
-def test_data_task_and_model_that_do_not_fit_are_one_sentence(y, given, sentence):
+def test_data_task_and_model_that_do_not_fit_give_one_sentence(y, given, sentence):
     model = given.pop("model", lambda: nn.Linear(6, 1 if y.dtype == np.float32 else 2))
-    with pytest.raises(ConfigError, match=sentence) as told:
+    with pytest.raises(ConfigError, match=sentence) as caught:
         federation(model, X, y, **given)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_targets_that_are_not_finite_are_refused():

@@ -1,4 +1,4 @@
-"""Local training as a pure function: torch's SGD on a flat vector; same work, same bits, nothing else touched."""
+"""A trip is a pure function: SGD on a flat vector equals torch's, and the same input gives the same bits."""
 
 import copy
 from typing import Any
@@ -46,7 +46,7 @@ def trainer(factory=mlp, **options: Any) -> Trainer:
     return Trainer(factory, federated_data(), TrainingOptions(**({"epochs": 3, "batch_size": 8} | options)), SEED)
 
 
-def work(
+def trip_input(
     factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: int | None = None, **more: Any
 ) -> TripInput:
     chosen, weights = None if slot is None else Slot(slot, "fixed"), more.pop("weights", None)
@@ -74,7 +74,7 @@ def same(one, two) -> bool:
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("factory", [mlp, with_batch_norm])
 def test_flat_sgd_is_torch_sgd_on_the_same_batches(factory, momentum, decay):
-    outcome = trainer(factory, momentum=momentum, weight_decay=decay).train(work(factory))
+    outcome = trainer(factory, momentum=momentum, weight_decay=decay).train(trip_input(factory))
 
     flat = FlatModel(factory())
     flat.load(initial_weights(factory, SEED))
@@ -97,21 +97,21 @@ def test_flat_sgd_is_torch_sgd_on_the_same_batches(factory, momentum, decay):
 
 
 def test_momentum_and_decay_are_not_ignored():
-    plain = trainer().train(work()).weights
-    assert (trainer(momentum=0.9).train(work()).weights != plain).any()
-    assert (trainer(weight_decay=0.01).train(work()).weights != plain).any()
+    plain = trainer().train(trip_input()).weights
+    assert (trainer(momentum=0.9).train(trip_input()).weights != plain).any()
+    assert (trainer(weight_decay=0.01).train(trip_input()).weights != plain).any()
 
 
 def test_every_trip_starts_without_momentum():
     t = trainer(momentum=0.9)
-    first = t.train(work())
-    t.train(work(trip=2))
-    assert same(t.train(work()), first)
+    first = t.train(trip_input())
+    t.train(trip_input(trip=2))
+    assert same(t.train(trip_input()), first)
 
 
 def test_evaluate_matches_a_plain_loop():
     t = trainer(with_batch_norm)
-    weights = t.train(work(with_batch_norm)).weights
+    weights = t.train(trip_input(with_batch_norm)).weights
     score = t.evaluate(weights)
     flat = FlatModel(with_batch_norm())
     flat.load(weights)
@@ -131,11 +131,11 @@ def test_evaluate_matches_a_plain_loop():
 
 
 @pytest.mark.parametrize("factory", [mlp, with_batch_norm, with_dropout])
-def test_the_same_work_gives_the_same_bits_whatever_was_done_in_between(factory):
+def test_the_same_input_gives_the_same_bits_whatever_happens_in_between(factory):
     t = trainer(factory)
-    mine = work(factory, slot=2, fresh=fresh_model(factory), rule=fresh_rule())
+    mine = trip_input(factory, slot=2, fresh=fresh_model(factory), rule=fresh_rule())
     first = t.train(mine)
-    t.train(work(factory, device=1, trip=9))
+    t.train(trip_input(factory, device=1, trip=9))
     t.evaluate(initial_weights(factory, 99))
     torch.rand(100)
     second = t.train(mine)
@@ -147,33 +147,33 @@ def test_the_same_work_gives_the_same_bits_whatever_was_done_in_between(factory)
 @pytest.mark.parametrize("other", [{"trip": 2}, {"device": 1}])
 def test_another_trip_or_device_sees_other_batches(other):
     t = trainer()
-    assert not same(t.train(work()), t.train(work(**other)))
+    assert not same(t.train(trip_input()), t.train(trip_input(**other)))
 
 
-def test_dropout_follows_the_key_of_the_trip_and_not_the_global_state():
+def test_dropout_depends_on_the_trip_and_not_on_the_global_random_state():
     torch.manual_seed(1)
-    one = trainer(with_dropout).train(work(with_dropout))
+    one = trainer(with_dropout).train(trip_input(with_dropout))
     torch.manual_seed(2)
-    two = trainer(with_dropout).train(work(with_dropout))
+    two = trainer(with_dropout).train(trip_input(with_dropout))
     assert same(one, two)
-    assert not same(one, trainer(with_dropout).train(work(with_dropout, trip=2)))
+    assert not same(one, trainer(with_dropout).train(trip_input(with_dropout, trip=2)))
 
 
-def test_the_random_state_of_the_user_is_left_alone():
+def test_the_users_random_state_stays_unchanged():
     t = trainer(with_dropout)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    t.train(work(with_dropout))
+    t.train(trip_input(with_dropout))
     t.evaluate(initial_weights(with_dropout, SEED))
     assert torch.equal(torch.get_rng_state(), torch_state)
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
 
 
-def test_inputs_are_left_as_they_are():
+def test_inputs_stay_unchanged():
     base, fresh = initial_weights(mlp, SEED), fresh_model()
     memory = {"gamma": 0.7, "upsilon": 0.4, "slot": 2, "table": np.zeros((3, 3)), "b": 0.0}
     kept = base.tobytes(), fresh.weights.tobytes()
     rule = fresh_rule(slot="rl")
-    outcome = trainer().train(work(slot=2, fresh=fresh, rule=rule, weights=base, memory=memory))
+    outcome = trainer().train(trip_input(slot=2, fresh=fresh, rule=rule, weights=base, memory=memory))
     assert (base.tobytes(), fresh.weights.tobytes()) == kept
     assert memory["gamma"] == 0.7 and (memory["table"] == 0).all()
     assert outcome.memory["gamma"] != 0.7 and (outcome.memory["table"] != 0).any()
@@ -188,11 +188,11 @@ def span(factory, name: str) -> slice:
 
 def test_batch_norm_statistics_and_counters_travel_with_the_weights():
     t = trainer(with_batch_norm)
-    once = t.train(work(with_batch_norm))
+    once = t.train(trip_input(with_batch_norm))
     counter = span(with_batch_norm, "1.num_batches_tracked")
     assert once.weights[counter] == [21.0]
     assert (once.weights[span(with_batch_norm, "1.running_mean")] != 0).all()
-    twice = t.train(work(with_batch_norm, weights=once.weights))
+    twice = t.train(trip_input(with_batch_norm, weights=once.weights))
     assert twice.weights[counter] == [42.0]
 
 
@@ -200,17 +200,17 @@ def test_a_merge_keeps_the_larger_counter():
     fresh = fresh_model(with_batch_norm)
     counter = span(with_batch_norm, "1.num_batches_tracked")
     fresh.weights[counter] = 1000
-    outcome = trainer(with_batch_norm).train(work(with_batch_norm, slot=2, fresh=fresh, rule=fresh_rule()))
+    outcome = trainer(with_batch_norm).train(trip_input(with_batch_norm, slot=2, fresh=fresh, rule=fresh_rule()))
     assert outcome.weights[counter] == [1000 + 14]  # one epoch of 7 steps before the merge, two after it
 
 
-def test_looking_at_losses_in_a_merge_leaves_the_statistics_alone():
+def test_evaluating_losses_in_a_merge_does_not_change_batch_norm_statistics():
     fresh = fresh_model(with_batch_norm)
     nothing = {"gamma": 0.0, "upsilon": 0.0}
     mean = span(with_batch_norm, "1.running_mean")
     rule = fresh_rule(eta_gamma=0.0, eta_upsilon=0.0)
-    merged = trainer(with_batch_norm).train(work(with_batch_norm, slot=2, fresh=fresh, rule=rule, memory=nothing))
-    plain = trainer(with_batch_norm).train(work(with_batch_norm))
+    merged = trainer(with_batch_norm).train(trip_input(with_batch_norm, slot=2, fresh=fresh, rule=rule, memory=nothing))
+    plain = trainer(with_batch_norm).train(trip_input(with_batch_norm))
     assert merged.merged["beta"] == 0.0
     np.testing.assert_array_equal(merged.weights[mean], plain.weights[mean])
     np.testing.assert_array_equal(merged.weights, plain.weights)
@@ -220,34 +220,34 @@ def test_looking_at_losses_in_a_merge_leaves_the_statistics_alone():
 
 
 def test_the_merge_happens_at_the_start_of_the_slots_epoch():
-    """A fresh model with beta -> 1 wipes out what was trained before, so only the epochs from the slot on count."""
+    """With beta -> 1 the fresh model replaces everything before it, so only the epochs from the slot on count."""
     fresh = fresh_model()
     rule = fresh_rule(mu_beta=1e12, eta_gamma=0.0, eta_upsilon=0.0)
-    late = trainer().train(work(slot=3, fresh=fresh, rule=rule))
+    late = trainer().train(trip_input(slot=3, fresh=fresh, rule=rule))
     one_epoch = np.linalg.norm(late.weights - fresh.weights)
-    early = trainer().train(work(slot=1, fresh=fresh, rule=rule))
-    from_fresh = trainer().train(work(weights=fresh.weights))
+    early = trainer().train(trip_input(slot=1, fresh=fresh, rule=rule))
+    from_fresh = trainer().train(trip_input(weights=fresh.weights))
     np.testing.assert_allclose(early.weights, from_fresh.weights, atol=1e-5)
     assert 0 < one_epoch < np.linalg.norm(early.weights - fresh.weights)
 
 
 def test_without_a_fresh_model_a_slot_changes_nothing():
-    asked = trainer().train(work(slot=2, rule=fresh_rule()))
-    assert asked.weights.tobytes() == trainer().train(work()).weights.tobytes()
+    asked = trainer().train(trip_input(slot=2, rule=fresh_rule()))
+    assert asked.weights.tobytes() == trainer().train(trip_input()).weights.tobytes()
     assert asked.merged == {}
 
 
 def test_the_reward_is_the_drop_of_the_loss_on_the_same_mini_batch():
-    merged = trainer().train(work(slot=2, fresh=fresh_model(), rule=fresh_rule())).merged
+    merged = trainer().train(trip_input(slot=2, fresh=fresh_model(), rule=fresh_rule())).merged
     assert merged["reward"] == merged["loss_before"] - merged["loss_after"]
 
 
 # ---- divergence
 
 
-def test_a_diverging_trip_says_so_and_teaches_the_device_nothing():
+def test_a_diverged_trip_is_marked_and_leaves_the_memory_unchanged():
     memory = {"gamma": 0.7, "upsilon": 0.4}
-    outcome = trainer().train(work(lr=1e38, slot=2, fresh=fresh_model(), rule=fresh_rule(), memory=memory))
+    outcome = trainer().train(trip_input(lr=1e38, slot=2, fresh=fresh_model(), rule=fresh_rule(), memory=memory))
     assert outcome.diverged
     assert not np.isfinite(outcome.weights).all()
     assert outcome.memory == memory
@@ -255,15 +255,15 @@ def test_a_diverging_trip_says_so_and_teaches_the_device_nothing():
 
 def test_a_trainer_recovers_from_a_diverged_trip():
     t = trainer(with_batch_norm, momentum=0.9)
-    first = t.train(work(with_batch_norm))
-    assert t.train(work(with_batch_norm, lr=1e38)).diverged
-    assert same(t.train(work(with_batch_norm)), first)
+    first = t.train(trip_input(with_batch_norm))
+    assert t.train(trip_input(with_batch_norm, lr=1e38)).diverged
+    assert same(t.train(trip_input(with_batch_norm)), first)
 
 
 # ---- the first model
 
 
-def test_the_first_model_depends_on_the_seed_alone():
+def test_the_first_model_depends_only_on_the_seed():
     torch.manual_seed(123)
     state = torch.get_rng_state()
     one = initial_weights(mlp, 1)
@@ -273,7 +273,7 @@ def test_the_first_model_depends_on_the_seed_alone():
     assert one.tobytes() != initial_weights(mlp, 2).tobytes()
 
 
-def test_the_device_is_chosen_and_a_missing_one_is_one_sentence():
+def test_a_missing_device_gives_one_sentence():
     from freshet.errors import ConfigError
     from freshet.training.trainer import pick_device
 
@@ -309,7 +309,7 @@ def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_tri
 
 
 class Impatient(LocalRule):
-    """Reads how long its trips take."""
+    """Reads the duration of its trips."""
 
     def begin(self, local: Any) -> None:
         local.report["seconds"] = local.seconds
@@ -319,7 +319,7 @@ class Timed(Impatient):
     timed = True
 
 
-def test_durations_are_for_rules_that_say_so():
-    assert trainer().train(work(rule=Timed(), seconds=12.5)).report["seconds"] == 12.5
+def test_durations_are_only_for_timed_rules():
+    assert trainer().train(trip_input(rule=Timed(), seconds=12.5)).report["seconds"] == 12.5
     with pytest.raises(AttributeError, match="timed = True"):
-        trainer().train(work(rule=Impatient(), seconds=12.5))
+        trainer().train(trip_input(rule=Impatient(), seconds=12.5))

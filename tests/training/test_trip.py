@@ -1,4 +1,4 @@
-"""A local training that can pause: TO_SLOT -> ASKED -> FINISHING -> DONE; the same bits in one go and in pieces."""
+"""A trip moves TO_SLOT -> ASKED -> FINISHING -> DONE and gives the same bits with and without pauses."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ MOVES = {
 LEGAL = {Phase.TO_SLOT: "to_slot", Phase.ASKED: "merge", Phase.FINISHING: "finish", Phase.DONE: None}
 
 
-def begun(t: Trainer, factory=mlp, slot: int | None = 2, rule: LocalRule | None = None, **memory: Any) -> LocalTrip:
+def begin(t: Trainer, factory=mlp, slot: int | None = 2, rule: LocalRule | None = None, **memory: Any) -> LocalTrip:
     numbers = {"alpha_k": 0.1, "meta_slot": 2}
     assignment = Assignment(0, 1, 4, 4, initial_weights(factory, SEED), 3, 0.1, numbers)
     return LocalTrip(t, assignment, Slot(slot, "fixed") if slot else None, rule or LocalRule(), memory)
@@ -34,8 +34,8 @@ def fresh(factory=mlp, version: int = 6) -> Fresh:
     return Fresh(version, version, initial_weights(factory, SEED + 1))
 
 
-def brought_to(phase: Phase) -> LocalTrip:
-    trip = begun(trainer())
+def trip_in(phase: Phase) -> LocalTrip:
+    trip = begin(trainer())
     for move in MOVES.values():
         if trip.phase is phase:
             break
@@ -44,8 +44,8 @@ def brought_to(phase: Phase) -> LocalTrip:
     return trip
 
 
-def test_the_way_of_a_trip_that_asks():
-    trip = begun(trainer())
+def test_the_phases_of_a_trip_that_asks():
+    trip = begin(trainer())
     phases = [trip.phase]
     for move in MOVES.values():
         move(trip)
@@ -55,8 +55,8 @@ def test_the_way_of_a_trip_that_asks():
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_every_other_move_is_refused_and_changes_nothing(phase, move):
-    trip = brought_to(phase)
+def test_any_other_move_raises_and_changes_nothing(phase, move):
+    trip = trip_in(phase)
     if move == LEGAL[phase]:
         return
     before = trip.snapshot()
@@ -65,8 +65,8 @@ def test_every_other_move_is_refused_and_changes_nothing(phase, move):
     assert (trip.phase, trip.snapshot().tobytes()) == (phase, before.tobytes())
 
 
-def test_a_trip_without_slot_never_asks_and_finishes_only_once():
-    trip = begun(trainer(), slot=None)
+def test_a_trip_without_a_slot_never_asks_and_finishes_once():
+    trip = begin(trainer(), slot=None)
     assert trip.to_slot() is False
     trip.finish()
     with pytest.raises(ValueError, match="done"):
@@ -74,8 +74,8 @@ def test_a_trip_without_slot_never_asks_and_finishes_only_once():
 
 
 @pytest.mark.parametrize("version", [4, 3])
-def test_a_fresh_model_that_is_not_newer_is_refused(version):
-    trip = brought_to(Phase.ASKED)
+def test_a_fresh_model_must_be_newer(version):
+    trip = trip_in(Phase.ASKED)
     with pytest.raises(ValueError, match="not newer"):
         trip.merge(fresh(version=version))
     assert trip.phase is Phase.ASKED
@@ -83,41 +83,41 @@ def test_a_fresh_model_that_is_not_newer_is_refused(version):
 
 @pytest.mark.parametrize(("slot", "before"), [(1, 0), (2, 1), (3, 2)])
 def test_the_device_asks_at_the_start_of_the_slots_epoch(slot, before):
-    trip = begun(trainer(), slot=slot)
+    trip = begin(trainer(), slot=slot)
     assert trip.to_slot() is True
     assert (trip.epoch, trip.steps) == (before, 7 * before)
     trip.merge(None)
     assert trip.finish().steps == 21
 
 
-def test_a_second_trip_on_a_trainer_stops_the_first_one_from_going_on():
+def test_a_trip_cannot_continue_after_another_has_begun():
     t = trainer()
-    first = begun(t)
+    first = begin(t)
     first.to_slot()
-    begun(t)
+    begin(t)
     with pytest.raises(ValueError, match="another trip has begun"):
         first.merge(None)
 
 
-# ---- hurrying
+# ---- hurry
 
 
-def test_a_device_in_a_hurry_uploads_at_the_end_of_the_epoch_under_way():
-    trip = begun(trainer(), slot=3)
+def test_hurry_makes_the_current_epoch_the_last():
+    trip = begin(trainer(), slot=3)
     trip.to_slot()  # two epochs are done
     trip.hurry()
     trip.merge(None)
     assert trip.finish().steps == 14
 
 
-def test_a_device_that_hears_before_its_first_epoch_trains_that_one():
-    trip = begun(trainer(), slot=None)
+def test_hurry_before_the_first_epoch_leaves_one_epoch():
+    trip = begin(trainer(), slot=None)
     trip.hurry()
     trip.to_slot()
     assert trip.finish().steps == 7
 
 
-# ---- pausing
+# ---- saving
 
 RULES = {
     "fedavg": {},
@@ -142,15 +142,15 @@ def finish(trip: LocalTrip, factory) -> Any:
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimiser": "adam"}], ids=str)
 @pytest.mark.parametrize("factory", [mlp, with_batch_norm, with_dropout])
 @pytest.mark.parametrize("method", [name for name in RULES if name != "moon"])
-def test_a_trip_that_was_saved_at_its_slot_goes_on_elsewhere_with_the_same_bits(method, factory, options):
+def test_a_trip_saved_at_its_slot_continues_on_another_trainer_with_the_same_bits(method, factory, options):
     memory = {"lambda": np.ones(initial_weights(mlp, SEED)[:73].shape, np.float32)} if method == "feddyn" else {}
     memory = memory if factory is mlp else {}
-    trip = begun(trainer(factory, **options), factory, 2, rule_of(method), **memory)
+    trip = begin(trainer(factory, **options), factory, 2, rule_of(method), **memory)
     trip.to_slot()
-    plain, arrays = pack(trip.save())  # all of it can be written to a file
+    plain, arrays = pack(trip.save())  # the state can be written to a file
     expected = finish(trip, factory)
     torch.rand(7)
-    other = begun(trainer(factory, **options), factory, 2, rule_of(method), **memory)
+    other = begin(trainer(factory, **options), factory, 2, rule_of(method), **memory)
     other.restore(unpack(plain, {name: np.array(array) for name, array in arrays.items()}))
     assert other.phase is Phase.ASKED
     outcome = finish(other, factory)
@@ -159,17 +159,17 @@ def test_a_trip_that_was_saved_at_its_slot_goes_on_elsewhere_with_the_same_bits(
     assert pack(outcome.memory)[0] == pack(expected.memory)[0]
 
 
-def test_two_trips_take_turns_on_one_trainer_by_saving():
+def test_saved_trips_take_turns_on_one_trainer():
     t = trainer(with_dropout)
     alone = [finish_alone(slot) for slot in (1, 2, 3)]
     saved = {}
     for slot in (1, 2, 3):
-        trip = begun(t, with_dropout, slot)
+        trip = begin(t, with_dropout, slot)
         trip.to_slot()
         saved[slot] = trip.save()
     together = []
     for slot in (1, 2, 3):
-        trip = begun(t, with_dropout, slot)
+        trip = begin(t, with_dropout, slot)
         trip.restore(saved[slot])
         trip.merge(None)
         together.append(trip.finish().weights.tobytes())
@@ -177,7 +177,7 @@ def test_two_trips_take_turns_on_one_trainer_by_saving():
 
 
 def finish_alone(slot: int) -> bytes:
-    trip = begun(trainer(with_dropout), with_dropout, slot)
+    trip = begin(trainer(with_dropout), with_dropout, slot)
     trip.to_slot()
     trip.merge(None)
     return trip.finish().weights.tobytes()

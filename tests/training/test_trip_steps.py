@@ -1,4 +1,4 @@
-"""How much a device trains: steps instead of epochs, its own number of epochs, gradients of bounded length."""
+"""``training.steps``, ``training.local_epochs`` and ``training.clip``."""
 
 import numpy as np
 import pytest
@@ -12,24 +12,24 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel, initial_weights
 from freshet.training.trainer import TripInput
-from tests.training.test_trainer import SEED, mlp, trainer, work
+from tests.training.test_trainer import SEED, mlp, trainer, trip_input
 
 
-def whole(t, epochs: int = 3, trip: int = 1):
+def run_trip(t, epochs: int = 3, trip: int = 1):
     assignment = Assignment(0, trip, 1, 1, initial_weights(mlp, SEED), epochs, 0.1)
     return t.train(TripInput(assignment, None, None, LocalRule(), {}))
 
 
 @pytest.mark.parametrize("steps", [3, 7, 10, 25])
-def test_a_trip_takes_just_the_steps_it_was_given(steps):
-    outcome = whole(trainer(steps=steps))
+def test_a_trip_takes_exactly_the_given_steps(steps):
+    outcome = run_trip(trainer(steps=steps))
     assert outcome.steps == steps
 
 
-def test_the_steps_of_whole_passes_are_those_of_epochs():
-    """53 samples in batches of 8 are 7 steps a pass."""
-    assert whole(trainer(steps=21)).weights.tobytes() == whole(trainer()).weights.tobytes()
-    assert whole(trainer(steps=20)).weights.tobytes() != whole(trainer()).weights.tobytes()
+def test_steps_of_whole_passes_equal_epochs():
+    """53 samples in batches of 8 make 7 steps per pass."""
+    assert run_trip(trainer(steps=21)).weights.tobytes() == run_trip(trainer()).weights.tobytes()
+    assert run_trip(trainer(steps=20)).weights.tobytes() != run_trip(trainer()).weights.tobytes()
 
 
 def test_a_slot_divides_the_steps_into_equal_parts():
@@ -49,15 +49,15 @@ def test_a_slot_divides_the_steps_into_equal_parts():
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5])
-def test_a_method_that_changes_the_epochs_changes_the_steps_with_them(epochs):
-    """Time follows the epochs, and so does the work: ``training.steps`` are those of ``training.epochs``."""
-    assert whole(trainer(steps=12), epochs).steps == 4 * epochs
-    assert whole(trainer(steps=10), epochs).steps == 10 * epochs // 3
+def test_steps_scale_with_the_epochs_that_a_method_assigns(epochs):
+    """``training.steps`` belong to ``training.epochs``. Both time and steps scale with the epochs."""
+    assert run_trip(trainer(steps=12), epochs).steps == 4 * epochs
+    assert run_trip(trainer(steps=10), epochs).steps == 10 * epochs // 3
 
 
 @pytest.mark.parametrize("heard", [0, 1, 2])
-def test_a_device_that_hurries_makes_the_steps_of_the_epochs_it_was_left(heard):
-    """On a real device, which hears of it in mid-trip, as in a simulation, where the assignment says so."""
+def test_a_hurried_trip_takes_the_steps_of_its_remaining_epochs(heard):
+    """A real device learns of it during the trip, a simulated one by its assignment. Both give the same bits."""
     from freshet.training.trip import LocalTrip
 
     t = trainer(steps=10)
@@ -74,20 +74,20 @@ def test_a_device_that_hurries_makes_the_steps_of_the_epochs_it_was_left(heard):
     trip.to_slot()
     if not heard:
         trip.hurry()
-    hurried, told = trip.finish(), whole(t, epochs=max(1, heard))
+    hurried, assigned = trip.finish(), run_trip(t, epochs=max(1, heard))
     assert seen == [3, 6, 10][: max(1, heard)]
-    assert (hurried.steps, hurried.weights.tobytes()) == (told.steps, told.weights.tobytes())
+    assert (hurried.steps, hurried.weights.tobytes()) == (assigned.steps, assigned.weights.tobytes())
 
 
-def test_a_clipped_step_is_the_gradient_shortened_to_the_limit():
+def test_clipping_bounds_the_length_of_a_step():
     t = trainer(steps=3, clip=0.01, lr=1.0)
-    start, end = initial_weights(mlp, SEED), whole(t).weights
+    start, end = initial_weights(mlp, SEED), run_trip(t).weights
     assert np.linalg.norm(end - start) <= 3 * 0.1 * 0.01 * (1 + 1e-5)
     huge = trainer(clip=1e6)
-    np.testing.assert_allclose(whole(huge).weights, whole(trainer()).weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run_trip(huge).weights, run_trip(trainer()).weights, rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_is_torchs():
+def test_clipping_equals_torchs():
     t = trainer(steps=3, clip=0.3)
     flat = FlatModel(mlp())
     flat.load(initial_weights(mlp, SEED))
@@ -105,11 +105,11 @@ def test_clipping_is_torchs():
         with torch.no_grad():
             for parameter in parameters:
                 parameter.sub_(parameter.grad, alpha=0.1)
-    np.testing.assert_allclose(whole(t).weights, flat.dump(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run_trip(t).weights, flat.dump(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu", "fedprox", "fedavg"])
-def test_every_device_has_its_own_number_of_epochs_where_asked(federate, tmp_path, method):
+def test_local_epochs_gives_each_device_a_fixed_number_of_epochs(federate, tmp_path, method):
     federation = federate(method, training={"local_epochs": [2, 6]})
     federation.run(80, out=tmp_path / "run")
     by_device: dict[int, set[int]] = {}
@@ -132,10 +132,10 @@ def test_every_device_has_its_own_number_of_epochs_where_asked(federate, tmp_pat
         ({"clip": -1.0}, r"training\.clip"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(federate, training, sentence):
+def test_invalid_settings_give_one_sentence(federate, training, sentence):
     with pytest.raises(ConfigError, match=sentence):
         federate("fedavg", training=training)
 
 
-def test_work_is_what_it_was():
-    assert whole(trainer()).weights.tobytes() == trainer().train(work()).weights.tobytes()
+def test_zero_steps_means_whole_epochs():
+    assert run_trip(trainer()).weights.tobytes() == trainer().train(trip_input()).weights.tobytes()

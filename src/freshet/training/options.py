@@ -26,7 +26,7 @@ class TrainingOptions(Options):
     schedule: Literal["exponential", "constant", "step", "cosine", "custom"] = Field(
         "exponential",
         description="learning rate over rounds: exponential (times lr_decay each round), constant, step (times "
-        "lr_decay every schedule_every rounds), cosine (half a cosine down to 1 %), custom (a function of (lr, rounds))",
+        "lr_decay every schedule_every rounds), cosine (half a cosine, down to 1 %), custom (a function from Python)",
     )
     schedule_every: int = Field(30, ge=1, description="rounds between two steps of the step schedule")
     schedule_rounds: int | None = Field(

@@ -1,4 +1,4 @@
-"""Rewritten networks are equal to what the user gave."""
+"""An accelerated network equals the original one."""
 
 import math
 
@@ -30,8 +30,8 @@ def kinds(module: nn.Module) -> set[type[nn.Module]]:
 def test_networks_train_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch, name: str, lanes: int, enough: float
 ) -> None:
-    """To the same bits without pairs of outputs, runs of convolutions and matrix products (``test_tiny``), which add up
-    in another order."""
+    """The bits are the same except for paired outputs, fused runs of convolutions and matrix products, which add in
+    another order (``test_conv_matmul``)."""
     monkeypatch.setattr(layers, "SIMD_FLOATS", lanes)
     monkeypatch.setattr(sequences, "MIN_PRODUCTS", enough)
     monkeypatch.setattr(sequences, "MIN_ENTRIES", 1)
@@ -59,7 +59,7 @@ def test_networks_train_to_the_same_weights(
 
 
 def operations(network: nn.Module, x: Tensor) -> list[str]:
-    """Names of the operations that led to a network's output, the last one first."""
+    """Names of the operations behind a network's output, the last one first."""
     open_, seen, names = [network(x.requires_grad_()).grad_fn], set(), []
     while open_:
         node = open_.pop(0)
@@ -76,21 +76,21 @@ def images(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     return torch.randn(2, 4, 12, 12).to(memory_format=torch.channels_last)
 
 
-def test_a_relu_on_either_side_is_taken_along(images: Tensor) -> None:
+def test_a_pool_computes_the_relu_before_or_after_it(images: Tensor) -> None:
     for network in (nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.MaxPool2d(2), nn.ReLU())):
         expected = network(images)
         assert operations(accelerate(network), images) == ["PoolFunctionBackward"]
         assert torch.equal(network(images), expected)
 
 
-def test_a_relu_between_two_pools_is_taken_once(images: Tensor) -> None:
+def test_a_relu_between_two_pools_is_computed_once(images: Tensor) -> None:
     network = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.MaxPool2d(3))
     expected = network(images)
     assert operations(accelerate(network), images) == ["PoolFunctionBackward", "PoolFunctionBackward"]
     assert torch.equal(network(images), expected)
 
 
-def test_subclasses_other_pools_and_layers_with_a_forward_of_their_own_are_left_alone() -> None:
+def test_subclasses_other_pools_and_layers_with_a_forward_attribute_stay_unchanged() -> None:
     class Mine(nn.MaxPool2d):
         pass
 
@@ -104,14 +104,14 @@ def test_subclasses_other_pools_and_layers_with_a_forward_of_their_own_are_left_
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("hook", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
-def test_hooks_see_what_they_would_have_seen(images: Tensor, hook: str, place: int) -> None:
+def test_hooks_see_the_same_tensors(images: Tensor, hook: str, place: int) -> None:
     seen: list[list[Tensor]] = []
-    for rewritten in (False, True):
+    for accelerated in (False, True):
         network, shown = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), []
         getattr(network[place], f"register_{hook}")(
             lambda _, *what, shown=shown: shown.extend(t for (t,) in map(tuple_of, what))
         )
-        if rewritten:
+        if accelerated:
             accelerate(network)
         network(images.clone(memory_format=torch.preserve_format).requires_grad_()).sum().backward()
         seen.append(shown)
@@ -123,7 +123,7 @@ def tuple_of(what: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return what if isinstance(what, tuple) else (what,)
 
 
-def test_layers_that_are_called_one_by_one_give_what_they_gave(images: Tensor) -> None:
+def test_layers_called_one_by_one_give_the_same(images: Tensor) -> None:
     class Own(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             return sum(layer(x).mean() for layer in self)  # type: ignore[return-value]
@@ -135,14 +135,14 @@ def test_layers_that_are_called_one_by_one_give_what_they_gave(images: Tensor) -
     assert all(torch.equal(a, b) for a, b in zip([tapped[:2](images), tapped[1](images)], taps, strict=True))
 
 
-def test_a_relu_in_place_still_changes_what_the_caller_holds(images: Tensor) -> None:
+def test_an_in_place_relu_still_changes_the_callers_tensor(images: Tensor) -> None:
     results = []
-    for rewritten in (False, True):
+    for accelerated in (False, True):
         x, network = (
             images.clone(memory_format=torch.preserve_format),
             nn.Sequential(nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         )
-        y = (accelerate(network) if rewritten else network)(x)
+        y = (accelerate(network) if accelerated else network)(x)
         results.append((x, y))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -169,7 +169,7 @@ def lenet() -> tuple[nn.Module, Tensor]:
     return build("lenet5", input_shape=(1, 28, 28), classes=10), torch.randn(3, 1, 28, 28)
 
 
-def test_all_convolutions_of_lenet_are_one_operation() -> None:
+def test_all_convolutions_of_lenet_become_one_operation() -> None:
     network, x = lenet()
     expected = operations(network, x.clone())
     found = operations(accelerate(network), x.clone())
@@ -183,7 +183,7 @@ def test_the_small_network_for_digits_is_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 4])
-def test_a_hook_on_a_layer_leaves_its_convolution_to_torch_and_the_other_not(place: int) -> None:
+def test_a_hook_leaves_only_its_own_convolution_to_torch(place: int) -> None:
     network, x = lenet()
     plain, _ = lenet()
     plain.load_state_dict(network.state_dict())
@@ -229,7 +229,7 @@ def test_convolutions_of_other_kinds_are_left_to_torch(monkeypatch: pytest.Monke
     torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_images_that_a_convolution_cannot_take_are_told_so_by_torch() -> None:
+def test_torch_raises_for_images_of_the_wrong_shape() -> None:
     network, _ = lenet()
     accelerate(network)
     with pytest.raises(RuntimeError, match="expected input"):

@@ -1,4 +1,4 @@
-"""Convolutions of tiny images as matrix products: torch's own in float64 is the twin."""
+"""Convolutions of tiny images as matrix products, compared with torch's in float64."""
 
 import copy
 
@@ -39,7 +39,7 @@ def given(image: tuple[int, int], kernel: tuple[int, int], samples: int = 5) -> 
 
 @pytest.mark.parametrize("samples", [1, 5, 50])
 @pytest.mark.parametrize(("image", "kernel", "padding"), CASES)
-def test_values_and_gradients_are_those_of_torch(image, kernel, padding, samples):
+def test_values_and_gradients_equal_torchs(image, kernel, padding, samples):
     tensors = given(image, kernel, samples)
     ours = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
     theirs = [tensor.double().requires_grad_() for tensor in tensors]
@@ -52,7 +52,7 @@ def test_values_and_gradients_are_those_of_torch(image, kernel, padding, samples
         assert (one - other).abs().max() <= 2e-6 * other.abs().max()
 
 
-def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
+def test_without_bias_and_without_the_gradient_of_images():
     x, weight, _ = given((2, 2), (3, 3))
     weight.requires_grad_()
     (found,) = torch.autograd.grad(ConvMatmulFunction.apply((1, 1), x, weight, None).sum(), weight)
@@ -60,7 +60,7 @@ def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gradient_that_is_differentiated_itself_is_torchs():
+def test_a_second_derivative_equals_torchs():
     tensors = [tensor.requires_grad_() for tensor in given((2, 2), (3, 3), 2)]
 
     def twice(y: Tensor) -> Tensor:

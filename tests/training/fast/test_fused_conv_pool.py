@@ -1,4 +1,4 @@
-"""Convolution, ReLU and max pooling as one operation: torch's own layers in float64 are the twin."""
+"""Convolution, ReLU and max pooling as one operation, compared with torch's layers in float64."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from freshet.training.fast.fused_conv_pool import MAX_CHUNK, ConvPoolFunction, S
 LAST = torch.channels_last
 LENET = (Stage(2, (2, 2), True), Stage(0, (2, 2), True))
 ODD = (Stage(1, (1, 1), True), Stage(1, (3, 2), False), Stage(0, (1, 1), False))
-#: Closer than this to the gradients in float64, relative to the largest entry (torch's layers: 6e-6).
+#: Largest error of gradients, relative to the largest entry (torch's layers in float32: 6e-6).
 CLOSE = 2e-6
 
 
 def network(channels: int, filters: tuple[int, ...], kernels: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """Weights and biases in turn, as large as they are in a network."""
+    """Weights and biases in turn, scaled as in a network."""
     found = []
     for outputs, kernel in zip(filters, kernels, strict=True):
         weight = torch.randn(outputs, channels, *kernel) / (channels * kernel[0] * kernel[1]) ** 0.5
@@ -31,7 +31,7 @@ def apply_plainly(stages: tuple[Stage, ...], x: Tensor, *parameters: Tensor | No
     return x
 
 
-def compared(stages: tuple[Stage, ...], x: Tensor, parameters: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def compare(stages: tuple[Stage, ...], x: Tensor, parameters: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Outputs and all gradients: ours, and torch's in float64."""
     ours = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in (x, *parameters)]
     theirs = [tensor.double().requires_grad_() for tensor in (x, *parameters)]
@@ -52,27 +52,27 @@ def compared(stages: tuple[Stage, ...], x: Tensor, parameters: list[Tensor]) -> 
         ((4, 7, 7), (Stage(0, (7, 7), True),), (3,), ((1, 1),)),
     ],
 )
-def test_values_and_gradients_are_those_of_torch(samples, shape, stages, filters, kernels):
+def test_values_and_gradients_equal_torchs(samples, shape, stages, filters, kernels):
     torch.manual_seed(samples)
     x = torch.randn(samples, *shape).to(memory_format=LAST)
-    for ours, theirs in compared(stages, x, network(shape[0], filters, kernels)):
+    for ours, theirs in compare(stages, x, network(shape[0], filters, kernels)):
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() <= CLOSE * theirs.abs().max()
 
 
 @pytest.mark.parametrize("samples", [8, 16, 24, 32, 40, 56, 64])
 @pytest.mark.parametrize("filters", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16])
-def test_whole_numbers_have_the_bits_of_torch_whatever_the_tiles(samples, filters):
-    """Sums of small whole numbers are exact, so that ties between entries of a window are the same as well."""
+def test_whole_numbers_have_the_bits_of_torch_with_every_tile(samples, filters):
+    """Sums of small whole numbers are exact, so even ties between entries of a window are the same."""
     torch.manual_seed(filters)
     x = torch.randint(-3, 4, (samples, 3, 9, 9)).float()
     kernels = (torch.randint(-2, 3, (filters, 3, 3, 3)).float(), torch.randint(-2, 3, (filters,)).float())
     again = (torch.randint(-2, 3, (2, filters, 2, 2)).float(), torch.randint(-2, 3, (2,)).float())
-    for ours, theirs in compared((Stage(1, (2, 2), True), Stage(0, (1, 1), True)), x, [*kernels, *again]):
+    for ours, theirs in compare((Stage(1, (2, 2), True), Stage(0, (1, 1), True)), x, [*kernels, *again]):
         assert torch.equal(ours, theirs.float())
 
 
-def test_nothing_finite_comes_of_what_is_not():
+def test_nan_and_infinity_spread_as_in_torch():
     torch.manual_seed(0)
     x, parameters = torch.randn(9, 1, 28, 28), network(1, (6, 16), ((5, 5), (5, 5)))
     x[4, 0, 13, 13], x[7, 0, 3, 3] = float("nan"), float("inf")
@@ -81,7 +81,7 @@ def test_nothing_finite_comes_of_what_is_not():
     assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
-def test_a_sample_has_the_same_bits_alone_and_among_others():
+def test_a_sample_has_the_same_bits_alone_and_in_a_batch():
     torch.manual_seed(0)
     x, parameters = torch.randn(70, 1, 28, 28), network(1, (6, 16), ((5, 5), (5, 5)))
     together = ConvPoolFunction.apply(LENET, x, *parameters)
@@ -90,7 +90,7 @@ def test_a_sample_has_the_same_bits_alone_and_among_others():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
-def test_images_and_gradients_may_lie_anyhow_in_memory(layout):
+def test_images_and_gradients_may_have_any_memory_layout(layout):
     torch.manual_seed(0)
     wide = torch.randn(10, 3, 12, 24).to(memory_format=layout)
     parameters = [p.requires_grad_() for p in network(3, (6,), ((5, 5),))]
@@ -104,7 +104,7 @@ def test_images_and_gradients_may_lie_anyhow_in_memory(layout):
             assert torch.equal(a, b)
 
 
-def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
+def test_without_bias_and_without_the_gradient_of_images():
     torch.manual_seed(0)
     x, weight = torch.randn(5, 1, 9, 9), torch.randn(4, 1, 3, 3, requires_grad=True)
     stages = (Stage(1, (2, 2), True),)
@@ -115,7 +115,7 @@ def test_there_may_be_no_bias_and_nobody_may_want_the_images_gradient():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gradient_that_is_differentiated_itself_is_torchs():
+def test_a_second_derivative_equals_torchs():
     torch.manual_seed(0)
     x, parameters = torch.randn(2, 1, 6, 6), network(1, (2,), ((3, 3),))
     given = [tensor.requires_grad_() for tensor in (x, *parameters)]
@@ -128,10 +128,10 @@ def test_a_gradient_that_is_differentiated_itself_is_torchs():
 
     torch.testing.assert_close(twice(ConvPoolFunction.apply), twice(apply_plainly), rtol=1e-4, atol=1e-4)
     doubles = [tensor.detach().double().requires_grad_() for tensor in given]
-    assert gradgradcheck(lambda *tensors: apply_plainly(stages, *tensors), doubles), "the twin itself is smooth here"
+    assert gradgradcheck(lambda *tensors: apply_plainly(stages, *tensors), doubles), "torch's are smooth here"
 
 
-def test_weights_that_change_before_the_gradient_is_taken_are_noticed():
+def test_changing_weights_before_the_backward_pass_raises():
     x, (weight, bias) = torch.randn(3, 1, 9, 9), network(1, (4,), ((3, 3),))
     weight.requires_grad_()
     y = ConvPoolFunction.apply((Stage(1, (2, 2), True),), x, weight, bias)

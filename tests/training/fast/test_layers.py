@@ -1,4 +1,4 @@
-"""The layers that stand for torch's own do what those do, values and gradients."""
+"""The replaced layers give torch's values and gradients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ LAST = torch.channels_last
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any processor, and for a handful of images."""
+    """Use the fast layers on any CPU and for a few images."""
     monkeypatch.setattr(layers, "SIMD_FLOATS", 16)
     monkeypatch.setattr(layers, "MIN_SAVED_PRODUCTS", 1)
     monkeypatch.setattr(layers, "MIN_POOL_ENTRIES", (1, 1))
@@ -33,7 +33,7 @@ def both_ways(layer: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
 
 
 def awkward(shape: tuple[int, ...]) -> Tensor:
-    """Images full of equal entries, with zeros of both signs, infinities and NaN."""
+    """Images with many equal entries, zeros of both signs, infinities and NaN."""
     x = torch.randn(shape).round(decimals=1)
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")])
     places = torch.rand(shape)
@@ -61,7 +61,7 @@ def test_pooling_has_the_bits_of_torch(
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
-def test_what_comes_out_may_be_changed_in_place(always: None, default: torch.dtype) -> None:
+def test_the_output_may_be_changed_in_place(always: None, default: torch.dtype) -> None:
     torch.set_default_dtype(default)
     try:
         for after in (nn.ReLU(inplace=True), nn.LeakyReLU(inplace=True), nn.Hardtanh(inplace=True)):
@@ -116,7 +116,7 @@ def test_small_images_are_pooled_by_torch(
         nn.MaxPool2d(2, stride=()),  # type: ignore[arg-type]
     ],
 )
-def test_pools_that_are_not_covered(layer: nn.MaxPool2d) -> None:
+def test_pools_that_are_not_replaced(layer: nn.MaxPool2d) -> None:
     assert not FusedPool.covers(layer)
 
 
@@ -132,7 +132,7 @@ def paired(conv: nn.Conv2d) -> PairedConv:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("padding", [0, 2, (1, 0)])
 @pytest.mark.parametrize(("channels", "kernel"), [(3, 5), (1, (3, 4)), (4, (1, 2))])
-def test_pairs_of_outputs_are_the_convolution(
+def test_paired_outputs_equal_the_plain_convolution(
     always: None, channels: int, kernel: int, padding: int, bias: bool
 ) -> None:
     torch.manual_seed(0)
@@ -179,7 +179,7 @@ def test_a_few_images_are_left_to_torch(always: None, monkeypatch: pytest.Monkey
         nn.Conv2d(3, 6, 5, padding=1, padding_mode="circular"),
     ],
 )
-def test_convolutions_that_are_not_covered(always: None, conv: nn.Conv2d) -> None:
+def test_convolutions_that_are_not_replaced(always: None, conv: nn.Conv2d) -> None:
     assert not PairedConv.covers(conv)
 
 
@@ -195,7 +195,7 @@ def small_networks() -> list[nn.Sequential]:
 
 
 def test_gradients_can_be_differentiated(always: None) -> None:
-    """For rules whose loss contains a gradient."""
+    """Rules may have a gradient in their loss."""
     x, found = torch.randn(4, 3, 13, 13).to(memory_format=LAST), []
     for network in small_networks():
         first = network[0].weight
@@ -206,7 +206,7 @@ def test_gradients_can_be_differentiated(always: None) -> None:
 
 
 def test_per_sample_gradients_by_torch_func(always: None) -> None:
-    """For rules that clip each sample's gradient."""
+    """Rules may clip each sample's gradient."""
     x, found = torch.randn(4, 3, 12, 12).to(memory_format=LAST), []
     for network in small_networks():
 

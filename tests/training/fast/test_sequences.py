@@ -1,4 +1,4 @@
-"""Convolutions and ReLU in a row as one operation: torch's own layers are the twin, bit for bit."""
+"""Fused convolutions with ReLU equal torch's layers bit for bit, and searches are remembered."""
 
 import copy
 
@@ -16,13 +16,13 @@ LAST = torch.channels_last
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a handful of images."""
+    """Fuse even a few images."""
     monkeypatch.setattr(sequences, "MIN_ENTRIES", 1)
 
 
 def networks() -> list[nn.Sequential]:
-    """Ends flattened or not, one convolution or several, with all that moves a kernel; channels on both sides of a
-    vector's length."""
+    """One or several convolutions, flattened or not, with all kinds of settings. Channel counts are below and above the
+    length of a vector."""
     conv, relu = nn.Conv2d, nn.ReLU
     return [
         nn.Sequential(conv(3, 17, 2), relu(), conv(17, 9, 2), relu(), nn.Flatten(1)),
@@ -67,7 +67,7 @@ def test_other_layouts_and_small_images_are_left_to_torch(monkeypatch: pytest.Mo
         network(torch.randn(2, 3, 2, 2).to(memory_format=LAST))
 
 
-def test_who_begins_to_watch_sees_every_layer() -> None:
+def test_a_new_hook_sees_its_layer() -> None:
     network, x, seen = accelerate(networks()[0]), torch.randn(2, 3, 9, 9).to(memory_format=LAST), list[Tensor]()
     expected = network(x)
     handle = network[1].register_forward_hook(lambda layer, given, result: seen.append(result))
@@ -169,7 +169,7 @@ def test_gradients_can_be_differentiated_and_taken_per_sample() -> None:
     torch.testing.assert_close(found[1], found[3], rtol=1e-4, atol=1e-4)
 
 
-def test_what_comes_out_and_weights_must_not_change_before_the_gradient_is_taken() -> None:
+def test_changing_outputs_or_weights_before_the_backward_pass_raises() -> None:
     network = accelerate(networks()[0])
     for change in ("output", "weight"):
         y = network(torch.randn(2, 3, 9, 9).to(memory_format=LAST))
