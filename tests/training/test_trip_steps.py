@@ -1,17 +1,21 @@
 """``training.steps``, ``training.local_epochs`` and ``training.clip``."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from freshet import ConfigError
-from freshet.core.messages import Assignment
+from freshet.core.messages import Assignment, Slot
 from freshet.core.method import LocalRule
+from freshet.core.streams import stream
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel, initial_weights
 from freshet.training.trainer import TripInput
+from freshet.training.trip import LocalTrip
 from tests.training.test_trainer import SEED, mlp, trainer, trip_input
 
 
@@ -33,9 +37,6 @@ def test_steps_of_whole_passes_equal_epochs():
 
 
 def test_a_slot_divides_the_steps_into_equal_parts():
-    from freshet.training.trip import LocalTrip
-    from tests.training.test_trip import Slot
-
     t = trainer(steps=10)
     assignment = Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1)
     seen = []
@@ -55,27 +56,29 @@ def test_steps_scale_with_the_epochs_that_a_method_assigns(epochs):
     assert run_trip(trainer(steps=10), epochs).steps == 10 * epochs // 3
 
 
-@pytest.mark.parametrize("heard", [0, 1, 2])
-def test_a_hurried_trip_takes_the_steps_of_its_remaining_epochs(heard):
+class Hurried(LocalRule):
+    """Hurries its trip during one epoch, and notes the steps before each epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.steps = epoch, dict[int, int]()
+
+    def loss(self, local: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.steps[local.epoch] = local.steps
+        if local.epoch == self.epoch:
+            local.hurry()
+        return super().loss(local, x, y)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_a_hurried_trip_takes_the_steps_of_its_remaining_epochs(epoch):
     """A real device learns of it during the trip, a simulated one by its assignment. Both give the same bits."""
-    from freshet.training.trip import LocalTrip
-
-    t = trainer(steps=10)
-    trip = LocalTrip(t, Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1), None, LocalRule(), {})
-    train, seen = trip._train_epoch, []
-
-    def epoch():
-        train()
-        if trip.epoch == heard:
-            trip.hurry()
-        seen.append(trip.steps)
-
-    trip._train_epoch = epoch
+    t, rule, epochs = trainer(steps=10), Hurried(epoch), max(1, epoch)
+    trip = LocalTrip(t, Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1), None, rule, {})
     trip.to_slot()
-    if not heard:
+    if epoch == 0:
         trip.hurry()
-    hurried, assigned = trip.finish(), run_trip(t, epochs=max(1, heard))
-    assert seen == [3, 6, 10][: max(1, heard)]
+    hurried, assigned = trip.finish(), run_trip(t, epochs=epochs)
+    assert [*rule.steps.values(), hurried.steps] == [0, 3, 6, 10][: epochs + 1]
     assert (hurried.steps, hurried.weights.tobytes()) == (assigned.steps, assigned.weights.tobytes())
 
 
@@ -91,8 +94,6 @@ def test_clipping_equals_torchs():
     t = trainer(steps=3, clip=0.3)
     flat = FlatModel(mlp())
     flat.load(initial_weights(mlp, SEED))
-    from freshet.core.streams import stream
-
     order = t.data.shards[0][stream(SEED, "batches", 0, 1).permutation(53)]
     for k in range(3):
         x, y = t.data.train.take(torch.from_numpy(order[8 * k : 8 * k + 8]))

@@ -99,7 +99,7 @@ class Outgoing:
         if not self.privacy.on:
             return outcome
         report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
-        return outcome._replace(report=report, merged=merged, diverged=False, lost_at_merge=False)
+        return outcome._replace(report=report, merged=merged, diverged=False, diverged_at_merge=False)
 
     def encode(self, outcome: "TripOutcome", assignment: Assignment, layout: Layout, hostile: bool) -> "TripOutcome":
         """The outcome as it goes up. ``hostile`` marks a device that attacks."""
