@@ -3,14 +3,12 @@
 ``freshet.load``: the ``Result`` of a run that is over, from its directory alone.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from freshet.assembly import built_in
@@ -20,7 +18,7 @@ from freshet.errors import RunError
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Metric, metric_of
 from freshet.runs.summary import time_to_target
-from freshet.runs.world import RunWorld, read_world
+from freshet.runs.world import RunWorld
 from freshet.runs.writer import weights_sha256
 from freshet.training.network import Factory, ModuleBuilder, as_factory
 
@@ -109,10 +107,10 @@ def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
     """
     run = RunDirectory(directory)
     summary = run.summary()
-    weights, frozen = _weights(run.directory)
+    weights, frozen = run.weights()
     if weights_sha256(weights) != summary.get("weights_sha256"):
         raise RunError(f"{directory}/model.safetensors is not the model that summary.json tells of")
-    world = read_world(run.directory)
+    world = run.world()
     factory = _built_in(run, world) if model is None else as_factory(model)
     rebuilt = ModuleBuilder(factory, resolve(run.config()).run.seed, frozen=frozen)
     if world is not None and world.mean is not None and world.std is not None:
@@ -126,22 +124,3 @@ def _built_in(run: RunDirectory, world: RunWorld | None) -> Factory | None:
     if config.model.name == CUSTOM or world is None or world.sample_shape is None or world.outputs is None:
         return None
     return built_in(config, world.sample_shape, world.outputs, world.vocabulary, world.pad_id)
-
-
-def _weights(directory: Path) -> tuple[Vector, dict[str, NDArray[Any]]]:
-    """The flat vector, in the order in which its tensors lay there, and the tensors that were not in it."""
-    path = directory / "model.safetensors"
-    try:
-        with safe_open(path, framework="numpy") as file:
-            order = json.loads((file.metadata() or {})["order"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        parts = [_flat(tensors.pop(name), channels_last) for name, channels_last in order]
-        return np.concatenate(parts, dtype=np.float32), tensors
-    except KeyError as error:
-        raise RunError(f"{path} cannot be used: {error.args[0]} is missing") from None
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise RunError(f"{path} cannot be used ({error})") from None
-
-
-def _flat(tensor: NDArray[Any], channels_last: bool) -> NDArray[Any]:
-    return (tensor.transpose(0, 2, 3, 1) if channels_last else tensor).reshape(-1)
