@@ -7,33 +7,62 @@ from freshet._version import __version__
 from freshet.errors import ConfigError, DataError, FreshetError, RunError, Stop
 
 if TYPE_CHECKING:
-    from freshet.core.about import About
-    from freshet.core.method import LocalRule, Method, Options
+    from freshet.core.about import About, Range, UploadCount
+    from freshet.core.events import Contribution
+    from freshet.core.messages import Upload
+    from freshet.core.method import (
+        Aggregate,
+        Discard,
+        Local,
+        LocalRule,
+        Method,
+        MethodContext,
+        Options,
+        Reject,
+        Verdict,
+        Wait,
+    )
+    from freshet.core.server import ActiveTrip, Server
     from freshet.experiments.api import compare, tune
     from freshet.federation import Federation
     from freshet.flower.device import Device
     from freshet.result import Result, load
+    from freshet.runs.reader import RunDirectory
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet, FleetOptions
     from freshet.training.task import Task
 
 __all__ = [
     "About",
+    "ActiveTrip",
+    "Aggregate",
     "ConfigError",
+    "Contribution",
     "DataError",
     "Device",
+    "Discard",
     "Federation",
     "Fleet",
     "FleetOptions",
     "FreshetError",
+    "Local",
     "LocalRule",
     "Method",
+    "MethodContext",
     "Observer",
     "Options",
+    "Range",
+    "Reject",
     "Result",
+    "RunDirectory",
     "RunError",
+    "Server",
     "Stop",
     "Task",
+    "Upload",
+    "UploadCount",
+    "Verdict",
+    "Wait",
     "__version__",
     "compare",
     "load",
@@ -42,16 +71,30 @@ __all__ = [
 #: Where the names live that are loaded when they are first used: torch takes seconds, `freshet --help` should not.
 _HOMES = {
     "About": "freshet.core.about",
+    "ActiveTrip": "freshet.core.server",
+    "Aggregate": "freshet.core.method",
+    "Contribution": "freshet.core.events",
     "Device": "freshet.flower.device",
+    "Discard": "freshet.core.method",
     "Federation": "freshet.federation",
     "Fleet": "freshet.sim.fleet",
     "FleetOptions": "freshet.sim.fleet",
+    "Local": "freshet.core.method",
     "LocalRule": "freshet.core.method",
     "Method": "freshet.core.method",
+    "MethodContext": "freshet.core.method",
     "Observer": "freshet.runs.writer",
     "Options": "freshet.core.method",
+    "Range": "freshet.core.about",
+    "Reject": "freshet.core.method",
     "Result": "freshet.result",
+    "RunDirectory": "freshet.runs.reader",
+    "Server": "freshet.core.server",
     "Task": "freshet.training.task",
+    "Upload": "freshet.core.messages",
+    "UploadCount": "freshet.core.about",
+    "Verdict": "freshet.core.method",
+    "Wait": "freshet.core.method",
     "compare": "freshet.experiments.api",
     "load": "freshet.result",
     "tune": "freshet.experiments.api",

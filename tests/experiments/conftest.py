@@ -13,7 +13,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     app = typer.Typer()
-    for name in ("compare", "paper", "tune"):
+    for name in ("compare", "tune"):
         app.command(name)(getattr(experiments, name))
     runner = CliRunner()
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from freshet.experiments.compare import GridObserver
-from freshet.experiments.grid import Scenario, Job, UserSettings, expand, parse_entries
+from freshet.experiments.grid import Job, Scenario, UserSettings, expand, parse_entries
 from freshet.experiments.store import State
 
 TINY = (

@@ -1,4 +1,4 @@
-"""``freshet compare``, ``paper`` and ``tune`` as a user meets them."""
+"""``freshet compare`` and ``freshet tune`` as a user meets them."""
 
 import json
 
@@ -74,37 +74,6 @@ def test_a_failed_run_is_shown_and_the_exit_code_says_so(command, monkeypatch):
     assert command(*line, "--retry").exit_code == 0
 
 
-def test_paper_lists_its_suites_and_what_would_run(command):
-    assert "heterogeneity" in command("paper").output
-    done = command("paper", "slots", "--scale", 0.05, "--seeds", 2, "--list")
-    assert done.exit_code == 0
-    assert "SCALED DOWN to 0.05" in done.output and "8 runs, 8 to do" in done.output
-
-
-def test_a_scaled_suite_runs_and_says_its_scale_everywhere(command, tmp_path):
-    line = ["paper", "slots", "--scale", 0.02, "--seeds", 1, "-m", "fedasmu,fedasmu@slot=h1"]
-    done = command(*line, "-s", "data.name=digits", *SMALL)
-    assert done.exit_code == 0
-    assert done.output.count("SCALE") >= 3 and "(scale 0.02)" in done.output
-    record = json.loads((tmp_path / "runs/paper/slots-scale0.02.json").read_text())
-    assert record["scale"]["scale"] == 0.02
-    for ending in ("csv", "png", "pdf"):
-        assert (tmp_path / f"runs/paper/slots-scale0.02.{ending}").stat().st_size > 100
-        assert f"slots-scale0.02.{ending}" in done.output.replace("\n", "")
-    assert "the learned slot over H1" in done.output
-
-
-def test_published_numbers_are_printed_beside_ours(command, monkeypatch):
-    def nothing(job, *rest):
-        raise RuntimeError("no time")
-
-    monkeypatch.setattr(compare, "execute", nothing)
-    done = command("paper", "table", "--cells", "lenet-fmnist", "-m", "fedasmu,fedavg", "--seeds", 1)
-    row = next(line for line in done.output.splitlines() if line.startswith("fedavg") and "1 failed" in line)
-    assert "0.78" in row and "97,692" in row
-    assert "names no unit" in done.output
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -114,8 +83,6 @@ def test_published_numbers_are_printed_beside_ours(command, monkeypatch):
         (["compare", "-m", "fedavg", "--tuned", "nowhere"], "--tuned: nowhere has no best.toml"),
         (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "fedavg.mu=1 instead of"),
         (["compare", "-m", "fedavg", "--executor", "magic"], "run.executor"),
-        (["paper", "tables"], "SUITE"),
-        (["paper", "slots", "--scale", "2"], "--scale"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, words, problem):

@@ -7,7 +7,6 @@ import pytest
 from freshet.config import resolve
 from freshet.errors import ConfigError
 from freshet.experiments.grid import (
-    Scenario,
     UserSettings,
     check_fair,
     expand,
@@ -16,7 +15,7 @@ from freshet.experiments.grid import (
     run_key,
     seconds_left,
 )
-from freshet.paper.cells import CELLS
+from freshet.paper.cells import CELLS, cell_scenario
 
 from .helpers import jobs
 
@@ -239,8 +238,8 @@ def test_a_config_file_is_handed_to_variants_in_the_same_way():
 
 
 def test_a_cell_gives_its_rates_to_those_whom_they_concern():
-    world = Scenario("lenet-cifar10", CELLS["lenet-cifar10"])
-    found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [world])}
+    scenario = cell_scenario(CELLS["lenet-cifar10"])
+    found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [scenario])}
     assert (found["fedasmu"].method.eta_gamma, found["fedssmu"].method.eta_gamma) == (0.1, 0.1)
     assert found["fedbuff"].method.tau_max == -1
     assert all((c.model.name, c.data.name, c.fleet.devices) == ("lenet5", "cifar10", 100) for c in found.values())

@@ -8,19 +8,10 @@ import pytest
 from freshet.config import resolve
 from freshet.data import load
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Scenario, UserSettings, expand, parse_entries
+from freshet.experiments.grid import UserSettings, expand, parse_entries
+from freshet.experiments.length import SHAPES, length_note, model_bytes, round_seconds, with_length
 from freshet.federation import Federation
-from freshet.paper.cells import (
-    CELLS,
-    METHODS,
-    SHAPES,
-    cell_settings,
-    cell_tables,
-    length_note,
-    model_bytes,
-    round_seconds,
-    with_length,
-)
+from freshet.paper.cells import CELLS, METHODS, cell_scenario, cell_settings, cell_tables
 from freshet.runs.reader import RunDirectory
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import round_seconds as round_of
@@ -122,10 +113,10 @@ def test_a_cell_lasts_500_synchronous_rounds_of_its_fleet_for_every_method(name)
 
 
 def test_the_length_follows_the_fleet_that_is_set():
-    world = Scenario("lenet-fmnist", CELLS["lenet-fmnist"])
+    scenario = cell_scenario(CELLS["lenet-fmnist"])
 
     def until(*settings):
-        return expand(parse_entries("fedasmu"), [0], UserSettings(settings=settings), [world])[0].config.run.until
+        return expand(parse_entries("fedasmu"), [0], UserSettings(settings=settings), [scenario])[0].config.run.until
 
     assert until("fleet.ratio=10.0") > 1.8 * until()
     assert until("fleet.fastest=20.0") > 1.9 * until()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from freshet.config import SECTIONS, Config, override, resolve
+from freshet.config import SECTIONS, Config, non_semantic_keys, override, resolve
 from freshet.errors import ConfigError
-from freshet.experiments.length import model_bytes, with_length
+from freshet.experiments.length import length_note, model_bytes, with_length
 from freshet.methods import class_and_preset, method_name
 from freshet.methods.loading import MethodRef
 
@@ -208,7 +208,9 @@ def tables_for(entry: Entry, scenario: Scenario, user: UserSettings) -> dict[str
         override(tables, [setting])
     tables["method"] |= dict(entry.options) | {"name": entry.method}
     # Nobody extends a run of a grid: with another end it is another run.
-    tables["run"] = {"keep_checkpoint": False} | _with_trigger(tables.get("run", {}), class_and_preset(entry.method)[0].about.kind)
+    tables["run"] = {"keep_checkpoint": False} | _with_trigger(
+        tables.get("run", {}), class_and_preset(entry.method)[0].about.kind
+    )
     return tables if scenario.rounds is None else with_length(tables, scenario.rounds)
 
 
@@ -294,7 +296,7 @@ def _with_seed(tables: Tables, seed: int) -> dict[str, Any]:
 
 def shared_settings(config: Config) -> dict[str, Any]:
     """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
-    tables = config.essence()
+    tables = config.identity()
     del tables["method"]
     tables["training"] = {key: value for key, value in tables["training"].items() if key != "lr"}
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "trigger"}
@@ -330,6 +332,21 @@ def _check_same_world(job: Job, other: Job) -> None:
         if job.recipe.hashes[part] != other.recipe.hashes[part]:
             problem = f"gives other {part} to {job.entry.label} than to {other.entry.label} for seed {job.seed}"
             raise ConfigError("make", f"{problem}; all methods of a comparison need the same")
+
+
+# ---- notes for the results
+
+
+def override_note(settings: Sequence[str]) -> list[str]:
+    """A note on the settings that change results, if there are any."""
+    names = [s for s in settings if s.partition("=")[0].strip() not in non_semantic_keys(SECTIONS)]
+    return [f"changed by --set: {', '.join(names)}"] if names else []
+
+
+def length_notes(jobs: Sequence[Job]) -> list[str]:
+    """How long the runs of each cell are; one sentence per scenario."""
+    configs = {job.scenario: job.config for job in reversed(jobs) if job.scenario.rounds is not None}
+    return [length_note(config, scenario.name) for scenario, config in reversed(configs.items())]
 
 
 # ---- time left

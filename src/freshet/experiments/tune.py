@@ -22,14 +22,14 @@ from freshet.config import Config, load_tables, resolve
 from freshet.core.about import Range
 from freshet.errors import ConfigError, RunError
 from freshet.experiments.compare import GridObserver, Workers, execute
-from freshet.experiments.grid import Entry, Scenario, Job, Recipe, Tables, run_key, tuned_as
+from freshet.experiments.grid import Entry, Job, Recipe, Scenario, Tables, run_key, tuned_as
 from freshet.experiments.store import State, Store
 from freshet.files import open_own, reason, write_atomically
-from freshet.methods import class_and_preset, builtin_about
+from freshet.methods import builtin_about, class_and_preset
 from freshet.report.statistics import WINDOW
 from freshet.runs.lifecycle import interrupt_listener
 from freshet.runs.reader import RunDirectory
-from freshet.runs.records import ACCURACY, Metric, metric_of, number, integer
+from freshet.runs.records import ACCURACY, Metric, integer, metric_of, number
 
 #: Trials, seeds, and seconds of each run.
 TuningBudget = tuple[int, int, float]

@@ -1,6 +1,6 @@
-"""Runs as they are kept beside a page of results: settings, tests, world and summary, without logs and models.
+"""Archived runs, the source of the results pages: settings, tests, world and summary, without logs and models.
 
-How they are counted is a protocol's: accuracy is the mean of the last tests, and a win needs all seeds."""
+The protocol fixes how they count: accuracy is the mean of the last tests, and a win needs all seeds."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,20 +11,19 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from freshet import RunDirectory
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular, reason, write_atomically
 from freshet.methods import builtin_about
-from freshet.runs import reader
 
 KEPT_FILES = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
-#: How two methods compare over seeds: ``open`` where seeds disagree, ``few`` where there are too few of them, ``none``
-#: where there is nothing to compare.
+#: How two methods compare over seeds. ``open``: seeds disagree; ``few``: too few seeds; ``none``: nothing to compare.
 Outcome = Literal["win", "loss", "tie", "open", "few", "none"]
-#: Tests that the accuracy is the mean of, and the difference below which two methods are called equal.
+#: Accuracy is the mean of this many last tests; a smaller difference of accuracies is a tie.
 LAST_TESTS, TIE = 5, 0.01
-#: With fewer seeds nothing is told.
+#: Fewer seeds give no verdict.
 MIN_SEEDS = 3
-#: What a page may print without a second look.
+#: Types of values that are safe to print on a page.
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Numbers = Annotated[list[Number], Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
@@ -32,7 +31,7 @@ Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
 
 
 class ArchivedRun(NamedTuple):
-    """One run, as far as results tell of it."""
+    """The facts of one run that the results need."""
 
     method: str
     seed: Count
@@ -44,9 +43,9 @@ class ArchivedRun(NamedTuple):
     optimiser: Annotated[str, Field(pattern=r"^[a-z]{1,20}$", strict=True)]
     batch: Count
     samples: Count
-    """Training samples, 0 for all of them."""
+    """Training samples; 0 means all."""
     network: Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.,=-]{1,120}$", strict=True)]
-    """The model's name, and the options that were set for it."""
+    """The model's name and its options."""
     uploads: Count
     staleness: Number | None
     diverged: Number | None
@@ -57,22 +56,22 @@ class ArchivedRun(NamedTuple):
         return fmean(self.accuracies[-LAST_TESTS:])
 
     def time_to(self, target: float) -> float:
-        """First test at or above it, or never."""
+        """Time of the first test at or above the target, or infinity."""
         pairs = zip(self.times, self.accuracies, strict=True)
         return next((time for time, accuracy in pairs if accuracy >= target), inf)
 
     def truncate(self, end: float) -> "ArchivedRun":
-        """The run as it stood then: what it does not know of its end, it does alike."""
+        """Truncate to ``end``; earlier behaviour does not depend on the end of a run."""
         tests = max(1, sum(time <= end for time in self.times))
         reached = None if self.reached is None or self.reached > end else self.reached
         return self._replace(times=self.times[:tests], accuracies=self.accuracies[:tests], reached=reached)
 
     @staticmethod
     def read(folder: Path) -> "ArchivedRun":
-        """A kept run, if all that is told of it is of the right kind."""
-        run = reader.RunDirectory(folder)
+        """Read a run directory and check the type of every value."""
+        run = RunDirectory(folder)
         summary, rows, config = run.summary(), run.metrics(), run.config()
-        told = {
+        values = {
             "method": summary.get("method"),
             "seed": summary.get("seed"),
             "times": [row.get("time") for row in rows],
@@ -90,7 +89,7 @@ class ArchivedRun(NamedTuple):
             "options": config.get("method", {}),
         }
         try:
-            found = _RUN.validate_python(told)
+            found = _RUN.validate_python(values)
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
@@ -104,26 +103,26 @@ _RUN = TypeAdapter(ArchivedRun)
 
 
 def _network(table: dict[str, Any]) -> str:
-    """The model's name and what was set for it; an empty choice is none."""
+    """The model's name and the options that are set; empty and false ones are left out."""
     options = {key: value for key, value in table.items() if key != "name" and value != "" and value is not False}
     return ", ".join([str(table.get("name")), *(f"{key} = {value}" for key, value in options.items())])
 
 
 def finished_runs(folder: Path) -> list[Path]:
-    """The runs in the folder of a grid that came to their end, each of them whole."""
+    """The runs of a grid's folder that have ended; raise if one of them is broken."""
     if not (folder / "runs").is_dir():
         raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
     found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
-    found = [run for run in found if reader.RunDirectory(run).finished()]
+    found = [run for run in found if RunDirectory(run).finished()]
     if not found:
-        raise ConfigError("--take", f"no run in {folder} has come to its end yet")
+        raise ConfigError("--take", f"no run in {folder} has ended yet")
     for run in found:
         ArchivedRun.read(run)
     return found
 
 
 def copy_runs(folders: Iterable[Path], into: Path) -> list[Path]:
-    """Bring finished runs in: what draws every figure again, without logs and models. Returns where they lie."""
+    """Copy the archived files of finished runs, without logs and models; return the new directories."""
     places = []
     for run in [run for folder in folders for run in finished_runs(folder)]:
         place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT_FILES}
@@ -142,7 +141,7 @@ def _content(path: Path) -> bytes:
 
 
 def read(folder: Path) -> dict[str, list[ArchivedRun]]:
-    """Runs by method, seeds in order; only methods all of whose seeds are there."""
+    """Runs by method, in the order of seeds; a method that lacks a seed is left out."""
     found: dict[str, list[ArchivedRun]] = {}
     for run in sorted(folder.glob("runs/*/")):
         one = ArchivedRun.read(run)
@@ -155,18 +154,20 @@ def read(folder: Path) -> dict[str, list[ArchivedRun]]:
 
 
 def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[ArchivedRun]]:
-    """Runs of a suite by what they are called: their method and the options in which they differ from the main runs."""
+    """Runs of a suite by name: their method, or the options in which they differ from the main runs."""
     usual, found = main[0].options, dict[str, list[ArchivedRun]]()
     for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
         own = run.method != main[0].method
         differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
-        words = [_printable(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")]
+        words = [
+            _printable(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")
+        ]
         found.setdefault(", ".join(words) or run.method, []).append(run)
     return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
 
 
 def _printable(setting: str) -> str:
-    """A setting as a table may show it: nothing that a page would take for its own."""
+    """A setting without characters that markdown or HTML would interpret."""
     return re.sub(r"[^\w .,:=+/'()-]", "?", setting)[:80]
 
 
@@ -175,19 +176,23 @@ def median_accuracy(runs: Sequence[ArchivedRun]) -> float:
 
 
 def median_time(runs: Sequence[ArchivedRun]) -> float:
-    """Median time to the target, never being later than everything."""
+    """Median time to the target; never counts as infinity."""
     return median(inf if run.reached is None else run.reached for run in runs)
 
 
-def common_seeds(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> tuple[list[ArchivedRun], list[ArchivedRun]]:
-    """The runs of the seeds that both have, in the same order."""
+def common_seeds(
+    ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]
+) -> tuple[list[ArchivedRun], list[ArchivedRun]]:
+    """The runs with seeds that both have, in the same order."""
     pairs = [(a, b) for a in ours for b in theirs if a.seed == b.seed]
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def compare_paired(ours: Sequence[float], theirs: Sequence[float], least: float = 0.0) -> Outcome:
-    """Paired values of the same seeds, more being better: a win needs medians more than ``least`` apart and every seed
-    on its side."""
+    """Compare paired values of the same seeds; more is better.
+
+    A win needs medians more than ``least`` apart and every seed on its side.
+    """
     if not ours:
         return "none"
     middle = median(ours) - median(theirs)
@@ -200,7 +205,7 @@ def compare_paired(ours: Sequence[float], theirs: Sequence[float], least: float 
 
 
 def outcome(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], gain: str = "accuracy") -> Outcome:
-    """Who wins on the seeds that both have: in accuracy by more than a tie, in time where one of them gets there."""
+    """Who wins on the seeds that both have: in accuracy, or in time where one of them reaches the target."""
     ours, theirs = common_seeds(ours, theirs)
     if 0 < len(ours) < MIN_SEEDS:
         return "few"

@@ -242,7 +242,7 @@ def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     """The settings of a cell for one method, all but the length of the run: the paper's rates where they concern it."""
     found, preset = class_and_preset(method)
     known = found.Options.model_fields
-    own = found.Options.conditional_defaults.get(("controls", preset.get("controls")), {})  # on another scale
+    own = found.Options.conditional_defaults.get(("controls", preset.get("controls", "")), {})  # on another scale
     rates = {key: getattr(cell, key) for key in _RATES if key in known and key not in own}
     rates = rates if "eta_lambda" in known else {}
     return {

@@ -1,24 +1,35 @@
-"""The sentences with numbers of the paper's evaluation, as data, and what runs of ours say to each.
+"""The numbers of the paper's evaluation as data, and the answer of our runs to each.
 
-A claim is a gain of one method over others, from ``least`` to ``most`` percent over the paper's cells or settings: of
-accuracy relative to the rival's, or of time to the target."""
+A claim is a gain of one method over others, from ``least`` to ``most`` percent over the paper's cells or settings:
+of accuracy relative to the rival's, or of time to the target."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import isfinite
+from pathlib import Path
 from typing import Literal
 
+from freshet.paper.archive import (
+    ArchivedRun,
+    Outcome,
+    common_seeds,
+    median_accuracy,
+    median_time,
+    outcome,
+    read,
+    variants,
+)
+from freshet.paper.studies import SUITE_SECONDS, VARIED, WORLDS, Runs, Study, StudyRuns, kind_of
+
 Gain = Literal["accuracy", "time"]
-#: How two methods compare over seeds: ``open`` where seeds disagree, ``few`` where there are too few of them, ``none``
-#: where there is nothing to compare.
-Outcome = Literal["win", "loss", "tie", "open", "few", "none"]
-Verdict = Literal["confirmed", "not confirmed", "cannot be told"]
+Verdict = Literal["confirmed", "not confirmed", "undecided"]
 BASELINES = ("baselines",)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """``ours`` gains over each of ``rivals`` (all baselines of its kind: ``BASELINES``)."""
+    """``ours`` gains over each of ``rivals`` (``BASELINES``: all baselines of its kind)."""
 
     suite: str
     ours: str
@@ -26,7 +37,7 @@ class Claim:
     gain: Gain
     least: float
     most: float
-    #: In which settings of the suite; every one if there are none.
+    #: The settings of the suite that the claim is about; none means all.
     settings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -37,14 +48,14 @@ class Claim:
 
 
 def _pairs(suite: str, ours: str, gains: dict[str, tuple[tuple[float, float], tuple[float, float]]]) -> Iterator[Claim]:
-    """Per rival the gain of time, then that of accuracy."""
+    """For each rival, the gain in time, then in accuracy."""
     for rival, (time, accuracy) in gains.items():
         yield Claim(suite, ours, (rival,), "time", *time)
         yield Claim(suite, ours, (rival,), "accuracy", *accuracy)
 
 
 def _settings(suite: str, settings: tuple[str, ...], *gains: tuple[float, float]) -> Iterator[Claim]:
-    """Accuracy and time of FedASMU, then of FedSSMU, over the baselines."""
+    """Gains over the baselines: FedASMU's in accuracy and time, then FedSSMU's."""
     names = (("fedasmu", "accuracy"), ("fedasmu", "time"), ("fedssmu", "accuracy"), ("fedssmu", "time"))
     for (ours, gain), amount in zip(names, gains, strict=True):
         yield Claim(suite, ours, BASELINES, gain, *amount, settings)  # type: ignore[arg-type]
@@ -102,22 +113,118 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float], least: float = 0.0) -> Outcome:
-    """Paired values of the same seeds, more being better: a win needs medians more than ``least`` apart and every seed
-    on its side."""
-    if not ours:
-        return "none"
-    middle = median(ours) - median(theirs)
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    if abs(middle) < least or middle == 0.0:
-        return "tie"
-    if all(difference > 0 for difference in differences):
-        return "win"
-    return "loss" if all(difference < 0 for difference in differences) else "open"
-
-
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
-    """What the outcomes against all rivals in all settings of a claim say to it."""
+    """The verdict on a claim from the outcomes against all rivals in all settings."""
     if any(outcome in ("loss", "tie") for outcome in outcomes):
         return "not confirmed"
-    return "confirmed" if outcomes and all(outcome == "win" for outcome in outcomes) else "cannot be told"
+    return "confirmed" if outcomes and all(outcome == "win" for outcome in outcomes) else "undecided"
+
+
+# ---- what the runs say
+
+SECTION_HEAD = """## Every number of the paper
+
+The paper speaks of twelve cells, or of other cells and longer runs than these. Here each number is compared with what
+was run at the scales above. *Confirmed* means: a win over every rival wherever it was run, large or small (the figures
+are beside it). One tie or loss is enough for *not confirmed*. *Undecided* means: seeds disagree (open) or there are
+fewer than three, and nothing else contradicts the claim. Figures are percent of the rival's accuracy, or percent of the
+rival's time to the paper's target saved: one figure per rival (several rivals in alphabetical order), a semicolon
+between settings.
+"""
+SUMMARY_HEAD = """## The paper's numbers
+
+*Confirmed*: a win over every rival wherever it was run. *Not confirmed*: at least one tie or loss. *Undecided*: seeds
+disagree, or there are fewer than three. [Each number with its figures]({appendix}#every-number-of-the-paper).
+"""
+VERDICTS = ("confirmed", "not confirmed", "undecided", "not run")
+
+
+def claims_summary(found: Sequence[StudyRuns], appendix: str) -> list[str]:
+    """How many claims of each suite are confirmed, for the first page."""
+    counts: dict[str, Counter[str]] = {}
+    for claim in CLAIMS:
+        said = answer(claim, found)[1]
+        kind = next(verdict for verdict in VERDICTS if said.startswith(verdict))
+        counts.setdefault(claim.suite, Counter())[kind] += 1
+    shown = [kind for kind in VERDICTS if any(count[kind] for count in counts.values())]
+    rows = {**counts, "all": sum(counts.values(), Counter[str]())}
+    lines = [
+        SUMMARY_HEAD.format(appendix=appendix),
+        f"| suite | {' | '.join(shown)} |",
+        "|---" * (len(shown) + 1) + "|",
+    ]
+    lines += [f"| {suite} | {' | '.join(str(count[kind]) for kind in shown)} |" for suite, count in rows.items()]
+    return [*lines, ""]
+
+
+def claims_section(found: Sequence[StudyRuns]) -> list[str]:
+    """A row for each claim that can be answered; the others are listed."""
+    names = " | ".join(study.name for study, _, _ in found)
+    lines = [SECTION_HEAD, f"| the paper | {names} | verdict |", "|---" * (len(found) + 2) + "|"]
+    missing = []
+    for claim in CLAIMS:
+        figures, said = answer(claim, found)
+        if said == "not run":
+            missing.append(str(claim))
+        else:
+            lines.append(f"| {claim} | {' | '.join(figures)} | {said} |")
+    return [*lines, "", *([f"Not run: {'; '.join(missing)}.", ""] if missing else [])]
+
+
+def answer(claim: Claim, found: Sequence[StudyRuns]) -> tuple[list[str], str]:
+    """Our figures for a claim by study, and the verdict over all of them."""
+    outcomes: list[Outcome] = []
+    figures: list[str] = []
+    for study, runs, suites in found:
+        compared = [compare_with_rivals(claim, study, group) for group in groups_of(claim, study, runs, suites)]
+        outcomes += [one for outcomes_here, _ in compared for one in outcomes_here]
+        figures.append("; ".join(", ".join(here) or "not run" for _, here in compared) or "–")
+    decided: list[Outcome] = [one for one in outcomes if one != "none"]
+    said = verdict(decided)
+    if said == "confirmed":
+        return figures, said if decided == outcomes else "confirmed where it was run"
+    words = sorted({"too few seeds" if one == "few" else one for one in decided})
+    return figures, f"{said} ({', '.join(words)})" if decided else "not run"
+
+
+def groups_of(claim: Claim, study: Study, runs: Runs, suites: Path) -> list[Runs]:
+    """The runs of a study that a claim is about, by name: one group for each of its settings."""
+    if claim.suite == "table":
+        return [runs]
+    if claim.suite not in study.suites:
+        return []
+    short = {method: [run.truncate(SUITE_SECONDS) for run in group] for method, group in runs.items()}
+    if claim.suite in VARIED:
+        usual = runs.get(VARIED[claim.suite])
+        return [short | (variants(suites / claim.suite, usual) if usual else {})]
+    folders = [suites / claim.suite / name.replace(" ", "-", 1).replace("/", "-") for name in claim.settings]
+    usual_world = WORLDS[claim.suite]
+    return [short if name == usual_world else read(f) for name, f in zip(claim.settings, folders, strict=True)]
+
+
+def compare_with_rivals(claim: Claim, study: Study, group: Runs) -> tuple[list[Outcome], list[str]]:
+    """The outcome against each rival of a claim in one group of runs, and its size."""
+    ours, rivals = group.get(claim.ours), claim.rivals
+    if rivals == BASELINES:
+        kind = kind_of(claim.ours)
+        rivals = tuple(name for name in group if name in study.cell.published and kind_of(name) == kind)
+    if ours is None:
+        return ["none"], []
+    rivals = tuple(
+        rival for rival in sorted(rivals) if rival != claim.ours and common_seeds(ours, group.get(rival, []))[0]
+    )
+    if not rivals:
+        return ["none"], []
+    figures = [_figure(claim, *common_seeds(ours, group[rival])) for rival in rivals]
+    return [outcome(ours, group[rival], claim.gain) for rival in rivals], figures
+
+
+def _figure(claim: Claim, mine: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
+    """The gain in percent of the rival's accuracy or time."""
+    if claim.gain == "accuracy":
+        return (
+            f"{100 * (median_accuracy(mine) / median_accuracy(theirs) - 1):+.1f} %" if median_accuracy(theirs) else "–"
+        )
+    own, rival = median_time(mine), median_time(theirs)
+    share = 1 - own / rival if rival else float("nan")
+    return f"{100 * share:+.0f} %" if isfinite(share) else "never"

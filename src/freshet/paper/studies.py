@@ -1,6 +1,6 @@
-"""What the page speaks of: the cells that were run, at their scales, and how their suites lie in folders.
+"""The two studies of the results pages: cells of the paper at the scale at which they were run, and their suites.
 
-Bringing runs in: from the folder of a grid into that of a cell, or of one of its suites.
+``import_runs`` copies runs from the folder of a grid into the archive of a cell or of one of its suites.
 """
 
 import re
@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from freshet import RunDirectory
 from freshet.errors import ConfigError
 from freshet.methods import class_and_preset
-from freshet.paper.archive import ArchivedRun, finished_runs, read, copy_runs
+from freshet.paper.archive import ArchivedRun, copy_runs, finished_runs, read
 from freshet.paper.cells import CELLS, Cell
-from freshet.runs.reader import RunDirectory
 
 KINDS = {"async": ("Asynchronous", "fedasmu"), "sync": ("Synchronous", "fedssmu")}
-#: Suites in which variants of one method differ, with that method; and what the main runs are called in the others.
+#: Suites of variants, with the method that varies; and suites of worlds, with the name of the main runs' world.
 VARIED = {"ablation": "fedasmu", "slots": "fedasmu", "ours": "fedasmu-progress"}
 WORLDS = {
     "heterogeneity": "ratio 5",
@@ -26,26 +26,25 @@ WORLDS = {
     "devices": "100 devices",
     "skew": "Dirichlet 0.5",
 }
-#: How long the suites last in the world of the main runs.
+#: Length of the suites' runs in the world of the main runs.
 SUITE_SECONDS = 3000.0
 Runs = dict[str, list[ArchivedRun]]
 
 
 @dataclass(frozen=True)
 class Study:
-    """A cell of the paper as it was run here, at its scale."""
+    """A cell of the paper at the scale at which it was run here."""
 
     cell: Cell
     name: str
     scale: str
-    #: A second target beside the paper's, which most methods reach within a few tests.
+    #: A second target: most methods reach the paper's within a few tests.
     further: float
-    #: What the picture shows of the accuracies.
+    #: Range of accuracies in the picture.
     shown: tuple[float, float]
     picture: str
-    #: What the title has to say of tuning besides.
-    twice: str
-    #: Suites that belong to it.
+    #: An addition to the picture's title about tuning.
+    tuning_note: str
     suites: tuple[str, ...]
 
     @property
@@ -78,7 +77,7 @@ STUDIES = (
 
 
 class StudyRuns(NamedTuple):
-    """What was found of a study: its main runs, and the folder of its suites."""
+    """The archived runs of a study: its main runs, and the folder of its suites."""
 
     study: Study
     runs: Runs
@@ -95,7 +94,7 @@ def kind_of(method: str) -> str:
 
 
 def name_with_marks(method: str) -> str:
-    """Its name, with the mark of what must be said of it."""
+    """The method's name with the marks of its remarks."""
     return " ".join([method, *(f"[{mark}]" for mark in class_and_preset(method)[0].about.marks())])
 
 
@@ -108,7 +107,7 @@ def seconds(time: float) -> str:
 
 
 def suite_columns(runs: Runs, suite: Path, usual: str) -> dict[str, Runs]:
-    """The worlds of a suite in their order, the main runs among them as they stood then, with the suite's seeds."""
+    """The worlds of a suite in order; the main runs are among them, cut to the suite's length and seeds."""
     settings = sorted(suite.glob("*/")) if suite.is_dir() else []
     found = {folder.name.replace("-", " ", 1).replace("-", "/"): read(folder) for folder in settings}
     seeds = {run.seed for group in found.values() for each in group.values() for run in each}
@@ -119,29 +118,29 @@ def suite_columns(runs: Runs, suite: Path, usual: str) -> dict[str, Runs]:
 
 
 def sort_key(setting: str) -> float:
-    """What a setting is sorted by: ratio 440, bandwidth 1/100, 250 devices, Dirichlet 0.1; alike comes last."""
+    """The number in a setting's name: ratio 440, bandwidth 1/100, 250 devices, Dirichlet 0.1; iid comes last."""
     numbers = [word.rpartition("/")[2] for word in setting.split()]
     return next((float(word) for word in numbers if word.replace(".", "").isdigit()), inf)
 
 
 def import_runs(folders: Sequence[Path], results: Path, cell: Cell, suite: str | None = None) -> list[Path]:
-    """Bring in the finished runs of these folders, which are of this cell; ``suite`` is NAME or NAME/SETTING."""
+    """Copy the finished runs of these folders into the archive of a cell; ``suite`` is NAME or NAME/SETTING."""
     into = archive_folder(results, cell, suite)
     for folder in folders:
         for run in finished_runs(folder):
-            _check(run, cell)
+            _check_cell(run, cell)
     return copy_runs(folders, into)
 
 
 def archive_folder(results: Path, cell: Cell, suite: str | None = None) -> Path:
-    """Where such runs are kept."""
+    """The archive of a cell, or of one of its suites."""
     if suite is None:
         return results / cell.name
     known = next((study.suites for study in STUDIES if study.cell == cell), ())
     name, _, setting = suite.partition("/")
     if name not in known:
-        choice = f"choose one of {', '.join(known)}" if known else "none is kept for this cell"
-        raise ConfigError("--suite", f"{cell.name} has no suite {name!r} here; {choice}")
+        choice = f"choose one of {', '.join(known)}" if known else "this cell has no suites"
+        raise ConfigError("--suite", f"{cell.name} has no suite {name!r}; {choice}")
     shape = "" if name in VARIED else r"[\w.][\w.-]*"
     if not re.fullmatch(shape, setting) or ".." in setting:
         wanted = name if name in VARIED else f"{name}/SETTING, as in skew/Dirichlet-0.1"
@@ -149,10 +148,10 @@ def archive_folder(results: Path, cell: Cell, suite: str | None = None) -> Path:
     return results / cell.name / "suites" / suite
 
 
-def _check(run: Path, cell: Cell) -> None:
-    """A run of other data or another network would stand in the wrong table."""
+def _check_cell(run: Path, cell: Cell) -> None:
+    """Raise if a run has other data or another network than the cell."""
     config = RunDirectory(run).config()
     found = (config.get("data", {}).get("name"), config.get("model", {}).get("name"))
     if found != (cell.dataset, cell.model):
-        told = " on ".join(str(name)[:40] for name in reversed(found))
-        raise ConfigError("--cell", f"{cell.name} is {cell.model} on {cell.dataset}, but {run} is {told}")
+        actual = " on ".join(str(name)[:40] for name in reversed(found))
+        raise ConfigError("--cell", f"{cell.name} is {cell.model} on {cell.dataset}, but {run} is {actual}")

@@ -1,41 +1,42 @@
-"""The paper's experiments as data: which cells, methods and settings, and every number of its evaluation, in words.
+"""The paper's experiments as grids: which cells, methods and settings, full or scaled down.
 
-The paper's numbers: they stand beside a run made exactly as its cell says, and beside no other.
-
-A run qualifies when its resolved configuration is the one that the bare cell gives for the same method, seed and place
-of the data aside. So whatever decides bits (devices, rates, initial controls, scale, length, tuning, ...) takes the
-number away, and so does another target, to which the paper has no time.
-
-The paper's experiments as grids over the same machinery as a comparison, full or scaled down.
-
-What the paper does not say and we decide: in ``heterogeneity`` the fastest device stays as fast as it is; in ``slots``
-the cell is LeNet on CIFAR-10. A run is as long as the synchronous rounds of its own setting's fleet (``length.py``).
+Where the paper leaves things open, we decide: in ``heterogeneity`` the fastest device keeps its speed, and the cell of
+``slots`` is LeNet on CIFAR-10. A run is as long as the synchronous rounds of its own setting's fleet
+(``experiments.length``).
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from freshet.config import SECTIONS, Config, override, resolve, undecided
-from freshet.core.about import Uploads
+from freshet import FleetOptions, UploadCount
+from freshet.config import override
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Entry, Scenario, Job, UserSettings, expand, parse_entries, tables_for
+from freshet.experiments.grid import (
+    Job,
+    Scenario,
+    UserSettings,
+    expand,
+    length_notes,
+    override_note,
+    parse_entries,
+)
 from freshet.methods import registry
-from freshet.paper.cells import CELLS, METHODS, Cell, find_cell, length_note
-from freshet.sim.fleet import FleetOptions
+from freshet.paper.cells import CELLS, METHODS, Cell, cell_scenario, find_cell
+from freshet.paper.published import contradictions, published_numbers
 
-#: What a suite's figure looks like: accuracy curves per cell; bars per setting and kind; bars per method and cell.
+#: The figure of a suite: accuracy curves per cell, bars per setting and kind, or bars per method and cell.
 Look = Literal["curves", "settings", "methods"]
 NAMES = (
-    "names: fedasmu and fedssmu are the paper's methods, -published keeps its printed formulas where they are not the "
-    "derivatives, -progress is ours"
+    "names: fedasmu and fedssmu are the paper's methods; -published has its formulas as printed, errors included; "
+    "-progress is ours"
 )
 
 
 @dataclass(frozen=True)
 class SuiteSetting:
-    """One value of what a suite varies."""
+    """One setting of a suite: what it changes in the cell."""
 
     name: str = ""
     devices: int | None = None
@@ -53,7 +54,7 @@ class Suite:
     methods: tuple[str, ...]
     look: Look
     settings: tuple[SuiteSetting, ...] = (SuiteSetting(),)
-    #: What the paper says came out, in words; for ``table`` the numbers stand beside ours, too.
+    #: The paper's results in words; for ``table`` its numbers also stand beside ours.
     published: tuple[str, ...] = ()
 
 
@@ -143,100 +144,7 @@ _SUITES = (
 )
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 
-
-def find_suite(name: str) -> Suite:
-    """The suite of this name."""
-    if name not in SUITES:
-        raise ConfigError("SUITE", f"{name!r} is not known; choose one of {', '.join(SUITES)}, theory, results")
-    return SUITES[name]
-
-
-# ---- where the paper contradicts its own table (erratum E12)
-
-_SYNC = METHODS[7:]
-#: Cells whose time of FedSSMU is printed in bold, as the shortest of the synchronous methods.
-BOLD_TIMES = (
-    "lenet-fmnist",
-    "lenet-cifar10",
-    "resnet-cifar100",
-    "resnet-tiny",
-    "alexnet-cifar10",
-    "alexnet-cifar100",
-    "vgg-cifar100",
-)
-
-
-def slower_cells() -> dict[str, str]:
-    """Cells in which FedSSMU is not the fastest synchronous method, with the fastest one."""
-    found = {}
-    for name, cell in CELLS.items():
-        times = {m: time for m in ("fedssmu", *_SYNC) if (time := cell.published[m].time) is not None}
-        fastest = min(times, key=lambda method: times[method])
-        if fastest != "fedssmu":
-            found[name] = fastest
-    return found
-
-
-def less_accurate_cells() -> dict[str, str]:
-    """Cells in which FedSSMU is not the most accurate synchronous method, with the most accurate one."""
-    best = {name: max(("fedssmu", *_SYNC), key=lambda m: c.published[m].accuracy) for name, c in CELLS.items()}
-    return {name: method for name, method in best.items() if method != "fedssmu"}
-
-
-def contradictions() -> list[str]:
-    """What the paper says of FedSSMU and its main table does not bear out, recomputed from the table."""
-    slower, worse = slower_cells(), less_accurate_cells()
-    by = ", ".join(f"{name} ({fastest})" for name, fastest in slower.items())
-    notes = [
-        "the paper says that FedSSMU has the highest accuracy and speed, and gives its gains in speed over the cells "
-        f"with a gain only; by its own table FedSSMU is not the fastest in {len(slower)} of {len(CELLS)} cells: {by}"
-    ]
-    for name, method in worse.items():
-        ours, theirs = (CELLS[name].published[m].accuracy for m in ("fedssmu", method))
-        change = 100 * (ours / theirs - 1)
-        notes.append(
-            f"by its own table FedSSMU is less accurate than {method} on {name}: {ours:g} against {theirs:g} "
-            f"({change:.1f} %)"
-        )
-    for name in BOLD_TIMES:
-        if name in slower:
-            bold, least = (CELLS[name].published[m].time for m in ("fedssmu", slower[name]))
-            notes.append(
-                f"the paper prints FedSSMU's time on {name} in bold, {bold:,g}, but {slower[name]} has {least:,g}"
-            )
-    return notes
-
-
-#: The same method of the paper in its printed formulas.
-_PRINTED = "-published"
-
-
-def published_numbers(job: Job) -> dict[str, Any] | None:
-    """The paper's accuracy and time for a run of the grid, or None where it has none for this very run."""
-    cell = job.scenario.cell
-    known = None if cell is None else CELLS.get(cell.name)
-    if known is None:
-        return None
-    numbers = known.published.get(job.entry.method.removesuffix(_PRINTED))
-    return asdict(numbers) if numbers is not None and as_printed(job, known) else None
-
-
-def as_printed(job: Job, cell: Cell) -> bool:
-    """Whether the job's configuration is that of the bare cell."""
-    bare = tables_for(Entry(job.entry.method, job.entry.method), Scenario(cell.name, cell), UserSettings())
-    return _decisive_settings(job.config) == _decisive_settings(resolve(bare))
-
-
-def _decisive_settings(config: Config) -> dict[str, Any]:
-    """What a published number depends on."""
-    tables = config.essence()
-    watched = ("seed", "evaluate_devices", "personalise")  # tests on the devices change nothing of a run
-    tables["run"] = {key: value for key, value in tables["run"].items() if key not in watched}
-    return tables | {"target": config.run.target}
-
-
-__all__ = ["SUITES", "SuitePlan", "find_suite", "plan"]
-#: A round needs at least so many devices, a federation so many times more.
+#: Lower limits of a scaled-down suite.
 FEWEST_PER_ROUND = 2
 FEWEST_DEVICES = 4
 FEWEST_ROUNDS = 5
@@ -255,6 +163,8 @@ class SuitePlan:
     jobs: list[Job]
     scale: float
     notes: list[str]
+    #: The paper's numbers by run key.
+    published: Mapping[str, dict[str, Any]]
 
     @property
     def stem(self) -> str:
@@ -263,12 +173,12 @@ class SuitePlan:
 
     @property
     def title(self) -> str:
-        said = "" if self.scale == 1.0 else f", SCALED DOWN to {self.scale:g}"
-        return f"{self.suite.name}: {self.suite.title}{said}"
+        scaled = "" if self.scale == 1.0 else f", SCALED DOWN to {self.scale:g}"
+        return f"{self.suite.name}: {self.suite.title}{scaled}"
 
     @property
     def scale_record(self) -> dict[str, Any] | None:
-        """What the results say about the scale; None for the full suite."""
+        """The scale as results.json records it; None for the full suite."""
         if self.scale == 1.0:
             return None
         return {
@@ -286,25 +196,22 @@ def plan(
     cells: str | None = None,
     settings: Sequence[str] = (),
 ) -> SuitePlan:
-    """The grid of a suite: its worlds, scaled down if asked, times its methods (or some of them) times the seeds."""
+    """The grid of a suite: its settings, scaled down if asked, times its methods (or ``methods``) times the seeds."""
     if not 0 < scale <= 1:
         raise ConfigError("--scale", f"must be above 0 and at most 1, but {scale:g} was given")
-    entries = _entries(suite, methods)
+    entries = parse_entries(methods or ",".join(suite.methods))
     chosen = [find_cell(name.strip()) for name in (cells.split(",") if cells else suite.cells)]
     changed: dict[str, Any] = {}
     override(changed, settings)
     dataset = changed.get("data", {}).get("name")
-    worlds = [_world(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
-    jobs = expand(entries, seeds, UserSettings(settings=settings), worlds)
-    return SuitePlan(suite, jobs, scale, _notes(suite, jobs, scale, settings))
+    scenarios = [_scenario(cell, setting, scale, dataset) for cell in chosen for setting in suite.settings]
+    jobs = expand(entries, seeds, UserSettings(settings=settings), scenarios)
+    published = published_numbers(jobs)
+    notes = _notes(suite, jobs, scale, settings)
+    return SuitePlan(suite, jobs, scale, [*notes, UNITS] if published else notes, published)
 
 
-def _entries(suite: Suite, methods: str | None) -> list[Entry]:
-    """The suite's methods, or those of them that were asked for; other methods may be added by name."""
-    return parse_entries(methods if methods else ",".join(suite.methods))
-
-
-def _world(cell: Cell, setting: SuiteSetting, scale: float, dataset: str | None) -> Scenario:
+def _scenario(cell: Cell, setting: SuiteSetting, scale: float, dataset: str | None) -> Scenario:
     """A cell under one setting of a suite, scaled down; the length of its runs follows from its fleet and rounds."""
     varied = replace(
         cell,
@@ -318,11 +225,11 @@ def _world(cell: Cell, setting: SuiteSetting, scale: float, dataset: str | None)
         normal = FleetOptions()
         links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
         tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
-    return Scenario(name, varied, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
+    return cell_scenario(varied, name, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
 
 
 def _scaled_tables(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
-    """Fewer devices, samples and rounds; the share of devices that train at once and samples per device stay."""
+    """Fewer devices and samples; the share of devices that train at once and the samples per device stay."""
     if scale == 1.0:
         return {}
     devices = max(FEWEST_DEVICES, round(cell.devices * scale))
@@ -343,11 +250,11 @@ def _scaled_tables(cell: Cell, scale: float, dataset: str | None) -> dict[str, d
 
 
 def _buffers(share: float) -> dict[str, dict[str, Any]]:
-    """Methods that wait for so many uploads wait for fewer when fewer devices train at once."""
+    """Smaller buffers by method, for methods that wait for several uploads, when fewer devices train at once."""
     if share == 1.0:
         return {}
     usual = {
-        name: {key: method.Options.model_fields[key].default for key in space if isinstance(space[key], Uploads)}
+        name: {key: method.Options.model_fields[key].default for key in space if isinstance(space[key], UploadCount)}
         for name, method in registry().items()
         if (space := method.about.space)
     }
@@ -356,18 +263,6 @@ def _buffers(share: float) -> dict[str, dict[str, Any]]:
         for name, counts in usual.items()
         if counts
     }
-
-
-def override_note(settings: Sequence[str]) -> list[str]:
-    """A sentence about settings that decide bits, if there are any."""
-    names = [s for s in settings if s.partition("=")[0].strip() not in undecided(SECTIONS)]
-    return [f"changed by --set: {', '.join(names)}"] if names else []
-
-
-def length_notes(jobs: Sequence[Job]) -> list[str]:
-    """How long the runs of each cell are; one sentence per world."""
-    worlds = {job.scenario: job.config for job in reversed(jobs) if job.scenario.cell is not None}
-    return [length_note(config, world.name) for world, config in reversed(worlds.items())]
 
 
 def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[str]) -> list[str]:
@@ -385,6 +280,4 @@ def _notes(suite: Suite, jobs: Sequence[Job], scale: float, settings: Sequence[s
     notes += [f"published: {sentence}" for sentence in suite.published]
     if suite.name == "table":
         notes += contradictions()
-    if any(published_numbers(job) for job in jobs):
-        notes.append(UNITS)
     return notes

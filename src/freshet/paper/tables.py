@@ -1,92 +1,120 @@
-"""The other ten cells of the paper, one seed of each: accuracies side by side, and how far ours are from the rivals."""
+"""The tables of the results pages: main runs, suites, and the other ten cells.
 
-from collections.abc import Mapping, Sequence
-from math import isinf
-from pathlib import Path
-from statistics import median
+``results_page`` puts them on two pages: short tables on the first, complete ones in the appendix.
+"""
 
-from freshet.errors import ConfigError, RunError
-from freshet.files import read_regular, reason, write_atomically, writing
-from freshet.paper import other_cells, verdicts
-from freshet.paper.archive import ArchivedRun, median_accuracy, outcome, common_seeds, median_time, variants
-from freshet.paper.cells import Published
-from freshet.paper.pictures import draw_study, draw_worlds
-from freshet.paper.studies import (
-    KINDS,
-    STUDIES,
-    SUITE_SECONDS,
-    VARIED,
-    WORLDS,
-    StudyRuns,
-    Runs,
-    Study,
-    suite_columns,
-    kind_of,
-    name_with_marks,
-    seconds,
-    time_to,
-)
 from collections.abc import Iterable, Mapping, Sequence
 from math import isinf
 from pathlib import Path
 from statistics import median
 
 from freshet.methods import class_and_preset
-from freshet.paper.archive import TIE, ArchivedRun, median_accuracy, read
-from freshet.paper.cells import CELLS, METHODS
-from freshet.paper.studies import KINDS, Runs, kind_of, name_with_marks, seconds
+from freshet.paper.archive import (
+    TIE,
+    ArchivedRun,
+    common_seeds,
+    median_accuracy,
+    median_time,
+    outcome,
+    read,
+    variants,
+)
+from freshet.paper.cells import CELLS, METHODS, Published
+from freshet.paper.studies import (
+    KINDS,
+    SUITE_SECONDS,
+    VARIED,
+    WORLDS,
+    Runs,
+    Study,
+    StudyRuns,
+    kind_of,
+    name_with_marks,
+    seconds,
+    suite_columns,
+    time_to,
+)
 
-#: What an outcome says of a lead that the paper has, and of a rival that it does not know.
-WORDS = {
+#: What an outcome says about a lead that the paper reports, and about a rival that the paper does not have.
+PAPER_VERDICTS = {
     "win": "confirmed",
     "loss": "not confirmed",
     "tie": "not confirmed (tie)",
-    "open": "cannot be told (seeds disagree)",
-    "few": "cannot be told (too few seeds)",
-    "none": "cannot be told",
+    "open": "undecided (seeds disagree)",
+    "few": "undecided (too few seeds)",
+    "none": "undecided",
 }
-OWN_WORDS = {"win": "ahead", "loss": "behind", "tie": "tie"}
+OWN_VERDICTS = {"win": "ahead", "loss": "behind", "tie": "tie"}
 
 
-def main_section(study: Study, runs: Runs) -> list[str]:
-    """The main runs of a study."""
+# ---- main runs
+
+
+def study_section(study: Study, runs: Runs) -> list[str]:
+    """The main runs of a study on the first page: picture, accuracies and times."""
     lines = [f"## {study.scale}", "", f"![accuracy over time](images/{study.picture})", ""]
+    for kind, (title, _) in KINDS.items():
+        columns = f"| {title.lower()} | accuracy | to {study.target:.2f} | to {study.further:.2f} |"
+        lines += [columns, "|---|---|---|---|"]
+        for method in _best_first(runs, kind):
+            group = runs[method]
+            entries = f"**{median_accuracy(group):.3f}**", seconds(median_time(group)), time_to(group, study.further)
+            lines.append(f"| {_marked(method, group)} | {' | '.join(entries)} |")
+        lines.append("")
+    return [*lines, *_not_run(study, runs)]
+
+
+def study_details(study: Study, runs: Runs) -> list[str]:
+    """The main runs of a study in the appendix: every seed, and the paper's method against every rival."""
+    lines = [f"## {study.scale}", ""]
     for kind in KINDS:
         lines += main_table(study, runs, kind)
+    return [*lines, *_not_run(study, runs)]
+
+
+def _not_run(study: Study, runs: Runs) -> list[str]:
     missing = [method for method in study.cell.published if method not in runs]
-    return [*lines, f"Not run yet: {', '.join(missing)}.", ""] if missing else lines
+    return [f"Not run yet: {', '.join(missing)}.", ""] if missing else []
+
+
+def _best_first(runs: Runs, kind: str) -> list[str]:
+    return sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -median_accuracy(runs[method]))
 
 
 def main_table(study: Study, runs: Runs, kind: str) -> list[str]:
     """The methods of one kind, the best first."""
-    name, reference = KINDS[kind]
-    mine = sorted((m for m in runs if kind_of(m) == kind), key=lambda method: -median_accuracy(runs[method]))
+    title, reference = KINDS[kind]
+    methods = _best_first(runs, kind)
     lines = [
-        f"### {name}",
+        f"### {title}, {study.name}",
         "",
-        f"| method | accuracy | seeds 0, 1, 2 | to {study.target:.2f} | to {study.further:.2f} | stale | uploads "
+        f"| method | accuracy | seeds 0, 1, 2 | to {study.target:.2f} | to {study.further:.2f} | staleness | uploads "
         "| rate | models |",
         "|---|---|---|---|---|---|---|---|---|",
-        *(_row(study, method, runs[method]) for method in mine),
+        *(_row(study, method, runs[method]) for method in methods),
         "",
     ]
-    return [*lines, *rival_verdicts(study, runs, mine, reference)] if reference in runs else lines
+    return [*lines, *rival_verdicts(study, runs, methods, reference)] if reference in runs else lines
 
 
 def _row(study: Study, method: str, group: Sequence[ArchivedRun]) -> str:
     each = ", ".join(f"{run.accuracy:.3f}" for run in group)
-    stale = median(run.staleness or 0.0 for run in group)
-    shas, reached = " ".join(f"`{run.sha[:8]}`" for run in group), seconds(median_time(group))
-    mark = " (diverged)" if any(run.diverged is not None for run in group) else ""
+    staleness = median(run.staleness or 0.0 for run in group)
+    hashes, reached = " ".join(f"`{run.sha[:8]}`" for run in group), seconds(median_time(group))
     return (
-        f"| {name_with_marks(method)}{mark} | **{median_accuracy(group):.3f}** | {each} | {reached} "
-        f"| {time_to(group, study.further)} | {stale:.1f} | {median(run.uploads for run in group):,.0f} "
-        f"| {group[0].lr:.3g} | {shas} |"
+        f"| {_marked(method, group)} | **{median_accuracy(group):.3f}** | {each} | {reached} "
+        f"| {time_to(group, study.further)} | {staleness:.1f} | {median(run.uploads for run in group):,.0f} "
+        f"| {group[0].lr:.3g} | {hashes} |"
     )
 
 
+def _marked(method: str, group: Sequence[ArchivedRun]) -> str:
+    diverged = any(run.diverged is not None for run in group)
+    return name_with_marks(method) + (" (diverged)" if diverged else "")
+
+
 def rival_verdicts(study: Study, runs: Runs, methods: Sequence[str], reference: str) -> list[str]:
-    """What the paper says of its method against each rival in this cell, and what these runs say."""
+    """The paper's method against each rival: what the paper reports for this cell, and what these runs show."""
     lines = [
         f"| {reference} against | accuracy, paper | here | verdict | time to {study.target:.2f}, paper | here "
         "| verdict |",
@@ -97,37 +125,38 @@ def rival_verdicts(study: Study, runs: Runs, methods: Sequence[str], reference: 
         if rival == reference:
             continue
         theirs, mine, printed = runs[rival], published[reference], published.get(rival)
-        paper, said = _accuracy(ours, theirs, mine, printed)
-        paper_time, speed = _time(ours, theirs, mine, printed)
-        here, faster = 100 * (median_accuracy(ours) - median_accuracy(theirs)), _faster(ours, theirs)
-        lines.append(f"| {name_with_marks(rival)} | {paper} | {here:+.1f} | {said} | {paper_time} | {faster} | {speed} |")
-    return [*lines, "", "Accuracies in points of a hundred. Times: how many times as long the rival takes.", ""]
+        paper, verdict = _accuracy_verdict(ours, theirs, mine, printed)
+        paper_time, time_verdict = _time_verdict(ours, theirs, mine, printed)
+        here, ratio = 100 * (median_accuracy(ours) - median_accuracy(theirs)), _time_ratio(ours, theirs)
+        entries = name_with_marks(rival), paper, f"{here:+.1f}", verdict, paper_time, ratio, time_verdict
+        lines.append(f"| {' | '.join(entries)} |")
+    return [*lines, "", "Accuracies in percentage points. Times: the rival's time divided by that of the method.", ""]
 
 
-def _accuracy(
+def _accuracy_verdict(
     ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], mine: Published, printed: Published | None
-) -> list[str]:
+) -> tuple[str, str]:
     """The paper's lead in points, and the verdict on it."""
     found = outcome(ours, theirs)
     if printed is None:
-        return ["–", OWN_WORDS.get(found, "cannot be told")]
-    said = WORDS[found] if mine.accuracy > printed.accuracy else f"paper: no lead; here: {found}"
-    return [f"{100 * (mine.accuracy - printed.accuracy):+.1f}", said]
+        return "–", OWN_VERDICTS.get(found, "undecided")
+    verdict = PAPER_VERDICTS[found] if mine.accuracy > printed.accuracy else f"paper: no lead; here: {found}"
+    return f"{100 * (mine.accuracy - printed.accuracy):+.1f}", verdict
 
 
-def _time(
+def _time_verdict(
     ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], mine: Published, printed: Published | None
-) -> list[str]:
-    """How many times as long the rival takes in the paper, and the verdict on it."""
+) -> tuple[str, str]:
+    """The rival's time over ours in the paper, and the verdict on it."""
     if printed is None or not mine.time or not printed.time:
-        return ["–", "–"]
+        return "–", "–"
     found = outcome(ours, theirs, "time")
-    said = WORDS[found] if printed.time > mine.time else f"paper: no lead; here: {found}"
-    return [f"{printed.time / mine.time:.2f}x", said]
+    verdict = PAPER_VERDICTS[found] if printed.time > mine.time else f"paper: no lead; here: {found}"
+    return f"{printed.time / mine.time:.2f}x", verdict
 
 
-def _faster(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
-    """How many times as long the rival takes here."""
+def _time_ratio(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
+    """The rival's time over ours in these runs."""
     mine, rival = median_time(ours), median_time(theirs)
     if isinf(mine):
         return "never / never" if isinf(rival) else "never here"
@@ -136,23 +165,24 @@ def _faster(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
     return f"{rival / mine:.2f}x" if mine else "–"
 
 
-HEAD = """## Suites
+# ---- suites
 
-Half as long as the main runs, with the settings that were tuned for those, as `results/SUITES.md` said before the first
-of them. In the ablation `fedasmu-da` has no learned weights, `fedasmu-fa` no fresh models, `fedasmu-0` neither; so
-`fedasmu-fa` is also the slot *never*.
+SUITES_HEAD = """## Suites
+
+The suites are half as long as the main runs and use the settings that were tuned for them, as `results/SUITES.md` said
+before the first of these runs. In the ablation `fedasmu-da` has no learned weights, `fedasmu-fa` no fresh models and
+`fedasmu-0` neither. So `fedasmu-fa` is also the slot *never*.
 """
 
 
-def suites_section(found: Sequence[StudyRuns], picture: str) -> list[str]:
-    """Every suite of every study, with the picture of worlds between."""
-    lines = [HEAD]
+def suites_section(found: Sequence[StudyRuns]) -> list[str]:
+    """Every suite of every study."""
+    lines = [SUITES_HEAD]
     for suite, reference in VARIED.items():
         lines += [f"### {suite}", ""]
         for study, runs, suites in found:
             if suite in study.suites:
                 lines += variants_table(study, runs, suites / suite, reference)
-    lines += [f"![Accuracy in other worlds](images/{picture})", ""]
     for suite, usual in WORLDS.items():
         for study, runs, suites in found:
             if suite in study.suites:
@@ -161,7 +191,7 @@ def suites_section(found: Sequence[StudyRuns], picture: str) -> list[str]:
 
 
 def variants_table(study: Study, runs: Runs, suite: Path, reference: str) -> list[str]:
-    """A suite of variants of one method, held against the main runs of it as they stood then."""
+    """A suite of variants of one method, compared with its main runs truncated to the same time."""
     if reference not in runs or not suite.is_dir():
         return [f"{study.name}: not run yet.", ""]
     usual = [run.truncate(SUITE_SECONDS) for run in runs[reference]]
@@ -174,8 +204,8 @@ def variants_table(study: Study, runs: Runs, suite: Path, reference: str) -> lis
     ]
     for name, group in groups.items():
         each = ", ".join(f"{run.accuracy:.3f}" for run in group)
-        said = "" if group is usual else outcome_text(usual, group)
-        lines.append(f"| {name} | {median_accuracy(group):.3f} | {each} | {seconds(median_time(group))} | {said} |")
+        verdict = "" if group is usual else outcome_text(usual, group)
+        lines.append(f"| {name} | {median_accuracy(group):.3f} | {each} | {seconds(median_time(group))} | {verdict} |")
     return [*lines, ""]
 
 
@@ -184,7 +214,7 @@ def outcome_text(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> 
     mine, others = common_seeds(ours, theirs)
     if not mine:
         return "no seed in common"
-    words = {"win": "ahead", "loss": "behind", "tie": "equal", "open": "not told apart"}
+    words = {"win": "ahead", "loss": "behind", "tie": "equal", "open": "undecided"}
     words["few"] = f"{len(mine)} seed{'s' * (len(mine) > 1)}"
     return f"{words[outcome(mine, others)]}, {100 * (median_accuracy(mine) - median_accuracy(others)):+.1f}"
 
@@ -197,21 +227,19 @@ def worlds_table(study: Study, runs: Runs, suite: Path, usual: str) -> list[str]
         return [f"### {suite.name}", "", "Not run yet.", ""]
     lines = [f"### {suite.name}", "", f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for method in sorted(methods, key=lambda name: (kind_of(name), -median_accuracy(runs[name]))):
-        cells = (
+        entries = (
             f"{median_accuracy(group[method]):.3f}, {seconds(median_time(group[method]))}" if group.get(method) else "–"
             for group in found.values()
         )
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    few = {name: max(map(len, group.values())) for name, group in found.items() if group}
-    said = ", ".join(f"{name}: {count}" for name, count in few.items())
-    return [*lines, "", f"Accuracy, time to {study.target:.2f}; medians. Seeds: {said}.", ""]
-
-
+        lines.append(f"| {method} | {' | '.join(entries)} |")
+    counts = {name: max(map(len, group.values())) for name, group in found.items() if group}
+    seeds = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    return [*lines, "", f"Accuracy, time to {study.target:.2f}; medians. Seeds: {seeds}.", ""]
 
 
 # ---- the other ten cells
 
-#: In the order of results/CELLS.md, which has the reasons.
+#: In the order of results/CELLS.md, which gives the reasons.
 OTHERS = (
     "lenet-cifar100",
     "cnn-cifar10",
@@ -224,36 +252,55 @@ OTHERS = (
     "vgg-cifar100",
     "resnet-tiny",
 )
-#: What each cell is to be run with: the paper's methods, and ours.
+#: The methods planned for each cell: the paper's, and ours.
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
-TITLE = "## The other ten cells"
-HEAD = """A part of the training samples, one seed, a short virtual time, and nothing tuned: every method has its own
-defaults and, where the first table says nothing else, plain SGD with the cell's rate. `results/CELLS.md` said so before
-the first of these runs and lists what was changed since. So they show a direction and allow no verdict, and none of
-those below counts them. *Accuracy*: mean of the last five tests, the best of a cell and kind in bold; a dash: not run.
+CELLS_TITLE = "## The other ten cells"
+CELLS_SHORT = """One seed, part of the data, a short virtual time, nothing tuned: these runs show a direction and allow
+no verdict. The distance of ours to the best rival of the same kind, in percentage points; below one point is a tie.
 """
-REST = (
-    "Accuracies in points of a hundred, against the best of the other methods of the kind; below one point is a tie. "
-    "*First there*: the first test at or above the paper's target, and whose."
+CELLS_HEAD = """These runs have a part of the training samples, one seed, a short virtual time, and nothing tuned: every
+method has its own defaults and, unless the first table says otherwise, plain SGD with the cell's rate.
+`results/CELLS.md` said so before the first of these runs and lists what changed since. They show a direction and allow
+no verdict; no verdict below counts them. *Accuracy*: mean of the last five tests. The best of a cell and kind is bold;
+a dash means not run.
+"""
+CELLS_REST = (
+    "Accuracies in percentage points, against the best of the other methods of the kind; below one point is a tie. "
+    "*First there*: the first test at or above the paper's target, and the method that reached it."
 )
 
 
 def read_others(results: Path) -> dict[str, Runs]:
-    """The runs of each of these cells that was run."""
+    """The archived runs of each of these cells that was run."""
     found = {name: read(results / name) for name in OTHERS}
     return {name: runs for name, runs in found.items() if runs}
 
 
-def section(cells: Mapping[str, Runs]) -> list[str]:
-    """Both kinds, and what is missing; where none of the cells was run, only that."""
-    lines = [TITLE, ""]
+def cells_summary(cells: Mapping[str, Runs]) -> list[str]:
+    """One row per cell for the first page: how far ours are from the best rival of each kind."""
+    if not cells:
+        return []
+    heads = ["cell"]
+    for _, ours in KINDS.values():
+        heads += ["best rival", ours, f"{ours}-course"]
+    lines = [CELLS_TITLE, "", CELLS_SHORT, f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, runs in cells.items():
+        entries = [entry for kind in KINDS for entry in _distance_entries(_of_kind(runs, kind), kind)]
+        lines.append(f"| {' | '.join([name, *entries])} |")
+    return [*lines, ""]
+
+
+def cells_section(cells: Mapping[str, Runs]) -> list[str]:
+    """Both kinds in full, and what was not run; if no cell was run, only that."""
+    lines = [CELLS_TITLE, ""]
     if cells:
-        lines += [HEAD, *scale(cells), "", *(line for kind in KINDS for line in _kind(cells, kind)), REST, ""]
+        tables = [line for kind in KINDS for line in _kind_tables(cells, kind)]
+        lines += [CELLS_HEAD, *scale_table(cells), "", *tables, CELLS_REST, ""]
     return [*lines, *missing(cells)]
 
 
-def scale(cells: Mapping[str, Runs]) -> list[str]:
-    """What the runs of each cell were made with, so that nobody holds cells of different scale against each other."""
+def scale_table(cells: Mapping[str, Runs]) -> list[str]:
+    """The scale of each cell's runs: cells of different scale must not be compared with each other."""
     lines = ["| cell | network | training samples | batch | rate | until |", "|---|---|---|---|---|---|"]
     for name, runs in cells.items():
         every, rate = [run for group in runs.values() for run in group], CELLS[name].lr
@@ -269,22 +316,21 @@ def scale(cells: Mapping[str, Runs]) -> list[str]:
 
 
 def _rate(run: ArchivedRun, cell: float) -> str:
-    """The learning rate, and in what it is not the cell's: plain SGD with the rate of the paper's table."""
+    """The learning rate, and how it differs from the cell: plain SGD with the rate of the paper's table."""
     words = [f"{run.lr:g}"] if run.optimiser == "sgd" else [f"{run.lr:g}", f"with {run.optimiser.capitalize()}"]
     return " ".join(words) + ("" if run.lr == cell else f" (the cell has {cell:g})")
 
 
 def _distinct(values: Iterable[str]) -> str:
-    """What all runs have, or all that they have."""
     return ", ".join(sorted(set(values)))
 
 
 def _end(runs: Runs) -> str:
-    """How long the runs were, of both kinds or of each where they differ; one that diverged ends early."""
+    """How long the runs were, by kind if the kinds differ; the longest counts, since a diverged run ends early."""
     ends = {kind: [run.times[-1] for m, group in runs.items() if kind_of(m) == kind for run in group] for kind in KINDS}
     until = {KINDS[kind][0].lower(): seconds(max(times)) for kind, times in ends.items() if times}
-    told = [f"{time} {kind}" for kind, time in until.items()]
-    return ", ".join(told) if len(set(until.values())) > 1 else next(iter(until.values()))
+    texts = [f"{time} {kind}" for kind, time in until.items()]
+    return ", ".join(texts) if len(set(until.values())) > 1 else next(iter(until.values()))
 
 
 def missing(cells: Mapping[str, Runs]) -> list[str]:
@@ -297,14 +343,20 @@ def missing(cells: Mapping[str, Runs]) -> list[str]:
     return lines
 
 
-def _kind(cells: Mapping[str, Runs], kind: str) -> list[str]:
+def _of_kind(runs: Runs, kind: str) -> Runs:
+    return {method: group for method, group in runs.items() if kind_of(method) == kind}
+
+
+def _kind_tables(cells: Mapping[str, Runs], kind: str) -> list[str]:
     """The methods of one kind in all cells."""
-    found = {name: {m: group for m, group in runs.items() if kind_of(m) == kind} for name, runs in cells.items()}
+    found = {name: _of_kind(runs, kind) for name, runs in cells.items()}
     mine = {name: runs for name, runs in found.items() if runs}
-    return [f"### {KINDS[kind][0]}, other cells", "", *table(mine), "", *distances(mine, kind), ""] if mine else []
+    if not mine:
+        return []
+    return [f"### {KINDS[kind][0]}, other cells", "", *accuracy_table(mine), "", *distance_table(mine, kind), ""]
 
 
-def table(cells: Mapping[str, Runs]) -> list[str]:
+def accuracy_table(cells: Mapping[str, Runs]) -> list[str]:
     """A row per method, a column per cell."""
     methods = sorted({method for runs in cells.values() for method in runs}, key=_rank)
     best = {name: max(_accuracy_text(group) for group in runs.values()) for name, runs in cells.items()}
@@ -326,33 +378,44 @@ def _accuracy_text(group: Sequence[ArchivedRun]) -> str:
 
 
 def _entry(group: Sequence[ArchivedRun] | None, best: str) -> str:
-    """Accuracy; bold what looks like the best, and say what diverged."""
+    """The accuracy, bold if it prints like the best one, and when a run diverged."""
     if group is None:
         return "–"
-    shown = _accuracy_text(group)
+    text = _accuracy_text(group)
     ends = [run.diverged for run in group if run.diverged is not None]
-    return (f"**{shown}**" if shown == best else shown) + (f" (diverged at {seconds(min(ends))})" if ends else "")
+    return (f"**{text}**" if text == best else text) + (f" (diverged at {seconds(min(ends))})" if ends else "")
 
 
-def distances(cells: Mapping[str, Runs], kind: str) -> list[str]:
-    """Per cell, how far ours are from the best rival, and who is first at the paper's target."""
-    ours = (KINDS[kind][1], f"{KINDS[kind][1]}-course")
+def distance_table(cells: Mapping[str, Runs], kind: str) -> list[str]:
+    """Per cell, how far ours are from the best rival, and who reaches the paper's target first."""
+    ours = _ours(kind)
     heads = ["cell", "best rival", *ours, "target", "first there", *(f"{name} there" for name in ours)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, runs in cells.items():
         target = CELLS[name].target
-        rivals = {method: group for method, group in runs.items() if _rank(method)[0] != _rank(ours[0])[0]}
-        best = max(rivals, key=lambda method: median_accuracy(rivals[method]), default=None)
         entries = [
             name,
-            "–" if best is None else f"{best}, {_accuracy_text(rivals[best])}",
-            *(_distance(runs.get(method), rivals.get(best or "")) for method in ours),
+            *_distance_entries(runs, kind),
             f"{target:.2f}",
             _first(runs, target),
-            *(seconds(_time(runs[method], target)) if method in runs else "–" for method in ours),
+            *(seconds(_target_time(runs[method], target)) if method in runs else "–" for method in ours),
         ]
         lines.append(f"| {' | '.join(entries)} |")
     return lines
+
+
+def _ours(kind: str) -> tuple[str, str]:
+    name = KINDS[kind][1]
+    return name, f"{name}-course"
+
+
+def _distance_entries(runs: Runs, kind: str) -> list[str]:
+    """The best rival of a kind in one cell, and the distance of ours to it."""
+    ours = _ours(kind)
+    rivals = {method: group for method, group in runs.items() if _rank(method)[0] != _rank(ours[0])[0]}
+    best = max(rivals, key=lambda method: median_accuracy(rivals[method]), default=None)
+    rival = "–" if best is None else f"{best}, {_accuracy_text(rivals[best])}"
+    return [rival, *(_distance(runs.get(method), rivals.get(best or "")) for method in ours)]
 
 
 def _distance(ours: Sequence[ArchivedRun] | None, rival: Sequence[ArchivedRun] | None) -> str:
@@ -362,13 +425,13 @@ def _distance(ours: Sequence[ArchivedRun] | None, rival: Sequence[ArchivedRun] |
     return f"{100 * ahead:+.1f}{' (tie)' if abs(ahead) < TIE else ''}"
 
 
-def _time(group: Iterable[ArchivedRun], target: float) -> float:
+def _target_time(group: Iterable[ArchivedRun], target: float) -> float:
     return median(run.time_to(target) for run in group)
 
 
 def _first(runs: Runs, target: float) -> str:
     """When the target is first reached, and by whom."""
-    times = {method: _time(group, target) for method, group in runs.items()}
+    times = {method: _target_time(group, target) for method, group in runs.items()}
     first = min(times.values())
     if isinf(first):
         return "never"

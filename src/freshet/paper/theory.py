@@ -363,7 +363,11 @@ def run_all(todo: Sequence[TheoryRun], folder: Path, workers: int, on_done: Call
         on_done(setting, float(np.mean(outcome["gradient_sq"])))
 
     with tempfile.TemporaryDirectory(prefix="freshet-theory-") as scratch:
-        return run_each(partial(perform, scratch=Path(scratch)), todo, workers, keep)
+        return run_each(partial(_perform_in, Path(scratch)), todo, workers, keep)
+
+
+def _perform_in(scratch: Path, setting: TheoryRun) -> Record | None:
+    return perform(setting, scratch)
 
 
 def load(setting: TheoryRun, folder: Path) -> Record | None:

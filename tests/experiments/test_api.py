@@ -1,4 +1,4 @@
-"""``freshet.compare`` and ``freshet.tune``: a federation of one's own, the commands' folder, and no work done twice."""
+"""``freshet.compare`` and ``freshet.tune``: your own federation, the commands' folder, and no work done twice."""
 
 import json
 from pathlib import Path
@@ -222,7 +222,7 @@ def test_tuning_holds_out_training_data_and_gives_values_to_use(tmp_path: Path) 
     assert {run.config()["run"]["seed"] for run in runs} == {1000, 1001}
     record = json.loads((tmp_path / "tuning.json").read_text())
     assert record["values"] == tuning.best and (tmp_path / "best.toml").is_file()
-    changed = make("fedprox", 0).changed(tuning.best)
+    changed = make("fedprox", 0).with_settings(tuning.best)
     assert changed.config.method.mu == tuning.best["method.mu"]
 
 
@@ -269,3 +269,15 @@ def test_a_comparison_that_stops_at_the_target_says_so(tmp_path: Path) -> None:
     assert found.complete and found.table["finished"].tolist() == [1]
     assert "runs end when they reach the target" in found.document["notes"][0]
     assert resolve(RunDirectory(found.runs["fedavg"][0].directory).config()).run.stop_at_target
+
+
+@pytest.mark.parametrize(("run", "kept"), [({}, False), ({"keep_checkpoint": True}, True)])
+def test_runs_keep_their_checkpoints_if_asked(run: dict, kept: bool, tmp_path: Path):
+    found = freshet.compare(lambda method, seed: make(method, seed, run=run), ["fedavg"], seeds=1, out=tmp_path)
+    assert found.complete and bool(list(tmp_path.glob("runs/*/checkpoint/*"))) is kept
+
+
+@pytest.mark.parametrize("given", ["x", None, 3])
+def test_what_is_no_function_is_refused(given, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"^make: must be a function of \(method, seed\), but .* was given"):
+        freshet.compare(given, ["fedavg"], seeds=1, out=tmp_path)

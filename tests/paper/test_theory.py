@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from freshet import Federation
-from freshet.cli import experiments
 from freshet.errors import ConfigError, RunError
 from freshet.paper import theory
 from freshet.paper.convex import digits
@@ -75,7 +72,7 @@ def test_a_step_is_noted_with_exact_moments():
     assert report["variance_sum"] == pytest.approx(2 * report["variance_max"])
 
 
-def test_watching_changes_nothing(tmp_path):
+def test_measurements_change_nothing(tmp_path):
     """The same world under plain FedASMU, with batches of the whole shard, ends in the same model."""
     watched = theory.federation(replace(SHORT, tau=99))
     tables = watched.config.tables()
@@ -167,26 +164,16 @@ def test_several_processes_find_the_same(outcome, tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+def few(monkeypatch):
+    """Five runs instead of all."""
     monkeypatch.setattr(theory, "TAUS", (5,))
     monkeypatch.setattr(theory, "EPOCHS", (1,))
     monkeypatch.setattr(theory, "HORIZONS", (0.5, 1.0))
     monkeypatch.setattr(theory, "IOTAS", {"fedasmu": (0.0,)})
-    app = typer.Typer()
-    app.command()(experiments.paper)
-
-    def call(*words):
-        done = CliRunner().invoke(app, [*map(str, words)])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
-
-    return call
 
 
-def test_the_command_writes_numbers_and_a_figure_and_repeats_nothing(command, monkeypatch, tmp_path):
-    line = ["theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--executor", "serial"]
+def test_the_command_writes_numbers_and_a_figure_and_repeats_nothing(few, command, monkeypatch, tmp_path):
+    line = ["paper", "theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--workers", 1]
     done = command(*line)
     assert done.exit_code == 0 and "corrected" in done.output and "horizon" in done.output
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
@@ -202,9 +189,9 @@ def test_the_command_writes_numbers_and_a_figure_and_repeats_nothing(command, mo
     assert command(*line).exit_code == 0
 
 
-def test_an_interrupted_command_says_so(command, monkeypatch, tmp_path):
+def test_an_interrupted_command_says_so(few, command, monkeypatch, tmp_path):
     monkeypatch.setattr(theory, "perform", lambda setting, scratch: None)
-    done = command("theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--executor", "serial")
+    done = command("paper", "theory", "--scale", 0.02, "--seeds", 1, "--out", tmp_path, "--workers", 1)
     assert done.exit_code == 130
     assert not (tmp_path / "theory.json").exists()
 
@@ -223,22 +210,17 @@ def test_ctrl_c_at_the_end_of_a_run_keeps_the_next_one_from_beginning(monkeypatc
     assert theory.run_all(settings[1:], tmp_path, 1, lambda setting, _: done.append(setting)), "there is no next one"
 
 
-def test_options_that_mean_nothing_here_are_refused(command, tmp_path):
-    with pytest.raises(ConfigError, match="--cells"):
-        command("theory", "--cells", "lenet-fmnist", "--out", tmp_path)
+def test_wrong_options_are_refused(few, command, tmp_path):
+    for option in ("--cells", "--methods", "--set", "--executor", "--retry"):
+        done = command("paper", "theory", option, "x")
+        assert done.exit_code == 2 and f"No such option: {option}" in done.output
     with pytest.raises(ConfigError, match="--scale"):
-        command("theory", "--scale", 2, "--out", tmp_path)
-    with pytest.raises(ConfigError, match="--executor"):
-        command("theory", "--executor", "ray", "--out", tmp_path)
+        command("paper", "theory", "--scale", 2, "--out", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
-        command("theory", "--out", tmp_path / "file")
+        command("paper", "theory", "--out", tmp_path / "file")
 
 
-def test_one_seed_unless_more_are_asked_for(command, tmp_path):
-    assert "5 runs, 5 to do" in command("theory", "--list", "--out", tmp_path).output
-    assert "15 runs, 15 to do" in command("theory", "--list", "--seeds", 3, "--out", tmp_path).output
-
-
-def test_it_is_among_the_suites(command):
-    assert "theory" in command().output
+def test_one_seed_is_the_default(few, command, tmp_path):
+    assert "5 runs, 5 to do" in command("paper", "theory", "--list", "--out", tmp_path).output
+    assert "15 runs, 15 to do" in command("paper", "theory", "--list", "--seeds", 3, "--out", tmp_path).output

@@ -1,4 +1,4 @@
-"""Runs as they are kept, made up: what a page of results is tested with."""
+"""Made-up archived runs for the tests of the results pages."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def write_run(
     optimiser: str = "sgd",
     model: str = "",
 ) -> Path:
-    """One run in folder/runs, tested every 100 s, with a log that nobody keeps."""
+    """Write one run to folder/runs, tested every 100 s, with a log that is not archived."""
     run = folder / "runs" / f"{method}-seed{seed}-{len(options):x}"
     run.mkdir(parents=True)
     rows = [{"time": 100.0 * n, "accuracy": value} for n, value in enumerate(accuracies)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 RATES = {"eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon"}
 #: What a suite varies on purpose.
 VARIED = {"slots": {"slot"}, "ours": {"controls", "probe", "distance", *RATES}}

@@ -1,13 +1,26 @@
-"""The paper's cells: every number against the paper's source where it is at hand (FRESHET_PAPER), a few from memory."""
+"""The paper's cells: every number against the paper's source if FRESHET_PAPER names it; every cell runs."""
 
 import os
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
+import freshet.assembly
+from freshet import Federation
+from freshet.cli import inspect
+from freshet.config import resolve
+from freshet.data.dataset import DataSet
+from freshet.data.sources import load
+from freshet.errors import DataError
 from freshet.models import names
-from freshet.paper.cells import CELLS, METHODS, Cell, Published
+from freshet.paper.cells import CELLS, METHODS, Cell, Published, all_method_choices, cell_tables, choices
+from freshet.runs.audit import audit
+from freshet.runs.reader import RunDirectory
 
 NETWORKS = {
     "LeNet": ("lenet", "lenet5"),
@@ -172,3 +185,96 @@ def test_cells_are_frozen() -> None:
     assert isinstance(cell, Cell)
     with pytest.raises(AttributeError):
         cell.lr = 1.0  # type: ignore[misc]
+
+
+# ---- whose choice is it?
+
+
+@pytest.mark.parametrize("name", ["lenet-cifar10", "textcnn-imdb"])
+def test_what_the_paper_states_is_its_own_and_all_else_is_ours(name):
+    cell = CELLS[name]
+    found = {choice.name: choice for choice in choices(cell)}
+    stated = {key for key, choice in found.items() if choice.stated}
+    assert stated == {
+        "rounds", "training.lr", "fleet.devices", "fleet.ratio", "data.name", "data.partition", "model.name",
+        "run.target", "run.trigger", "run.per_round", "run.period",
+    }  # fmt: skip
+    ours = {"training.epochs", "training.batch_size", "training.lr_decay", "fleet.fastest", "fleet.up_mbps"}
+    ours |= {"fleet.down_mbps", "fleet.up_latency", "fleet.down_latency", "data.concentration", "data.min_samples"}
+    ours |= {"run.in_flight", "run.until", "run.eval_every"}
+    assert ours <= found.keys() - stated
+    assert ("data.vocabulary" in found) is (name == "textcnn-imdb")
+    config = resolve(cell_tables(cell, "fedasmu"))
+    assert (found["run.until"].value, found["training.lr"].value) == (config.run.until, cell.lr)
+
+
+def test_initial_controls_are_ours_and_rates_the_papers():
+    found = all_method_choices(CELLS["lenet-cifar10"])
+    for method in ("fedasmu", "fedssmu"):
+        whose = {choice.name: choice.stated for choice in found[method]}
+        ours = ("lambda0", "sigma0", "iota0", "gamma0", "upsilon0", "mu_alpha", "epsilon", "phi_q", "psi", "rho")
+        assert not any(whose[name] for name in ours)
+        assert all(whose[name] for name in ("eta_lambda", "eta_iota", "eta_upsilon", "eta_rl", "tau_max"))
+    assert not any(choice.stated for method in ("fedbuff", "fedlws") for choice in found[method])
+
+
+def test_the_command_says_it_all(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    app = typer.Typer()
+    app.command("cells")(inspect.cells)
+    app.command("models")(inspect.models)
+    done = CliRunner().invoke(app, ["cells", "cnn-cifar10"])
+    assert done.exit_code == 0
+    text = done.output
+    assert "500 synchronous rounds of" in text and "lambda0" in text and "in_flight" in text
+    row = next(line for line in text.splitlines() if line.startswith("training.lr_decay"))
+    assert row.split() == ["training.lr_decay", "0.999", "ours"]
+    assert next(line for line in text.splitlines() if line.startswith("fleet.devices")).split()[-1] == "paper"
+    assert next(line for line in text.splitlines() if line.startswith("feddyn  ")).split() == [
+        "feddyn",
+        "0.508",
+        "43974",
+    ]
+
+
+# ---- every cell runs
+
+
+SHAPES = {"fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "tiny-imagenet": (3, 64, 64)}
+CLASSES = {"fashion-mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200, "imdb": 2}
+
+
+def stand_in(name: str) -> DataSet:
+    """Random samples of the right shape, where the data set is not on this machine."""
+    rng, classes = np.random.default_rng(0), CLASSES[name]
+    y = np.arange(600) % classes
+    if name == "imdb":
+        x = rng.integers(2, 500, (600, 64), dtype=np.int32)
+        return DataSet(name, x, y, x, y, classes, pad_id=0, vocabulary=500)
+    x = rng.integers(0, 256, (600, *SHAPES[name]), dtype=np.uint8)
+    half = (0.5,) * x.shape[1]
+    return DataSet(name, x, y, x, y, classes, mean=half, std=half)
+
+
+def real_or_stand_in(name: str, data_dir: Any = None, **options: Any) -> DataSet:
+    try:
+        return load(name, data_dir, download=False, **options)
+    except DataError:
+        return stand_in(name)
+
+
+@pytest.mark.parametrize("name", list(CELLS))
+def test_a_cell_runs_two_virtual_rounds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freshet.assembly, "load", real_or_stand_in)
+    tables = cell_tables(CELLS[name], "fedssmu")
+    tables["fleet"] |= {"devices": 6}
+    tables["run"] |= {"per_round": 2, "until": 200.0, "executor": "serial", "eval_every": 200.0}
+    tables["training"] |= {"epochs": 1, "batch_size": 20}
+    tables["data"] |= {"train_samples": 240, "test_samples": 200, "vocabulary": 2000, "length": 64}
+    config = resolve(tables)
+    result = Federation.from_config(config).run(out=tmp_path / "run")
+    rounds = {event["round"] for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"}
+    assert len(rounds) >= 2
+    assert np.isfinite(result.loss).all() and result.summary["rejected"] == 0
+    assert audit(RunDirectory(result.directory)).passed
+    assert (config.model.name, config.run.target) == (CELLS[name].model, CELLS[name].target)

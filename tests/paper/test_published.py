@@ -1,6 +1,7 @@
-"""The paper's numbers stand beside exactly the paper's world, and nowhere else."""
+"""The paper's numbers stand beside exactly the paper's configuration; its sentences agree with its own table."""
 
 import json
+import re
 
 import pytest
 import tomli_w
@@ -8,11 +9,20 @@ import tomli_w
 from freshet.config import resolve
 from freshet.experiments import compare
 from freshet.experiments.grid import Scenario, UserSettings, expand, parse_entries
-from freshet.paper.cells import CELLS, METHODS, cell_tables
-from freshet.paper.suites import find_suite, plan, published_numbers
+from freshet.paper.cells import CELLS, METHODS, cell_scenario, cell_tables
+from freshet.paper.published import (
+    BOLD_TIMES,
+    contradictions,
+    less_accurate_cells,
+    published_numbers,
+    slower_cells,
+)
+from freshet.paper.suites import NAMES, SUITES, plan
+
+from .test_cells import clean, key, paper, spread, table  # noqa: F401
 
 CELL = "lenet-fmnist"
-WORLD = Scenario(CELL, CELLS[CELL])
+BARE_CELL = cell_scenario(CELLS[CELL])
 OVERRIDES = [
     "fleet.devices=99",
     "fleet.ratio=6.0",
@@ -66,14 +76,15 @@ HARMLESS = [
 ]
 
 
-def numbers(methods="fedasmu", settings=(), world=WORLD, seeds=(0,), **given):
-    request = UserSettings(settings=settings, **given)
-    return {job.entry.label: published_numbers(job) for job in expand(parse_entries(methods), seeds, request, [world])}
+def numbers(methods="fedasmu", settings=(), scenario=BARE_CELL, seeds=(0,), **given):
+    jobs = expand(parse_entries(methods), seeds, UserSettings(settings=settings, **given), [scenario])
+    found = published_numbers(jobs)
+    return {job.entry.label: found.get(job.key) for job in jobs}
 
 
 def test_every_method_of_the_table_has_its_number_in_the_plain_cell():
-    for name, cell in CELLS.items():
-        found = numbers(",".join(METHODS), world=Scenario(name, cell), seeds=(3,))
+    for cell in CELLS.values():
+        found = numbers(",".join(METHODS), scenario=cell_scenario(cell), seeds=(3,))
         assert {m: n["accuracy"] for m, n in found.items()} == {m: p.accuracy for m, p in cell.published.items()}
 
 
@@ -117,19 +128,19 @@ def test_a_config_file_takes_it_away_unless_it_is_the_cells_own():
 
 
 def test_without_a_cell_there_is_none():
-    assert numbers(world=Scenario()) == {"fedasmu": None}
+    assert numbers(scenario=Scenario()) == {"fedasmu": None}
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.5, 0.999])
 def test_a_scaled_suite_has_none(scale):
-    assert not any(published_numbers(job) for job in plan(find_suite("table"), [0], scale=scale, cells=CELL).jobs)
+    assert plan(SUITES["table"], [0], scale=scale, cells=CELL).published == {}
 
 
 @pytest.mark.parametrize("suite", ["devices", "heterogeneity", "bandwidth"])
 def test_a_study_has_them_in_its_normal_setting_alone(suite):
-    found = {}
-    for job in plan(find_suite(suite), [0]).jobs:
-        found.setdefault(job.scenario.name, []).append(published_numbers(job) is not None)
+    found, planned = {}, plan(SUITES[suite], [0])
+    for job in planned.jobs:
+        found.setdefault(job.scenario.name, []).append(job.key in planned.published)
     assert [all(there) for there in found.values()] == [True, False, False]
     assert not any(any(there) for there in list(found.values())[1:])
 
@@ -188,3 +199,94 @@ def test_the_papers_table(command, quick, tmp_path, words, there):
     found = shown(command, tmp_path, "paper", "table", "--cells", CELL, "-m", "fedasmu,fedasmu-progress", *words)
     assert (found["fedasmu"] is not None) is there
     assert found["fedasmu-progress"] is None
+
+
+# ---- the paper's sentences
+
+
+SPELT = {"FedAsync": "fedasync", "PORT": "port", "ASO-Fed": "asofed", "FedBuff": "fedbuff", "FedSA": "fedsa"}
+SPELT |= {"FedAvg": "fedavg", "FedProx": "fedprox", "MOON": "moon", "FedDyn": "feddyn", "FedLWS": "fedlws"}
+
+
+def said(text):
+    """The percentages in a text."""
+    return set(re.findall(r"\d+\.\d+(?=\s*\}?\s*\\?%)", text))
+
+
+def gains(lead, other):
+    """Relative gains of accuracy, and savings of time, over all cells that have them."""
+    pairs = [(cell.published[lead], cell.published[other]) for cell in CELLS.values()]
+    accuracy = [100 * (a.accuracy / b.accuracy - 1) for a, b in pairs]
+    time = [100 * (1 - a.time / b.time) for a, b in pairs if a.time is not None and b.time is not None]
+    return accuracy, time
+
+
+def test_every_number_of_the_papers_evaluation_is_said_by_a_suite(paper):  # noqa: F811
+    start = paper.index(r"\subsubsection{Performance Overview}")
+    ours = said(" ".join(sentence for suite in SUITES.values() for sentence in suite.published))
+    theirs = said(paper[start : paper.index(r"\bibliographystyle")])
+    assert len(theirs) > 60
+    assert theirs == ours
+
+
+def test_the_sentences_about_fedasmu_follow_from_the_table():
+    faster, better = SUITES["table"].published[:2]
+    for name, low, high in re.findall(r"([A-Z][\w-]+) (?:by )?([\d.]+) % to ([\d.]+) %", faster):
+        time = gains("fedasmu", SPELT[name])[1]
+        assert (round(min(time), 2), round(max(time), 2)) == (float(low), float(high)), name
+    for name, low, high in re.findall(r"([A-Z][\w-]+) (?:by )?([\d.]+) % to ([\d.]+) %", better):
+        accuracy = gains("fedasmu", SPELT[name])[0]
+        assert (round(min(accuracy), 2), round(max(accuracy), 2)) == (float(low), float(high)), name
+
+
+def test_the_sentences_about_fedssmu_leave_out_the_cells_without_a_gain():
+    faster, better = SUITES["table"].published[2:4]
+    ranges = dict(re.findall(r"([A-Z][\w-]+) (?:by )?([\d.]+ % to [\d.]+) %", faster))
+    for name, text in ranges.items():
+        low, high = map(float, text.split(" % to "))
+        names = ("fedavg", "fedprox", "moon") if name == "MOON" else (SPELT[name],)
+        time = [value for other in names for value in gains("fedssmu", other)[1]]
+        assert (round(min(v for v in time if v > 0), 2), round(max(time), 2)) == (low, high), name
+        assert min(time) < 0, "in some cells it is slower"
+    for name, low, high in re.findall(r"([A-Z][\w-]+) (?:by )?([\d.]+) % to ([\d.]+) %", better):
+        accuracy = gains("fedssmu", SPELT[name])[0]
+        assert (round(min(v for v in accuracy if v > 0), 2), round(max(accuracy), 2)) == (float(low), float(high)), name
+
+
+def test_erratum_e12_recomputed_from_the_table():
+    sync = METHODS[6:]
+    slower = {
+        name
+        for name, cell in CELLS.items()
+        if any((t := cell.published[m].time) is not None and t < cell.published["fedssmu"].time for m in sync[1:])
+    }
+    assert len(slower) == 6 and slower == set(slower_cells())
+    assert set(slower_cells().values()) == {"feddyn", "fedlws"}
+    assert less_accurate_cells() == {"vgg-cifar10": "fedlws"}
+    vgg = CELLS["vgg-cifar10"].published
+    assert 100 * (vgg["fedssmu"].accuracy / vgg["fedlws"].accuracy - 1) == pytest.approx(-4.8, abs=0.05)
+    assert [name for name in BOLD_TIMES if name in slower] == ["lenet-cifar10"], "one bold time is wrong"
+    notes = " ".join(contradictions())
+    assert "6 of 12 cells" in notes and "fedlws on vgg-cifar10" in notes and "63,500" in notes and "56,019" in notes
+
+
+def test_the_bold_times_are_the_papers(paper):  # noqa: F811
+    bold = []
+    for part in table(paper, "tab:cmp_overall").split(r"\begin{tabular}")[1:]:
+        rows = [re.sub(r"\\(?:midrule|toprule|bottomrule)", "", row) for row in part.split(r"\\")]
+        headers = [spread(row) for row in rows if r"\multicolumn" in row]
+        columns = [key(n, d) for n, d in zip(headers[0], headers[1], strict=True)]
+        row = next(row for row in rows if row.strip().startswith(r"\SName"))
+        for place, entry in enumerate(row.split("&")[1:]):
+            if place % 2 == 1 and r"\textbf" in entry:
+                bold.append(columns[place])
+                assert float(clean(entry)) == CELLS[columns[place]].published["fedssmu"].time
+    assert set(bold) == set(BOLD_TIMES)
+
+
+def test_contradictions_stand_below_the_table_and_the_names_below_every_suite():
+    notes = plan(SUITES["table"], [0], cells="lenet-fmnist", methods="fedssmu,fedavg").notes
+    assert all(sentence in notes for sentence in contradictions())
+    for name in SUITES:
+        assert NAMES in plan(SUITES[name], [0], scale=0.02).notes
+    assert "-progress is ours" in NAMES

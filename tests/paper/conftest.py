@@ -1,0 +1,37 @@
+"""The paper commands as a user types them, and an archive of made-up runs."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from freshet.cli.app import app
+
+from .archived_runs import write_run
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Run a command in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    runner = CliRunner()
+
+    def call(*words):
+        done = runner.invoke(app, [str(word) for word in words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """FedASMU ahead of FedBuff with every seed, equal to FedAsync, and PORT with one seed only."""
+    for seed in range(3):
+        write_run(tmp_path, "fedasmu", seed, [0.1, 0.5, 0.80 + 0.01 * seed] + [0.85 + 0.001 * seed] * 4, 200.0)
+        write_run(tmp_path, "fedasync", seed, [0.1] + [0.847 - 0.002 * seed] * 6, 400.0)
+        write_run(tmp_path, "fedbuff", seed, [0.1] + [0.6] * 6, None)
+    write_run(tmp_path, "port", 0, [0.1] * 7, None)
+    return tmp_path
