@@ -1,4 +1,4 @@
-"""The command as a user types it."""
+"""Run the command through its entry point."""
 
 import sys
 from collections.abc import Callable

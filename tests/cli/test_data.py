@@ -1,4 +1,4 @@
-"""``freshet data`` as a user types it."""
+"""``freshet data`` through the command line."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def no_local_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("freshet.data.sources.SYSTEM_ROOTS", ())
 
 
-def test_list_shows_every_set() -> None:
+def test_list_shows_every_data_set() -> None:
     result = run(data_app, ["list"])
     assert result.exit_code == 0
     for name in ("digits", "fashion-mnist", "cifar10", "cifar100", "imdb", "tiny-imagenet"):
@@ -38,7 +38,7 @@ def test_get_and_check_digits() -> None:
     assert "1,438" in result.stdout
 
 
-def test_check_of_another_copy_fails(tmp_path: Path) -> None:
+def test_check_of_a_different_copy_fails(tmp_path: Path) -> None:
     build.write_fashion(tmp_path)
     result = run(data_app, ["check", "fashion-mnist", "--data-dir", str(tmp_path)])
     assert result.exit_code == 1
@@ -72,14 +72,14 @@ def test_partition_draws_and_prints(tmp_path: Path, devices: int) -> None:
         (["partition", "digits", "--out", "/no/such/folder/p.png"], "--out"),
     ],
 )
-def test_mistakes_are_one_sentence_with_code_2(arguments: list[str], says: str) -> None:
+def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], says: str) -> None:
     result = run(data_app, arguments)
     assert result.exit_code == 2
     assert says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_without_options_it_deals_as_a_run_does(tmp_path: Path) -> None:
+def test_without_options_the_partition_is_that_of_a_run(tmp_path: Path) -> None:
     config = resolve({})
     result = run(data_app, ["partition", "digits", "--out", str(tmp_path / "p.png")])
     federation = Federation.from_config(config)
@@ -89,7 +89,7 @@ def test_without_options_it_deals_as_a_run_does(tmp_path: Path) -> None:
     assert f"{sizes[0]:,} / {np.median(sizes):,g} / {sizes[-1]:,}" in result.stdout
 
 
-def test_the_defaults_that_help_shows_are_those_of_a_run() -> None:
+def test_the_defaults_in_the_help_are_those_of_a_run() -> None:
     config = resolve({})
     shown = {p.name: p.show_default for p in typer.main.get_command(data_app).commands["partition"].params}
     dealt = config.data

@@ -1,4 +1,4 @@
-"""``freshet pretrain``: the logs of earlier runs teach the slot selector where to begin."""
+"""``freshet pretrain``: the slot selector learns from the logs of earlier runs."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def pay_only_the_last_slot(directory: Path) -> None:
     log.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_after_pre_training_first_trips_ask_where_it_paid(freshet, tmp_path) -> None:
+def test_after_pretraining_first_trips_ask_at_the_slot_that_paid(freshet, tmp_path) -> None:
     run = ("run", "-m", "fedasmu", "--until", "200s", "-q", *SMALL)
     freshet(*run, "-o", "teacher", "-s", 'method.slot="random"')
     pay_only_the_last_slot(Path("teacher"))

@@ -1,4 +1,4 @@
-"""What a user types first answers at once, and understands a slip."""
+"""Help is quick, and misspelled names get a suggestion."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ QUICK = [["--help"], ["-h"], ["--version"], ["methods"], ["methods", "moon"], ["
 
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
-def test_what_is_slow_to_load_is_not_loaded_for_help_and_lists(arguments):
+def test_help_and_lists_import_no_heavy_library(arguments):
     done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, timeout=240)
     said, _, loaded = done.stdout.rpartition("LOADED ")
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_what_is_slow_to_load_is_not_loaded_for_help_and_lists(arguments):
     assert not set(HEAVY) & set(loaded.split())
 
 
-def test_every_name_of_the_package_is_there_although_it_is_loaded_late():
+def test_every_public_name_exists_although_it_is_imported_lazily():
     assert all(getattr(freshet, name) is not None for name in freshet.__all__)
     assert set(freshet.__all__) <= set(dir(freshet))
     assert freshet.Federation.__name__ == "Federation"
@@ -44,7 +44,7 @@ def test_every_name_of_the_package_is_there_although_it_is_loaded_late():
 
 
 def commands() -> dict[str, Any]:
-    """All commands with those of their groups, by what is typed."""
+    """Return all commands, also those of groups, by the words that call them."""
     root = typer.main.get_command(app)
     found = dict(root.commands)
     for name, group in list(found.items()):
@@ -53,13 +53,13 @@ def commands() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_h_is_help_everywhere(command, name):
+def test_every_command_has_h_for_help(command, name):
     short, long = command(*name.split(), "-h"), command(*name.split(), "--help")
     assert short.code == long.code == 0
     assert short.out == long.out and "Usage" in short.out
 
 
-def test_w_is_workers_everywhere():
+def test_w_means_workers_in_every_command():
     options = {name: [set(p.opts) for p in found.params] for name, found in commands().items()}
     with_workers = {
         name: next(o for o in given if "--workers" in o)
@@ -81,7 +81,7 @@ def test_a_misspelled_method_is_recognised(command, line, given, meant):
     assert done.err.strip() == f"freshet: method.name: {given!r} is not known; did you mean {meant}?"
 
 
-def test_a_method_like_no_other_gets_the_whole_list(command):
+def test_an_unknown_method_gets_the_full_list(command):
     said = command("methods", "xyz").err
     assert "did you mean" not in said and "fedasmu, fedasmu-0" in said
 

@@ -221,7 +221,7 @@ def _common_head(files: list[bytes]) -> bytes:
 
 
 class RunsOnLoad:
-    """Unpickling this would create a file."""
+    """Unpickling this creates a file."""
 
     def __init__(self, path: Path, function: Any = os.system) -> None:
         self.path, self.function = path, function

@@ -1,4 +1,4 @@
-"""Shared by the data tests: a cache of their own, and the folder with real data where there is one."""
+"""Fixtures of the data tests: a private cache, and the folder with real data."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without any data: no FRESHET_DATA, no system copies."""
+    """No local data: no FRESHET_DATA, no system copies."""
     monkeypatch.delenv("FRESHET_DATA", raising=False)
     monkeypatch.setattr("freshet.data.sources.SYSTEM_ROOTS", ())
 

@@ -1,4 +1,4 @@
-"""Data from outside: torch Datasets and Subsets, Hugging Face tables (real ones where the library is there), lazily."""
+"""User data: torch Datasets and Subsets, Hugging Face tables (real ones if the library is installed), lazy reading."""
 
 import pickle
 from importlib.util import find_spec
@@ -85,7 +85,7 @@ def test_a_hugging_face_table_is_the_same_as_its_arrays(table):
 
 
 @tables
-def test_columns_are_named_where_they_cannot_be_told(table):
+def test_ambiguous_columns_must_be_named(table):
     many = table(columns(user=[f"u{k % 5}" for k in range(40)]))
     with pytest.raises(DataError, match=r"columns features, label, user; name the inputs with data\.input_column"):
         from_arrays("t", many, many)
@@ -102,7 +102,7 @@ def test_columns_are_named_where_they_cannot_be_told(table):
 
 
 @tables
-def test_texts_and_rows_of_different_lengths_are_one_sentence(table):
+def test_texts_and_rows_of_different_lengths_give_one_sentence(table):
     texts = table({"text": ["so", "good"] * 2, "label": [0, 1] * 2})
     with pytest.raises(DataError, match="turn them into numbers"):
         from_arrays("t", texts, texts)
@@ -133,7 +133,7 @@ def test_subsets_and_joined_datasets_are_the_same_as_their_arrays():
     assert stored_labels(ConcatDataset([whole])) is None
 
 
-def test_labels_that_are_no_integers_are_not_cut_to_integers():
+def test_real_labels_are_not_truncated_to_integers():
     floats = TensorDataset(torch.tensor(X), torch.tensor(Y + 0.7))
     for lazy in (False, True):
         dataset = from_arrays("t", floats, floats, lazy=lazy)
@@ -165,7 +165,7 @@ class Counted(Dataset):
 
 
 @pytest.mark.parametrize("x", [X, IMAGES], ids=["floats", "images"])
-def test_lazy_batches_have_the_bits_of_those_in_memory(x):
+def test_lazy_batches_equal_batches_in_memory(x):
     source = Counted(x, Y)
     lazy, eager = from_arrays("t", source, source, lazy=True), from_arrays("t", (x, Y), (x, Y))
     assert (lazy.mean, lazy.std) == (eager.mean, eager.std)
@@ -190,7 +190,7 @@ def test_lazy_parts_read_the_right_samples():
         np.testing.assert_array_equal(a.x_test.read(np.arange(len(a.y_test))), b.x_test)
 
 
-def test_with_a_list_of_labels_hardly_anything_is_read_before_it_is_needed():
+def test_with_a_list_of_labels_only_a_few_samples_are_read_early():
     source = Counted(X, Y, keep_labels=True)
     data = from_arrays("t", source, source, lazy=True)
     assert set(source.read) <= {0, 20, 39}
@@ -199,7 +199,7 @@ def test_with_a_list_of_labels_hardly_anything_is_read_before_it_is_needed():
     assert source.read == [11, 4]
 
 
-def test_a_list_of_labels_that_disagrees_with_the_samples_is_not_believed():
+def test_a_list_of_labels_that_disagrees_with_the_samples_is_ignored():
     source = Counted(X, Y, keep_labels=True)
     source.targets = [9] * 40
     np.testing.assert_array_equal(from_arrays("t", source, source, lazy=True).y_train, Y)
@@ -213,7 +213,7 @@ def test_a_lazy_table_is_read_by_the_batch(table):
     assert y.tolist() == Y[[5, 1]].tolist()
 
 
-def test_a_bad_sample_is_named_when_it_is_read():
+def test_a_bad_sample_is_reported_when_it_is_read():
     x = X.copy()
     x[13, 2] = np.nan
     data = from_arrays("t", Counted(x, Y), Counted(X, Y), lazy=True)
@@ -253,7 +253,7 @@ def run(path, executor: str = "serial", **given) -> dict:
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
-def test_a_lazy_run_is_the_same_bits_wherever_it_trains(tmp_path, executor):
+def test_a_lazy_run_gives_the_same_bits_with_every_executor(tmp_path, executor):
     source = TensorDataset(torch.tensor(X), torch.tensor(Y))
     eager = run(tmp_path / "eager", train=(X, Y), test=(X, Y))
     lazy = run(tmp_path / "lazy", executor, train=source, test=source, data={"lazy": True})
@@ -270,7 +270,7 @@ def test_a_federation_takes_a_table(tmp_path, table):
     assert [shard.tolist() for shard in by_user.shards] == [list(range(k, 40, 4)) for k in range(4)]
 
 
-def test_groups_make_the_natural_partition_and_as_many_devices():
+def test_groups_give_the_natural_partition_and_the_number_of_devices():
     users = np.array([f"user {k % 5}" for k in range(40)])
     federation = Federation(net, (X, Y), (X, Y), groups=users, run=RUN)
     assert federation.config.data.partition == "natural"
@@ -285,7 +285,7 @@ def test_groups_make_the_natural_partition_and_as_many_devices():
         Federation(groups=users)
 
 
-def test_a_data_set_of_ones_own_is_accepted_as_it_is(tmp_path):
+def test_a_data_set_is_accepted_unchanged(tmp_path):
     data = from_arrays("mine", (X, Y), (X, Y))
     assert (
         run(tmp_path / "a", train=data)["weights_sha256"]
@@ -305,7 +305,7 @@ def test_shards_give_the_number_of_devices_and_come_in_any_form():
         Federation(net, (X, Y), (X, Y), shards=masks, devices=2, run={"per_round": 1})
 
 
-def test_tests_per_device_are_carried_to_the_workers():
+def test_device_tests_are_sent_to_the_workers():
     own = [(X[k : k + 2] + 1, Y[k : k + 2]) for k in range(4)]
     by_number = Federation(net, (X, Y), (X, Y), devices=4, test_shards=[[k, k + 4] for k in range(4)], run=RUN)
     by_data = Federation(net, (X, Y), (X, Y), devices=4, test_shards=own, run=RUN)

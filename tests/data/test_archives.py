@@ -1,4 +1,4 @@
-"""Damaged and hostile files: each is refused with one sentence, and nothing that they ask for is done."""
+"""Damaged and hostile archives are refused with one sentence."""
 
 import gzip
 import io
@@ -43,7 +43,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     assert "link" in build.refusal("tiny-imagenet", tmp_path)
 
 
-def test_bombs_are_refused_before_they_burst(tmp_path: Path) -> None:
+def test_decompression_bombs_are_refused(tmp_path: Path) -> None:
     bomb = tmp_path / "train-images-idx3-ubyte.gz"
     bomb.write_bytes(gzip.compress(bytes(2_000_000)))
     with pytest.raises(DataError, match="more than 1,000,000 bytes"):
@@ -61,7 +61,7 @@ def test_bombs_are_refused_before_they_burst(tmp_path: Path) -> None:
         list(members(tmp_path / "b.tar.gz", lambda _: True, 1000))
 
 
-def test_a_tar_that_promises_terabytes_is_refused(tmp_path: Path) -> None:
+def test_a_tar_that_declares_terabytes_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("unwanted")
     info.size = 1 << 42
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(info.tobuf()))

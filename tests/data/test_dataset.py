@@ -1,4 +1,4 @@
-"""The DataSet itself: checks of a user's data, validation split, subsets."""
+"""DataSet: checks of user data, validation split, subsets."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_check_names_groups_and_statistics() -> None:
         check(DataSet("t", data.x_train, data.y_train, data.x_test, data.y_test, 5, ("a",)))
 
 
-def test_validation_takes_the_place_of_the_test_set() -> None:
+def test_validation_replaces_the_test_set() -> None:
     data = toy()
     split = check(data.with_validation(0.2, seed=3))
     assert len(split.y_test) == 20
@@ -130,7 +130,7 @@ def test_subset_is_stratified_and_bounded() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.integers(0, 2**32), st.data())
-def test_stratified_takes_exactly_what_is_asked(labels: list[int], seed: int, data: st.DataObject) -> None:
+def test_stratified_indices_have_the_requested_count(labels: list[int], seed: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, len(labels)))
     y = np.array(labels)
     picked = stratified_indices(y, count, np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""Class labels in a form that is not one integer per sample: the sentence says what they are and what to give."""
+"""Class labels that are not one integer per sample: the error says what they are and how to convert them."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def build(y: np.ndarray, outputs: int = 4, **given: object) -> Federation:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_advised_gives_the_labels_and_a_federation(form: str) -> None:
+def test_the_advised_expression_gives_class_labels(form: str) -> None:
     y, _, give = FORMS[form]
     found = eval(give, {"y": y, "int": int})
     assert np.array_equal(found, Y)
@@ -34,28 +34,28 @@ def test_what_is_advised_gives_the_labels_and_a_federation(form: str) -> None:
 
 @pytest.mark.parametrize("task", ["classification", "binary"])
 @pytest.mark.parametrize("form", FORMS)
-def test_labels_in_another_form_are_told_apart_and_the_remedy_is_named(form: str, task: str) -> None:
+def test_the_error_names_the_form_of_the_labels_and_the_remedy(form: str, task: str) -> None:
     y, looks, give = FORMS[form]
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         build(y, task=task)
-    assert told.value.key == "training.task"
-    assert f"; these are {looks}: give {give}" in told.value.problem
-    assert "tokens" not in told.value.problem
-    assert ("regression" in told.value.problem) is ("astype" in give)
+    assert caught.value.key == "training.task"
+    assert f"; these are {looks}: give {give}" in caught.value.problem
+    assert "tokens" not in caught.value.problem
+    assert ("regression" in caught.value.problem) is ("astype" in give)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_where_only_one_side_is_in_another_form_that_side_is_named(form: str, side: str) -> None:
+def test_if_only_one_side_has_another_form_the_error_names_it(form: str, side: str) -> None:
     y, looks, give = FORMS[form]
     labels = {"train": Y, "test": Y} | {side: y}
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         from_arrays("mine", (X, labels["train"]), (X, labels["test"]))
-    assert f"both must agree: the {side} labels are {looks}; for classes give {give}" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert f"both must agree: the {side} labels are {looks}; for classes give {give}" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_real_targets_beside_integers_are_asked_to_be_floats_in_both() -> None:
+def test_real_targets_beside_integers_must_be_floats_in_both() -> None:
     with pytest.raises(DataError, match=r"test labels are int64 .* both must agree: for regression give floats"):
         from_arrays("mine", (X, Y + 0.5), (X, Y))
 
@@ -64,7 +64,7 @@ def test_real_targets_beside_integers_are_asked_to_be_floats_in_both() -> None:
     "y",
     [Y, Y + 0.5, Y - 1.0, np.where(Y == 3, np.nan, Y), np.stack([Y, Y], 1), np.ones((40, 4)), np.zeros((40, 4, 2))],
 )
-def test_labels_that_are_fine_or_look_like_no_classes_have_no_remedy(y: np.ndarray) -> None:
+def test_class_labels_and_other_targets_need_no_remedy(y: np.ndarray) -> None:
     assert label_remedy(y) is None
 
 
@@ -77,5 +77,5 @@ def test_labels_that_are_fine_or_look_like_no_classes_have_no_remedy(y: np.ndarr
         ("multilabel", ONE_HOT, 4),
     ],
 )
-def test_other_tasks_take_these_forms_as_they_are(task: str, y: np.ndarray, outputs: int) -> None:
+def test_other_tasks_accept_these_forms_unchanged(task: str, y: np.ndarray, outputs: int) -> None:
     assert build(y, outputs, task=task).dataset.y_train.shape == y.shape

@@ -1,4 +1,4 @@
-"""A data set that is reduced says so: on the screen, in config.toml and in summary.json."""
+"""A run on a reduced data set says so: on the screen, in config.toml and in summary.json."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Heard(Observer):
         self.said.append(message)
 
 
-def test_whole_sets_say_nothing(tmp_path, federate):
+def test_a_full_data_set_prints_no_notice(tmp_path, federate):
     assert load("digits").reduction_notice() is None
     x, y = np.ones((6, 2), np.float32), np.arange(6) % 2
     assert from_arrays("mine", (x, y), (x, y)).reduction_notice() is None
@@ -47,11 +47,11 @@ def test_whole_sets_say_nothing(tmp_path, federate):
         ),
     ],
 )
-def test_a_part_says_of_what(change, says):
+def test_the_notice_names_used_and_full_counts(change, says):
     assert change(load("digits")).reduction_notice() == says
 
 
-def test_a_part_is_said_on_the_screen_in_the_config_and_in_the_summary(tmp_path, federate):
+def test_the_notice_is_printed_and_written_to_config_and_summary(tmp_path, federate):
     heard = Heard()
     result = federate().run(1, out=tmp_path / "run", observers=[heard])
     sentence = "digits is reduced: trains on 240 of 1,438 samples and tests on 120 of 359"
@@ -69,7 +69,7 @@ def test_a_name_cannot_break_the_config(tmp_path):
     assert RunDirectory(tmp_path / "run").config()["run"]["seed"] == 0
 
 
-def test_the_part_of_tiny_imagenet_says_so(real_data: Path):
+def test_the_compact_tiny_imagenet_has_a_notice(real_data: Path):
     data = load("tiny-imagenet", real_data)
     if len(data.y_train) == 100_000:
         assert data.reduction_notice() is None

@@ -19,7 +19,7 @@ from tests.data import builders as build
 
 
 class Site:
-    """A small web site whose answers can go wrong."""
+    """A small web server with faults."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -74,7 +74,7 @@ def test_the_first_address_that_works_is_used(site: Site, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", ["error", "cut", "wrong"])
-def test_a_broken_attempt_is_tried_afresh(site: Site, tmp_path: Path, fault: str) -> None:
+def test_a_failed_download_is_retried(site: Site, tmp_path: Path, fault: str) -> None:
     site.faults = ["", fault]
     assert download("toy", remote(site, DATA), tmp_path, pause=0.01).read_bytes() == DATA
     assert [p.name for p in tmp_path.iterdir()] == ["file.gz"]
@@ -83,7 +83,9 @@ def test_a_broken_attempt_is_tried_afresh(site: Site, tmp_path: Path, fault: str
 @pytest.mark.parametrize(
     ("fault", "says"), [("wrong", "wrong checksum"), ("error", "answered 503"), ("cut", "broke off")]
 )
-def test_a_lasting_fault_is_one_sentence_and_leaves_nothing(site: Site, tmp_path: Path, fault: str, says: str) -> None:
+def test_a_lasting_fault_gives_one_sentence_and_leaves_no_files(
+    site: Site, tmp_path: Path, fault: str, says: str
+) -> None:
     site.faults = ["", fault] * 3
     with pytest.raises(DataError) as caught:
         download("toy", remote(site, DATA), tmp_path, pause=0.01)
@@ -93,7 +95,7 @@ def test_a_lasting_fault_is_one_sentence_and_leaves_nothing(site: Site, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_network_is_one_sentence(tmp_path: Path) -> None:
+def test_no_network_gives_one_sentence(tmp_path: Path) -> None:
     gone = Remote("file.gz", "md5:00", ("http://127.0.0.1:9/file.gz",))
     with pytest.raises(DataError, match="no connection"):
         download("toy", gone, tmp_path, attempts=1)

@@ -1,4 +1,4 @@
-"""The real data sets, where they are on this machine: counts per class and published checksums."""
+"""The real data sets, if they are on this machine: counts per class and published checksums."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Shards and tests per device in every form that people have them in."""
+"""Shards and device tests in every accepted form."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_every_form_gives_the_same_shards(form):
     assert all(shard.dtype == np.int64 and shard.flags.c_contiguous for shard in shards)
 
 
-def test_ranges_and_a_square_array_of_numbers_are_shards_too():
+def test_ranges_and_a_square_array_are_shards():
     assert [s.tolist() for s in as_shards([range(2), range(2, 6)], 2, 6)] == [[0, 1], [2, 3, 4, 5]]
     assert [s.tolist() for s in as_shards(np.arange(6).reshape(3, 2), 3, 6)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -61,7 +61,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_shards_are_one_sentence(case):
+def test_bad_shards_give_one_sentence(case):
     given, says = BAD[case]
     with pytest.raises(ConfigError) as caught:
         as_shards(given, 3, 6)
@@ -74,13 +74,13 @@ def toy():
     return from_arrays("toy", (x, y), (x + 0.5, y))
 
 
-def test_tests_of_a_device_are_numbers_of_test_samples():
+def test_device_tests_can_be_sample_numbers():
     tests = as_device_tests([[0, 1], np.array([7])], 2, toy())
     assert tests.data is None
     assert [shard.tolist() for shard in tests.shards] == [[0, 1], [7]]
 
 
-def test_tests_of_a_device_may_be_data_of_its_own():
+def test_device_tests_can_be_data():
     sides = [(np.full((n, 3), n, np.float32), np.zeros(n, int)) for n in (2, 3)]
     for given in (sides, dict(enumerate(sides))):
         tests = as_device_tests(given, 2, toy())
@@ -103,7 +103,7 @@ def test_tests_of_a_device_may_be_data_of_its_own():
         ([(np.full((2, 3), np.nan), np.zeros(2, int))] * 2, "device 0: test sample 0 holds NaN"),
     ],
 )
-def test_bad_tests_are_one_sentence(given, says):
+def test_bad_device_tests_give_one_sentence(given, says):
     with pytest.raises(FreshetError) as caught:
         as_device_tests(given, 2, toy())
     assert says in str(caught.value)

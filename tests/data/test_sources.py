@@ -1,4 +1,4 @@
-"""Tiny generated files in every format, read through ``load`` as a user would."""
+"""Tiny generated files in every format, read through ``load``."""
 
 import io
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_sources_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {row.name for row in available() if row.found} == set()
 
 
-def test_missing_incomplete_and_short_copies_are_told_apart(tmp_path: Path) -> None:
+def test_missing_incomplete_and_short_copies_give_different_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"freshet data get cifar10.*FRESHET_DATA"):
         load("cifar10", tmp_path, download=False)
     with pytest.raises(DataError, match="does not exist"):

@@ -255,7 +255,7 @@ def test_textcnn_has_the_features_and_gradients_of_the_plain_formulation() -> No
         torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
 
 
-def test_textcnn_takes_an_empty_text_and_its_gradient_is_finite() -> None:
+def test_textcnn_accepts_an_empty_text_and_its_gradient_is_finite() -> None:
     network = small("textcnn")
     texts = torch.zeros(2, 12, dtype=torch.long)
     assert not network.features(texts).any()

@@ -1,4 +1,4 @@
-"""Layer groups of built-in and foreign modules."""
+"""Layer groups of built-in and user modules."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_lenet5_groups_are_weight_and_bias() -> None:
     assert groups == [[f"{layer}.weight", f"{layer}.bias"] for layer in layers]
 
 
-def test_resnet20_groups_take_in_the_batch_norm() -> None:
+def test_resnet20_groups_include_the_batch_norm() -> None:
     groups = layer_groups(build("resnet20", input_shape=(3, 32, 32), classes=10))
     pairs = [("encoder.0", "encoder.1")]
     for block in range(3, 12):
@@ -78,7 +78,7 @@ class Foreign(nn.Module):
         return x
 
 
-def test_groups_of_a_foreign_module() -> None:
+def test_groups_of_a_user_module() -> None:
     module = Foreign()
     groups = layer_groups(module)
     assert groups == [

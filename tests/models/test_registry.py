@@ -1,4 +1,4 @@
-"""Building by name: what is known, and what each mistake is told."""
+"""Building networks by name, and the error of each mistake."""
 
 import pytest
 import torch
@@ -60,12 +60,12 @@ def test_impossible_settings_name_the_key(name: str, settings: dict[str, object]
     assert words in str(caught.value)
 
 
-def test_smallest_images_work_where_they_are_allowed() -> None:
+def test_the_smallest_allowed_images_work() -> None:
     for name, side in (("lenet5", 12), ("cnn", 8), ("resnet20", 8), ("alexnet", 17), ("vgg11", 16), ("digits", 4)):
         network = build(name, input_shape=(1, side, side), classes=3).eval()
         assert network(torch.zeros(1, 1, side, side)).shape == (1, 3)
 
 
-def test_a_foreign_module_has_no_features() -> None:
+def test_a_plain_module_has_no_features() -> None:
     assert not has_features(nn.Linear(2, 2))
     assert has_features(build("digits", input_shape=(1, 8, 8), classes=10))

@@ -367,7 +367,7 @@ def print_results(console: Console, results: Record) -> None:
             for run in line["runs"]:
                 if run["error"]:
                     console.print(Text(f"failed: {run['key']}: {run['error']}", style="red"), soft_wrap=True)
-    for note in [*_reading_notes(results), *results["notes"]]:
+    for note in [*reading_notes(results), *results["notes"]]:
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 
@@ -381,7 +381,7 @@ _RATIOS_NOTE = (
 )
 
 
-def _reading_notes(results: Record) -> list[str]:
+def reading_notes(results: Record) -> list[str]:
     """Return notes on how to read the tables."""
     lines = [line for world in results["worlds"] for line in world["lines"]]
     held = [line for line in lines if "against" in line]
