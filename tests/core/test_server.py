@@ -408,7 +408,7 @@ def test_a_verdict_of_reject_is_an_event_and_the_upload_is_not_consumed():
 @pytest.mark.parametrize(
     ("verdict", "sentence"),
     [
-        (None, "Scripted decided None; expected Aggregate"),
+        (None, "Scripted returned None; expected Aggregate"),
         ({"update_norm": 1.0}, "expected Aggregate"),
         (Aggregate(np.ones(SIZE), []), r"weights has shape \(4,\), expected \(4,\) of float32"),
         (Aggregate(np.ones(SIZE + 1, np.float32), []), "weights has shape"),

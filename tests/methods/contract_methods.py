@@ -1,4 +1,4 @@
-"""Methods as somebody else might write them: correct ones, and ones that misread the contract."""
+"""Foreign methods: correct ones, and ones that break the contract."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from freshet.methods._shared.asynchronous import mix_upload
 
 
 class Half(Method):
-    """Every arrival is mixed in with weight one half; it has no audit."""
+    """Mixes every arrival in with weight one half. It has no audit."""
 
     about = About("half", "async", "Half", "nobody, nowhere")
 
@@ -20,14 +20,14 @@ class Half(Method):
 
 
 class Picky(Half):
-    """Wants nothing of odd devices."""
+    """Rejects odd devices."""
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return Reject("odd") if upload.device % 2 else mix_upload(server, upload, trip, 0.5)
 
 
 class Talkative(Half):
-    """Adds a line of its own to the log."""
+    """Adds a note to the log."""
 
     def receive(self, server: Any, upload: Any, trip: Any) -> Any:
         return mix_upload(server, upload, trip, 0.5)._replace(notes=(Noted("weather", {"degrees": 21.5}),))
@@ -74,7 +74,7 @@ class ShortWeights(Half):
 
 
 class RoundOfNobody(Half):
-    """A synchronous method that forgets whose models it takes."""
+    """A synchronous method that names no contributions."""
 
     about = About("nobody", "sync", "Nobody", "nobody, nowhere")
 
@@ -87,7 +87,7 @@ class RoundOfNobody(Half):
 
 
 class MergesNothing(Half):
-    """Its devices ask, and give no numbers of their merge."""
+    """Its devices ask but return no numbers of their merge."""
 
     class Rule(LocalRule):
         def plan(self, memory: Any, assignment: Any, rng: Any) -> Slot:
@@ -101,16 +101,16 @@ class MergesNothing(Half):
         return cls.Rule()
 
 
-#: What a user is told who names one of these.
+#: The error message of each invalid method.
 SENTENCES = {
-    "GivesDict": "method GivesDict decided {'weights': array([",
-    "GivesNone": "method GivesNone decided None; expected Aggregate, Discard, Reject or Wait",
-    "NamesNobody": "method NamesNobody gave an Aggregate that does not name its contributions",
-    "AsInVersion01": "method AsInVersion01 gave an Aggregate whose contributions are not all of freshet.core",
-    "NamesDevices": "method NamesDevices gave an Aggregate whose contributions are not all of freshet.core",
-    "TakesKeys": "method TakesKeys gave an Aggregate whose numbers are named ['kind', 'version'], which are reserved",
-    "NoWeights": "method NoWeights gave an Aggregate whose weights is not an array",
-    "ShortWeights": "method ShortWeights gave an Aggregate whose weights has shape",
-    "RoundOfNobody": "method RoundOfNobody gave an Aggregate that does not name its contributions",
+    "GivesDict": "method GivesDict returned {'weights': array([",
+    "GivesNone": "method GivesNone returned None; expected Aggregate, Discard, Reject or Wait",
+    "NamesNobody": "method NamesNobody returned an Aggregate without contributions",
+    "AsInVersion01": "method AsInVersion01 returned an invalid Aggregate: contributions are not all of freshet.core",
+    "NamesDevices": "method NamesDevices returned an invalid Aggregate: contributions are not all of freshet.core",
+    "TakesKeys": "method TakesKeys returned an invalid Aggregate: numbers are named ['kind', 'version'], which are",
+    "NoWeights": "method NoWeights returned an invalid Aggregate: weights is not an array",
+    "ShortWeights": "method ShortWeights returned an invalid Aggregate: weights has shape",
+    "RoundOfNobody": "method RoundOfNobody returned an Aggregate without contributions",
     "MergesNothing": "Rule.merge returned None; it must return a dict of numbers, none of them named base, device,",
 }

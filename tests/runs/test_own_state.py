@@ -109,7 +109,7 @@ def test_a_state_that_is_no_dataclass_is_refused(tmp_path):
             self.state = {"n": 1}
             return Wait()
 
-    with pytest.raises(RunError, match=r"^method Plain: self.state is a dict; make it one dataclass"):
+    with pytest.raises(RunError, match=r"^method Plain: self.state is a dict; use one dataclass"):
         federation(Plain).run(until=60, out=tmp_path / "a")
 
 
@@ -119,7 +119,8 @@ def test_numbers_that_cannot_be_logged_are_named(value, tmp_path):
         def receive(self, server, upload, trip):
             return super().receive(server, upload, trip)._replace(numbers={"fine": [1, {"x": "y"}], "q": value})
 
-    with pytest.raises(RunError, match=r"^method Telling gave an Aggregate whose numbers\['q'\].* is a .*; use numbers"):
+    sentence = r"^method Telling returned an invalid Aggregate: numbers\['q'\].* is a .*; use numbers"
+    with pytest.raises(RunError, match=sentence):
         federation(Telling).run(until=60, out=tmp_path / "a")
 
 
@@ -140,5 +141,5 @@ def test_a_method_that_writes_to_the_global_model_is_told_so(tmp_path):
             weights += 1
             return Wait()
 
-    with pytest.raises(RunError, match=r"^method Writing has written to server.weights; write to a copy of it"):
+    with pytest.raises(RunError, match=r"^method Writing wrote to server.weights; write to a copy of it"):
         federation(Writing).run(until=60, out=tmp_path / "a")

@@ -102,7 +102,7 @@ def vector_problem(name: str, vector: object, size: int, finite: bool = True) ->
 
 
 def aggregate_problem(given: Aggregate, size: int) -> str | None:
-    """What is wrong with a method's answer, or None. It completes the sentence "an Aggregate whose ..."."""
+    """What is wrong with a method's answer, or None."""
     problem = vector_problem("weights", given.weights, size, finite=False)
     if problem is not None:
         return problem

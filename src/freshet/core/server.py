@@ -277,7 +277,7 @@ class Server:
         before = weights.tobytes()
         verdict = self.method.receive(self, upload, active)
         if weights.tobytes() != before:
-            raise RunError(f"{self._name} has written to server.weights; write to a copy of it")
+            raise RunError(f"{self._name} wrote to server.weights; write to a copy of it")
         self._method_state()
         return verdict
 
@@ -358,16 +358,16 @@ class Server:
                 self.waiting.clear()  # the aggregation that they waited for will not happen
                 return [Rejected(verdict.reason, device, trip)]
             answer = " ".join(repr(verdict).split())[:80]
-            raise RunError(f"{self._name} decided {answer}; expected Aggregate, Discard, Reject or Wait")
+            raise RunError(f"{self._name} returned {answer}; expected Aggregate, Discard, Reject or Wait")
         problem = admission.aggregate_problem(verdict, self.context.layout.size)
         if problem is not None:
-            raise RunError(f"{self._name} gave an Aggregate whose {problem}")
+            raise RunError(f"{self._name} returned an invalid Aggregate: {problem}")
         n, length = self.context.layout.learnable, verdict.length
         if length is None:
             new, old = verdict.weights, self.store.weights
             length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
-            raise RunError(f"{self._name} gave an Aggregate that does not name its contributions")
+            raise RunError(f"{self._name} returned an Aggregate without contributions")
         if admission.overflows(verdict.weights, length):
             self.waiting.clear()
             return [Rejected(NOT_FINITE, device, trip)]
@@ -381,7 +381,7 @@ class Server:
     def _method_state(self) -> saving.Tree:
         state, place = self.method.state, f"{self._name}: self.state"
         if state is not None and not is_dataclass(state):
-            raise RunError(f"{place} is a {type(state).__name__}; make it one dataclass, which can be saved")
+            raise RunError(f"{place} is a {type(state).__name__}; use one dataclass, which can be saved")
         tree: saving.Tree = saving.dump(state, place)
         return tree
 
