@@ -178,7 +178,7 @@ def places(name: str) -> list[str]:
 @pytest.mark.parametrize("rounds", [0, 1, 198])
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name in sorted(registry()) for place in places(name)])
 def test_the_largest_float_is_rejected_with_every_method(name: str, rounds: int, place: str) -> None:
-    server, rng = server_of(name, gate=GATE_FACTOR), np.random.default_rng(0)
+    server, rng = server_of(name, norm_gate=GATE_FACTOR), np.random.default_rng(0)
     happened = [event for _ in range(rounds) for event in honest(server, rng)]
     assert not any(isinstance(event, Rejected) for event in happened)
     before, version = server.weights.tobytes(), server.version

@@ -46,7 +46,7 @@ class Fuzz:
         self.past: list[Upload] = []
 
     def coordinator(self) -> Coordinator:
-        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, gate=GATE_FACTOR, **SMALL.get(self.name, {}))
+        server = server_of(self.name, devices=DEVICES, epochs=EPOCHS, norm_gate=GATE_FACTOR, **SMALL.get(self.name, {}))
         kind = "rounds" if server.synchronous else "concurrency"
         return Coordinator(server, Trigger(kind, 3, 10.0, 4), deadline=self.deadline)
 

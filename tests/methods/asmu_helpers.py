@@ -1,4 +1,4 @@
-"""Scaffolding for the tests of FedASMU and FedSSMU: a small smooth network, its loss in float64, a scripted server."""
+"""Helpers for the tests of FedASMU and FedSSMU: a small smooth network, its loss in float64, a scripted server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ def server_of(
     reach: Callable[[int], float] = float,
     **options: Any,
 ) -> Server:
-    """A server with learning rate ``lr`` = 0.1 and no decay; ``reach`` is that of the devices' optimiser."""
+    """Return a server with a constant learning rate of 0.1; ``reach`` is that of the devices' optimiser."""
     method, _ = class_and_preset(name)
     context = MethodContext(devices, np.full(devices, 10, np.int64), epochs, 4, layout, seed=3, reach=reach)
     rule: Method = method(method_options(name, options), context)
@@ -80,29 +80,29 @@ def server_of(
 
 
 def trigger(server: Server, device: int) -> Triggered:
-    """Start a trip; what is logged of it."""
+    """Start a trip and return its event."""
     (sent,) = server.trigger([device])
     return Triggered(device, sent.trip, sent.version, sent.epochs, sent.lr)
 
 
 def ask(server: Server, device: int, epoch: int = 1) -> Fresh | None:
-    """The device in flight asks for the fresh model."""
+    """Ask for the fresh model as the device in flight."""
     return server.request(Request(device, server.active_trips[device].trip, Slot(epoch, "fixed")))
 
 
 def upload(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Event]:
-    """The device in flight uploads this model, with the numbers of its merge if there was one."""
+    """Upload this model as the device in flight, with the numbers of its merge if any."""
     active, model = server.active_trips[device], weights.astype(np.float32)
     return server.upload(Upload(device, active.trip, active.base, model, steps, merged=merged))
 
 
 def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Record]:
-    """The same; what is logged. An aggregation has one contribution, whose figures stand beside the others here."""
+    """Upload and return the log records. The figures of an aggregation's only contribution join its own."""
     return [flat(event) for event in upload(server, device, weights, steps, **merged)]
 
 
 def flat(event: Event) -> Record:
-    """An event as it is logged, and the figures of its only contribution."""
+    """Return an event's log record with the figures of its only contribution."""
     record = events.record(event)
     (part,) = record.get("contributions", [{}])
     return part | record

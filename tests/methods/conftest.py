@@ -1,4 +1,4 @@
-"""Short simulated runs on the digits, made once and shared by all tests."""
+"""Short simulated runs on the digits, cached for all tests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def simulate(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
-    """``simulate("fedprox", {"mu": 0.0}, run={"in_flight": 1})``: a run of 40 virtual seconds unless told."""
+    """``simulate("fedprox", {"mu": 0.0}, run={"in_flight": 1})``: a run of 40 virtual seconds by default."""
     known: dict[str, Result] = {}
 
     def run(method: str, options: dict[str, Any] | None = None, until: float = 40.0, **sections: Any) -> Result:

@@ -1,7 +1,7 @@
-"""A method of somebody else's, all of it: one file that nothing in Freshet knows of.
+"""A complete foreign method in one file, unknown to Freshet.
 
-Every device has a trust p, at first p0, that grows with each of its uploads: ``p <- p + rate (1 - p)``. An upload of
-staleness tau = s - 1 is mixed in with ``alpha = p (1 + tau)^-a``.
+Every device has a trust p, initially p0, that grows with each upload: ``p <- p + rate (1 - p)``. An upload of staleness
+tau = s - 1 is mixed in with ``alpha = p (1 + tau)^-a``.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
 class TrustOptions(BaseOptions):
     """Hyper-parameters."""
 
-    p0: float = Field(0.4, gt=0, le=1, description="trust in a device that was never heard")
-    rate: float = Field(0.2, ge=0, le=1, description="how fast it grows")
+    p0: float = Field(0.4, gt=0, le=1, description="trust in a device without uploads")
+    rate: float = Field(0.2, ge=0, le=1, description="growth rate of the trust")
     a: float = Field(0.5, ge=0, description="exponent of the staleness discount")
     warm_up: int = Field(2, ge=0, description="uploads that are only counted")
 
 
 @dataclass
 class Heard:
-    """What the server remembers."""
+    """The server's state."""
 
     uploads: int = 0
     trust: dict[int, float] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class Trust(Method):
 
 
 class Nameless(Method):
-    """Forgot its header."""
+    """Has no header."""
 
 
 class Rounded(Trust):
-    """Trust with another discount: run by its path, never listed."""
+    """Inherits Trust's header: runs by its path, never listed."""
 
 
 class Astray(Method):
-    """Wants an option tuned that it has not."""
+    """Its tuning space names an option that does not exist."""
 
     about = About("astray", "async", "Astray", "-", space={"mu": Range(0.0, 1.0)})

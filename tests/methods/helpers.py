@@ -1,4 +1,4 @@
-"""Scaffolding for the tests of the baselines: scripted servers, and one device that trains for real."""
+"""Helpers for the tests of the baselines: scripted servers, and one device that really trains."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ ASYNCHRONOUS = ("asofed", "ca2fl", "fadas", "fedasync", "fedbuff", "fedsa", "por
 SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fednova", "fedopt", "fedprox", "moon", "scaffold")
 LEARNABLE, BUFFERS, COUNTERS = 18, 3, 2
 SIZE = LEARNABLE + BUFFERS + COUNTERS
-#: Two layers; the first has a weight and a bias, the second two spans that are not neighbours of each other's kind.
+#: Two layers, each with a weight and a bias, and buffers and counters.
 LAYOUT = Layout.build(
     [
         ("a.weight", (2, 3), "learnable"),
@@ -42,7 +42,7 @@ TWIN_LAYOUT = {"learnable": LEARNABLE, "counters": COUNTERS}
 
 
 def vector(seed: int) -> Vector:
-    """A made-up model: normal entries, and counters that are whole numbers."""
+    """Return a random model: normal entries, and counters that are whole numbers."""
     rng = np.random.default_rng(seed)
     out = rng.standard_normal(SIZE).astype(np.float32)
     out[-COUNTERS:] = rng.integers(0, 50, COUNTERS)
@@ -50,7 +50,7 @@ def vector(seed: int) -> Vector:
 
 
 MODELS = {device: vector(100 + device) for device in range(4)}
-#: What devices must report for their uploads to be accepted.
+#: The report that each method requires with an upload.
 REPORTS: dict[str, dict[str, float]] = {"asofed": {"r": 1.0, "seconds": 0.0}}
 UNEQUAL = [5, 20, 1, 7, 11, 3, 40, 13]
 
@@ -64,22 +64,24 @@ def server_of(
     epochs: int = 1,
     per_round: int = 4,
     layout: Layout = LAYOUT,
-    gate: float | None = None,
+    norm_gate: float | None = None,
     **options: Any,
 ) -> Server:
-    """A server of a method on made-up devices with 10 samples each unless told; random vectors are no steps of a
-    training, so there is no norm gate unless told."""
+    """Return a server of a method. Devices have 10 samples each by default.
+
+    The norm gate is off by default, because random vectors are not training steps.
+    """
     method, _ = class_and_preset(name)
     counts = np.array(samples or [10] * devices, np.int64)
     context = MethodContext(len(counts), counts, epochs, per_round, layout, seed=3)
     start = vector(1) if w0 is None else w0
-    return Server(method(method_options(name, options), context), context, start, constant(0.1), gate=gate)
+    return Server(method(method_options(name, options), context), context, start, constant(0.1), gate=norm_gate)
 
 
 def send(server: Server, device: int, weights: Vector, **report: float) -> list[Record]:
-    """The device in flight uploads this model; what is logged."""
-    told = report or REPORTS.get(server.method.about.name, {})
-    return logged(server.upload(upload_of(server, device, weights, report=told)))
+    """Upload this model as the device in flight and return the log records."""
+    given = report or REPORTS.get(server.method.about.name, {})
+    return logged(server.upload(upload_of(server, device, weights, report=given)))
 
 
 def upload_of(
@@ -90,19 +92,19 @@ def upload_of(
     report: Mapping[str, Number] = NOTHING,
     vectors: Mapping[str, Vector] | None = None,
 ) -> Upload:
-    """What a device in flight sends; vectors that go with it are zero unless given."""
+    """Return the upload of a device in flight. Its vectors are zero unless given."""
     active, n = server.active_trips[device], server.context.layout.learnable
     sent = {name: np.zeros(n, np.float32) for name in server.rule.sends} if vectors is None else vectors
     return Upload(device, active.trip, active.base, weights, steps, report, {}, sent)
 
 
 def logged(happened: Iterable[Event]) -> list[Record]:
-    """Events as they stand in a log."""
+    """Return the log records of events."""
     return [events.record(event) for event in happened]
 
 
 def column(aggregate: Record, key: str) -> list[Any]:
-    """One figure of every contribution to a logged aggregation."""
+    """Return one figure of every contribution to a logged aggregation."""
     return [part[key] for part in aggregate["contributions"]]
 
 
@@ -113,7 +115,7 @@ def fly(server: Server, device: int, weights: Vector) -> list[Record]:
 
 
 def hold_round(server: Server, uploads: dict[int, Vector]) -> Record:
-    """One synchronous round; the aggregation is its last event."""
+    """Run one synchronous round and return its last event, the aggregation."""
     server.trigger(sorted(uploads))
     records: list[Record] = []
     for device, weights in uploads.items():
@@ -122,7 +124,7 @@ def hold_round(server: Server, uploads: dict[int, Vector]) -> Record:
 
 
 def arrivals(server: Server, uploads: dict[int, Vector]) -> Vector:
-    """All start from the same model and upload in turn."""
+    """Let all devices start from the same model and upload in turn."""
     for device in uploads:
         server.trigger([device])
     for device, weights in uploads.items():
@@ -156,7 +158,7 @@ def regression_data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Device:
-    """Trains ``nn.Linear`` on made-up samples; ``batches`` gives the twin the same order."""
+    """Trains ``nn.Linear`` on random samples; ``batches`` gives the twin the same order."""
 
     def __init__(self, lr: float = 0.2, epochs: int = 3, batch: int = BATCH, **training: float) -> None:
         self.x, self.y = regression_data()

@@ -1,4 +1,4 @@
-"""``controls = "course"`` (ours): all weights are learned together, from those who start from the models they made."""
+"""``controls = "course"``: one shared set of controls, learned from devices that start from the new model."""
 
 import json
 import math
@@ -35,14 +35,14 @@ def vector(seed: int, size: float = 1.0) -> np.ndarray:
 
 
 class Twin:
-    """The formulas once more, one device after the other, in float64 and without any of the server's parts."""
+    """An independent implementation of the formulas in float64, without any of the server's parts."""
 
     def __init__(self, w: np.ndarray, lambda0: float, sigma0: float, iota0: float, rate: float) -> None:
         self.models, self.courses, self.past = [w.astype(np.float64)], [np.zeros_like(w, np.float64)], [None]
         self.controls, self.rate = np.array([lambda0, sigma0, iota0]), rate
 
     def upload(self, base: int, d: np.ndarray) -> float:
-        """Versions count from 0 here; returns alpha."""
+        """Return alpha. Versions count from 0 here."""
         t, s, d = len(self.models) - 1, len(self.models) - base, d.astype(np.float64)
         if self.past[base] is not None:
             p, s_p, (lambda_p, sigma_p, iota_p) = self.past[base]
@@ -62,7 +62,7 @@ class Twin:
 
 
 def send(server: Server, device: int, d: np.ndarray) -> dict[str, Any]:
-    """An upload of a device in flight that training moved by d; the numbers of its aggregation."""
+    """Upload the base plus d as a device in flight, and return the numbers of its aggregation."""
     active = server.active_trips[device]
     events = server.upload(Upload(device, active.trip, active.base, server.store.get(active.base) + d, 4))
     return dict(next(event.numbers for event in events if isinstance(event, Aggregated)))
@@ -90,8 +90,8 @@ def test_course_matches_a_twin_through_many_stale_uploads() -> None:
 
 
 def test_slope_is_that_of_the_next_devices_loss_along_the_course() -> None:
-    """Finite differences: a relative change of the weight that led to a model changes the loss of the device that
-    starts there by ``<grad, course>``; its step, against the gradient, tells that up to both lengths."""
+    """By finite differences, a relative change of the weight that led to a model changes the loss of the device that
+    starts there by ``<grad, course>``. The device's step gives this up to both lengths."""
     target = vector(3).astype(np.float64)
     server = server_of("fedasmu", vector(0), plain_layout(SIZE), devices=3, lambda0=0.0, iota0=0.25, **COURSE)
     server.trigger([0])
@@ -153,7 +153,7 @@ def test_run_passes_the_audit_and_a_changed_length_does_not(
 def test_course_finds_weights_from_far_too_small_and_far_too_large_ones(
     tmp_path: Path, federate: Callable[..., Federation]
 ) -> None:
-    """The learned part is seen to learn: beginnings 100 apart end within a factor of 3."""
+    """The controls learn: initial values a factor of 100 apart end within a factor of 3."""
     ends = []
     for iota0 in (0.003, 0.3):
         options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": iota0, "eta_iota": 0.02}
@@ -164,7 +164,7 @@ def test_course_finds_weights_from_far_too_small_and_far_too_large_ones(
 
 
 def test_clamped_weights_recover_when_devices_ask_for_more(tmp_path: Path, federate: Callable[..., Federation]) -> None:
-    """Controls far below the clamp: every alpha is that of xi_min, until those who start there have asked for more."""
+    """Controls start far below the clamp. Every alpha is that of xi_min until devices have asked for more."""
     options = {"name": "fedasmu-course", "lambda0": 0.0, "iota0": -0.05, "eta_iota": 0.02}
     directory = federate(options).run(600, out=tmp_path / "run").directory
     alphas = [event["alpha"] for event in RunDirectory(directory).events() if event["kind"] == "aggregate"]
@@ -195,7 +195,7 @@ def test_clamped_weight_follows_only_a_slope_away_from_the_clamp(q: float, follo
     ],
 )
 def test_rates_fall_with_the_uploads_in_flight(method: str, run: dict[str, int], span: int | None, rate: float) -> None:
-    """A verdict comes as late as uploads are stale, and those that come meanwhile say the same."""
+    """A verdict comes as late as uploads are stale, and the verdicts in between say the same."""
     config = resolve({"method": {"name": method}, "fleet": {"devices": 80}, "run": run})
     settled = Assembly(config).begin().config
     assert settled.method.span == span and settled.method.control_rates() == pytest.approx((rate,) * 3)

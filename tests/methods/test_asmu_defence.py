@@ -1,4 +1,4 @@
-"""FedASMU behind a defence: what is bounded of an upload that merged a fresh model is what the server applies."""
+"""FedASMU with a defence: the bound on an upload that merged a fresh model applies to what the server uses."""
 
 from typing import Any
 
@@ -15,8 +15,10 @@ DIRECTION = np.ones(N) / np.sqrt(N)
 
 
 def moved_on(method: str) -> tuple[Server, np.ndarray, np.ndarray]:
-    """A server that clips, after honest steps of length 1; a last device set out at the start, and now asks. With the
-    base and the fresh model that it was given."""
+    """Return a clipping server after honest steps of length 1, and the base and fresh model of a last device.
+
+    That device started first and asks now.
+    """
     rng, layout = np.random.default_rng(0), plain_layout(N)
     server = server_of(method, rng.normal(size=N), layout, devices=HONEST + 1)
     server.admission.defence = Defence(DefenceOptions(rule="clip"), layout)
@@ -31,7 +33,7 @@ def moved_on(method: str) -> tuple[Server, np.ndarray, np.ndarray]:
 
 
 def figures(events: list[Event]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of the aggregation, and those of the defence."""
+    """Return the numbers of the aggregation and those of the defence."""
     made, note = (next(e for e in events if isinstance(e, kind)) for kind in (Aggregated, Noted))
     return dict(made.numbers), dict(note.numbers)
 

@@ -1,4 +1,4 @@
-"""The parts that are called learned do learn: in scripted worlds whose best slot is known, both selectors find it."""
+"""Both slot selectors find the best slot in scripted worlds where it is known."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +25,13 @@ WORLDS: dict[str, Callable[[int, int], float]] = {
 
 
 def local_of(memory: dict[str, Any], number: int, slot: Slot, merged: dict[str, float]) -> Any:
-    """What a rule sees at the end of a trip with this slot."""
+    """Return what a rule sees at the end of a trip with this slot."""
     sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, {"meta_slot": 3})
     return SimpleNamespace(assignment=sent, slot=slot, memory=dict(memory), merged=merged, report={})
 
 
 class Device:
-    """A device that is nothing but its rule: each trip has the reward that the world gives its slot."""
+    """A device reduced to its rule. The world gives each trip the reward of its slot."""
 
     def __init__(self, seed: int) -> None:
         self.rule, self.seed = FreshModelRule(method_options("fedasmu", {})), seed

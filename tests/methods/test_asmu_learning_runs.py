@@ -1,7 +1,7 @@
-"""The learned slot in a whole world: FedASMU, 100 devices, ratio 5, m' = 10, five epochs, the embedded digits.
+"""The learned slot in whole runs: FedASMU, 100 devices, ratio 5, m' = 10, five epochs, the embedded digits.
 
-The seeds are none of those (0 to 3) on which the selector's settings were chosen. Only what holds there is asserted:
-for FedSSMU, and for the share of requests that find nothing, the slot is not shown to learn (docs/methods.md).
+The seeds differ from those (0 to 3) on which the selector's settings were chosen. FedSSMU and the share of empty
+requests are not tested, because learning is not shown there (docs/methods-appendix.md).
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class Requests(NamedTuple):
 
 
 def requests(method: str, slot: str, folder: Path) -> Requests:
-    """What the requests of three runs found."""
+    """Return the requests of three runs."""
     asked = merged = 0
     thirds: tuple[list[bool], list[bool]] = ([], [])
     for seed in SEEDS:

@@ -1,5 +1,4 @@
-"""Devices with epochs of their own: the meta model has a slot for each of them, and a device is offered none that it
-does not have."""
+"""Devices with different numbers of epochs: the meta model has slots for all, and offers a device only its own."""
 
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def server_of(own: list[int] | None, epochs: int = USUAL) -> Server:
 
 
 def first_report(server: Server, device: int, slot: int) -> list[Event]:
-    """The device asks in this slot on its first trip and uploads with a reward."""
+    """Ask in this slot on the device's first trip, then upload with a reward."""
     (sent,) = server.trigger([device])
     server.request(Request(device, sent.trip, Slot(slot, "explore")))
     report = {"slot": slot, "first": 1, "reward": 0.5}
@@ -76,9 +75,9 @@ def test_device_is_offered_the_best_of_its_own_slots() -> None:
     server = server_of(OWN)
     meta = server.method.state.meta
     for _ in range(5):
-        meta.note(1.0)
+        meta.add_reward(1.0)
         meta.reinforce(7, 3.0)
-        meta.note(0.0)
+        meta.add_reward(0.0)
     distribution = meta.distribution()
     assert len(distribution) == 8 and meta.best_slot() == 7
     for device, epochs in enumerate(OWN):

@@ -1,4 +1,4 @@
-"""A trip with a learning rate of 0 teaches nothing: no adaptation follows from it, and log and audit say so."""
+"""A trip with a learning rate of 0 causes no adaptation. The log says so and the audit checks it."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_schedule_may_begin_at_zero(options: dict[str, Any], tmp_path: Path) -
 
 
 def two_aggregations(rate: float) -> list[Any]:
-    """The log of a device that uploads twice, the second time after training at this rate."""
+    """Return the log of a device that uploads twice, the second time after training at this rate."""
     rng, log = np.random.default_rng(0), list[Any]()
     server = server_of("fedasmu", rng.normal(size=5), plain_layout(5))
     for lr in (0.1, rate):

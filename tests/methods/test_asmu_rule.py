@@ -1,5 +1,4 @@
-"""Options of ours beside the paper's method: controls that learn from a direction, a reward on samples kept apart, a
-merge weight that also knows distance."""
+"""Options beyond the paper: ``controls = "direction"``, ``probe = "held-out"`` and ``distance``."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +31,7 @@ OURS = {"controls": "direction", "probe": "held-out", "distance": True}
 
 
 def adapted(size: float, **options: Any) -> tuple[dict[str, Any], float]:
-    """The second aggregation of a device whose two steps have this size, and minus the cosine of the two."""
+    """Return a device's second aggregation and minus the cosine of its two steps, both of this size."""
     first, second = np.random.default_rng(2).normal(size=(2, 40)) * size
     w0 = np.zeros(40, np.float32)
     server = server_of("fedasmu-progress", w0, plain_layout(40), controls="direction", **options)
@@ -69,10 +68,10 @@ def test_cosine_is_clamped_and_zero_without_length() -> None:
 def test_notice_names_rates_meant_for_a_loss() -> None:
     direction = {"controls": "direction"}
     given = {"eta_lambda": 1e-4, "eta_iota": 0.0}
-    (said,) = method_options("fedasmu-progress", direction | given).slow_rates()
-    assert "method.eta_lambda)" in said and "0.02" in said, "a rate of 0 is meant so"
-    assert method_options("fedasmu-progress", direction).slow_rates() == []
-    assert method_options("fedasmu-progress", given).slow_rates() == []
+    (notice,) = method_options("fedasmu-progress", direction | given).slow_rate_notices()
+    assert "method.eta_lambda)" in notice and "0.02" in notice, "a rate of 0 is deliberate"
+    assert method_options("fedasmu-progress", direction).slow_rate_notices() == []
+    assert method_options("fedasmu-progress", given).slow_rate_notices() == []
 
 
 def test_it_needs_progress() -> None:
@@ -84,7 +83,7 @@ def test_it_needs_progress() -> None:
 
 
 def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> TripOutcome:
-    """A trip that asks before its first step; its base lies a little off ``w_b``."""
+    """Run a trip that asks before its first step. Its base lies close to ``w_b``."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=1e-6), seed=0)

@@ -1,4 +1,4 @@
-"""When to ask: fixed policies, the Q-table, the meta model."""
+"""When a device asks: fixed policies, the Q-table, the meta model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Errata E1, E2, E4, E5, E6, E13: the corrected formulas are true derivatives of the loss, the printed ones not."""
+"""Errata E1, E2, E4, E5, E6, E13: the corrected formulas are derivatives of the loss; the printed ones are not."""
 
 import numpy as np
 import pytest
@@ -32,17 +32,17 @@ def scripted_adaptation(
     n1: int = 0,
     momentum: float = 0.0,
     nesterov: bool = False,
-    told: bool = True,
+    momentum_known: bool = True,
     **options: float,
 ) -> dict[str, object]:
-    """Device 0 is aggregated at staleness 3, then trains again from the model it produced; what the server derives.
+    """Aggregate device 0 at staleness 3, train it again from that model, and return what the server derives.
 
-    Every step follows the gradient at the model it started from; after ``n1`` of them a fresh model is merged. With
-    ``told`` the server knows the momentum of these steps.
+    Every step follows the gradient at the starting model. A fresh model is merged after ``n1`` steps. With
+    ``momentum_known`` the server knows the momentum of these steps.
     """
     rng = np.random.default_rng(1)
     w0 = loss.flat.dump()
-    reach = sgd(momentum, nesterov).reach if told else float
+    reach = sgd(momentum, nesterov).reach if momentum_known else float
     server = server_of("fedasmu", w0, loss.flat.layout, equations=equations, reach=reach, **(CONTROLS | options))
     server.trigger([0, 1, 2])
     for device in (1, 2):
@@ -136,7 +136,7 @@ def test_divisor_with_momentum_is_the_reach_of_the_steps(
     true = true_derivatives(loss, script)
     assert logged(script) == pytest.approx(true, rel=1e-3)
     # as if these had been plain steps, q and all that follows from it would be several times too large
-    plain = logged(scripted_adaptation(loss, "corrected", **steps, told=False))
+    plain = logged(scripted_adaptation(loss, "corrected", **steps, momentum_known=False))
     assert plain[0] / true[0] > 2.0
 
 
@@ -175,7 +175,7 @@ def test_e13_clamped_xi_does_not_depend_on_the_controls(loss: SmoothLoss) -> Non
 
 
 def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple[TripOutcome, np.ndarray, np.ndarray]:
-    """A trip that asks before its first step, so that w_b is the base; returns the outcome, w_b and w_g."""
+    """Run a trip that asks before its first step, so w_b is the base. Return the outcome, w_b and w_g."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=lr), seed=0)

@@ -1,4 +1,4 @@
-"""FedASMU's steps: differences in float32, their products and lengths in float64, one rounding of the new model."""
+"""FedASMU's steps: float32 differences, float64 products and lengths, one rounding of the new model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The server's memory of steps stays within bounds and still teaches the controls."""
+"""The server's memory of steps stays within its budget and still adapts the controls."""
 
 from copy import deepcopy
 from typing import Any
@@ -191,7 +191,7 @@ def test_overflowing_model_is_rejected_and_the_log_passes_the_audit() -> None:
 
 
 def replayed(server: Server, happened: list[Event]) -> None:
-    """The method's own audit finds nothing wrong with what its server decided."""
+    """Check the server's events with the method's own audit."""
     memory: dict[Any, Any] = {}
     for event in happened:
         server.method.audit(server.method.options, event, 0.0, memory)

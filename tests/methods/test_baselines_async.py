@@ -1,4 +1,4 @@
-"""What each asynchronous baseline's server must satisfy, on made-up models."""
+"""Properties of each asynchronous baseline's server, on random models."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The device rules of the baselines: against naive twins on softmax regression, and what each must satisfy."""
+"""The device rules of the baselines: comparison with naive twins on softmax regression, and properties."""
 
 import math
 from typing import Any
@@ -56,7 +56,7 @@ def test_larger_rho_stays_closer_to_the_base() -> None:
 
 
 def test_proximal_optimum_of_a_quadratic_lies_between() -> None:
-    """``f = c/2 |u|^2`` is what weight decay adds: u -> rho w / (c + rho), here without any data term."""
+    """``f = c/2 |u|^2`` is what weight decay adds: u -> rho w / (c + rho), without a data term."""
 
     class NoLoss(Proximal):
         def loss(self, local: Any, x: Any, y: Any) -> Any:
@@ -167,7 +167,7 @@ def test_asofed_trips_match_the_twin(variant: str, training: dict[str, float]) -
 
 
 def test_asofed_weight_decay_is_part_of_the_gradient() -> None:
-    """Only then do both variants take the same step on one full batch, whatever r_k is."""
+    """Only then do both variants take the same step on one full batch, for every r_k."""
     device, w = Device(epochs=1, batch=SAMPLES, weight_decay=0.1), regression_weights(1)
     step, trip = (device.train(rule, w, seconds=40.0).weights for rule in (StepRule(0.3, 0.5), TripRule(0.5, 0.3)))
     close(step, trip, 1e-6)
@@ -217,7 +217,7 @@ def test_asofed_feature_step() -> None:
 
 
 def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
-    """A trainer of the digits network on 30 samples, and two models for it."""
+    """Return a trainer of the digits network on 30 samples, and two models for it."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 30)
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(30)])
@@ -240,7 +240,7 @@ def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) 
 
 
 def trip_of(trainer: Trainer, work: TripInput) -> LocalTrip:
-    """A trip that has begun and not taken a step yet."""
+    """Return a trip that has begun but taken no step."""
     return LocalTrip(trainer, work.assignment, work.slot, work.rule, work.memory)
 
 
@@ -254,7 +254,7 @@ def test_moon_contrastive_loss_matches_the_twin() -> None:
 
 
 def test_moon_contrastive_loss_is_on_the_models_device() -> None:
-    """Not in main memory, whose tensors the loss of a model on another device refuses."""
+    """A loss on another device refuses tensors in main memory."""
     z, z_g, z_p = (torch.empty(7, 4, device="meta") for _ in range(3))
     loss = contrastive_loss(z, z_g, z_p, 0.5)
     assert (loss.device.type, loss.shape) == ("meta", ())

@@ -1,4 +1,4 @@
-"""What the baselines' servers share: the reduction lattice, and properties that hold for several of them."""
+"""Properties of several baselines' servers: which method reduces to which, and invariances."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every baseline in short simulated runs on the digits: it learns, its log adds up, and a forged number is found."""
+"""Every baseline in short simulated runs on the digits: it learns, passes its audit, and a forged number is found."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ def test_one_device_at_a_time_is_never_stale(simulate: Simulate, name: str) -> N
 
 
 class Killer(Observer):
-    """Ends the run in the middle, without a chance to save that moment."""
+    """Ends the run in the middle without a final checkpoint."""
 
     def on_progress(self, time: float) -> None:
         if time > 14.0:
@@ -176,7 +176,7 @@ def test_overdue_device_finishes_earlier(simulate: Simulate) -> None:
         return float(next(e["time"] for e in events(run, kind) if (e["device"], e["trip"]) == trip))
 
     def last_epoch(hurry: dict[str, Any]) -> tuple[int, float]:
-        """The epoch in which the device hears that it should hurry, and how long one takes it."""
+        """Return the epoch in which the device receives the request to hurry, and the length of an epoch."""
         start, planned = when(runs[1], "trigger", hurry), when(runs[1], "upload", hurry)
         epoch = (planned - start) / 6  # the links take little
         return 1 + int((hurry["time"] - start) / epoch), epoch

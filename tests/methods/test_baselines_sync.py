@@ -1,4 +1,4 @@
-"""What each synchronous baseline's server must satisfy, on made-up models."""
+"""Properties of each synchronous baseline's server, on random models."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""The servers of the baselines against naive twins written from the specification, on scripted events.
+"""The servers of the baselines compared with naive twins written from the specification, on scripted events.
 
-Counters of the twins: where the server's own model is one of those that are mixed, its counters take part too
-(``server_counts``); where only uploads are averaged, only theirs.
+Counters of the twins: if the server's model is mixed in, its counters take part too (``server_counts``). If only
+uploads are averaged, only their counters do.
 """
 
 from copy import deepcopy
@@ -86,7 +86,7 @@ CASES = {
 
 
 def agree(event: dict[str, Any], twin: dict[str, Any], device: int) -> None:
-    """The logged event and the twin's result hold the same numbers (the twins count staleness from 0)."""
+    """Check that the logged event and the twin's result hold the same numbers (twins count staleness from 0)."""
     assert (event["kind"], event["version"]) == (twin["kind"], twin["version"])
     if isinstance(twin["staleness"], list):
         assert [s - 1 for s in column(event, "staleness")] == twin["staleness"]
@@ -176,7 +176,7 @@ def test_synchronous_servers_match_the_twins(name: str) -> None:
 
 
 def play(server: Server, seed: int) -> None:
-    """A few trips: a round (or the rest of an open one), or arrivals of four of the devices in flight."""
+    """Run a few trips: a round (or the rest of an open one), or arrivals of four devices in flight."""
     if server.synchronous:
         if not server.active_trips:
             server.trigger([0, 1, 2, 3])

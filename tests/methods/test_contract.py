@@ -1,4 +1,4 @@
-"""What a method owes the server: verdicts that are typed, contributors that are named, keys that are its own."""
+"""The contract between method and server: typed verdicts, named contributions, no reserved keys."""
 
 import json
 from pathlib import Path
@@ -144,7 +144,7 @@ def test_merge_numbers_cannot_use_keys_of_the_event(name: str) -> None:
 
 
 def reach(steps: int, momentum: float) -> float:
-    """How far so many steps along a constant unit gradient lead, by taking them."""
+    """Return how far ``steps`` steps along a constant unit gradient lead, by taking them."""
     velocity = place = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1.0

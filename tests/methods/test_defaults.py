@@ -1,4 +1,4 @@
-"""Every registered method, at its defaults, learns the embedded digits; one that is added later is held to it too."""
+"""Every registered method learns the embedded digits at its defaults. New methods are included automatically."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ GOAL, TIME = 0.5, 800.0
 
 
 class Goal(Observer):
-    """Stops a run, as Ctrl-C would, once its model is good enough."""
+    """Stops a run, like Ctrl-C, once its model is good enough."""
 
     def __init__(self) -> None:
         self.best = 0.0

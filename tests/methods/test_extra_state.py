@@ -1,4 +1,4 @@
-"""A step that is refused leaves no trace in a method's state, so that the next one is as if it had never been."""
+"""A refused step leaves no trace in the state of a method: SCAFFOLD, FedOpt, FedNova, CA2FL and FADAS."""
 
 from copy import deepcopy
 from typing import Any
@@ -27,7 +27,7 @@ NEVER = ("fedadam", "fedyogi", "fedadagrad", "fadas")
 
 
 def play(server: Server, models: list[Any]) -> list[Any]:
-    """Four devices start from one model and upload; the events of the last upload."""
+    """Let four devices start from one model and upload. Return the events of the last upload."""
     server.trigger(list(range(4)))
     events: list[Any] = []
     for device, u in enumerate(models):
@@ -37,7 +37,7 @@ def play(server: Server, models: list[Any]) -> list[Any]:
 
 
 def huge() -> list[Any]:
-    """Finite models that lie at the end of the floats, all on the same side."""
+    """Return finite models near the largest float, all of the same sign."""
     return [np.full_like(vector(1), 3e38) for _ in range(4)]
 
 

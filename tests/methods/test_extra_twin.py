@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedOpt, FedNova, CA2FL and FADAS against naive twins, and what each becomes in the limit."""
+"""SCAFFOLD, FedOpt, FedNova, CA2FL and FADAS: comparison with naive twins, and limiting cases."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -41,7 +41,7 @@ DELAYED = {"eta": 0.2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "tau_c": 1}
 
 
 def nova_server(momentum: float = 0.0, **options: Any) -> Server:
-    """A server of FedNova whose devices train with momentum."""
+    """Return a FedNova server with devices that train with momentum."""
     counts = np.array(UNEQUAL, np.int64)
     context = MethodContext(len(counts), counts, 1, 4, LAYOUT, seed=3, reach=sgd(momentum).reach)
     return Server(
@@ -164,7 +164,7 @@ def test_asynchronous_servers_match_the_twins(case: str) -> None:
 
 
 def play(server: Server, seed: int) -> None:
-    """A few trips: the rest of a round, or arrivals of four of the devices in flight."""
+    """Run a few trips: the rest of a round, or arrivals of four devices in flight."""
     rng = np.random.default_rng(seed)
     if not server.synchronous or not server.active_trips:
         server.trigger([d for d in range(4) if d not in server.active_trips])
@@ -225,7 +225,7 @@ def test_fednova_with_equal_steps_is_fedavg_to_the_bit() -> None:
 
 
 def test_fednova_gives_longer_training_no_extra_weight() -> None:
-    """Two devices walk along one gradient each, one of them ten times as far: both count alike."""
+    """Two devices each follow one gradient, one of them ten times as far. Both have equal weight."""
     server = server_of("fednova", samples=[10, 10])
     w, directions = server.weights, [vector(5), vector(6)]
     server.trigger([0, 1])

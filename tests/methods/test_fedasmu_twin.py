@@ -1,4 +1,4 @@
-"""FedASMU and FedSSMU against naive twins written from the specification, on scripted events."""
+"""FedASMU and FedSSMU compared with naive twins written from the specification, on scripted events."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ VARIANTS = [(e, a, d) for e in ("corrected", "published") for a in ("mix", "prog
 
 
 def agree(event: dict, twin: dict) -> None:
-    """The logged event and the twin's result hold the same numbers."""
+    """Check that the logged event and the twin's result hold the same numbers."""
     assert event["kind"] == twin["kind"]
     if event["kind"] == "discard":
         return

@@ -1,4 +1,4 @@
-"""What the names mean: ``fedasmu`` and ``fedssmu`` are the paper's methods, variants say in their name what differs."""
+"""``fedasmu`` and ``fedssmu`` are the paper's methods; the names of variants say what differs."""
 
 import pytest
 

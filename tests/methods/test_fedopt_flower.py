@@ -1,7 +1,7 @@
-"""FedOpt's four servers against Flower's own strategies, an implementation that others wrote.
+"""FedOpt's four servers compared with Flower's own strategies, an independent implementation.
 
-Two decisions differ, and the test takes them over so that all else must agree: Flower begins with v = 0 where ours is
-tau^2 (the paper's bound), and its FedAdam corrects its rate for the moments' bias, counting rounds from 2.
+Two decisions differ: Flower starts with v = 0, Freshet with tau^2 (the paper's bound), and Flower's FedAdam corrects its
+rate for the bias of the moments, counting rounds from 2. The test applies Freshet's decisions, so all else must agree.
 """
 
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ OURS: dict[str, dict[str, float]] = {
 
 
 def replies(uploads: dict[int, Vector]) -> list[Any]:
-    """What Flower's devices would send: a model and the number of samples behind it."""
+    """Return what Flower's devices would send: a model and its number of samples."""
     from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
     def content(device: int, weights: Vector) -> RecordDict:
@@ -48,7 +48,7 @@ def replies(uploads: dict[int, Vector]) -> list[Any]:
 
 
 def stepped(strategy: Any, round_: int, w: Vector, uploads: dict[int, Vector], aligned: bool) -> Vector:
-    """Flower's next model; ``aligned``: with our two decisions."""
+    """Return Flower's next model; ``aligned`` applies our two decisions."""
     from flwr.app import ArrayRecord
 
     if isinstance(strategy, flower.FedAvgM):

@@ -1,4 +1,4 @@
-"""A new method is one file: ``foreign.py`` is run, audited, plotted, tuned and compared; nothing else knows of it."""
+"""A new method is one file: ``foreign.py`` is run, audited, plotted, tuned and compared without any other change."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def settings(*more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of it from the command line."""
+    """Run the foreign method from the command line."""
     folder = tmp_path_factory.mktemp("foreign") / "run"
     freshet("run", "-m", TRUST, "--until", "40", "-q", *settings("method.rate=0.3"), "-o", str(folder))
     return folder
@@ -52,7 +52,7 @@ def test_foreign_method_runs_with_its_options_and_kind(made: Path) -> None:
 
 
 def test_options_are_listed_and_checked_against_the_run() -> None:
-    assert "how fast it grows" in freshet("methods", TRUST)
+    assert "growth rate of the trust" in freshet("methods", TRUST)
     assert "trust" not in registry()
     with pytest.raises(ConfigError, match=r"^method.warm_up: must be at most 10 fleet.devices = 40$"):
         resolve({"method": {"name": TRUST, "warm_up": 41}, "fleet": {"devices": 4}})
@@ -84,7 +84,7 @@ def test_page_shows_a_foreign_method_without_importing_it(
     def refuse(path: str) -> Any:
         raise AssertionError(f"a report imports {path}")
 
-    monkeypatch.setattr("freshet.methods._from_path", refuse)
+    monkeypatch.setattr("freshet.methods.loading.load_object", refuse)
     freshet("report", str(made), "-o", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "trust \\u003cin\\u003e a device" in page or "trust &lt;in&gt; a device" in page

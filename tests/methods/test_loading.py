@@ -1,4 +1,4 @@
-"""A method of one's own: the class itself, a file, or a module of the current folder; here and in worker processes."""
+"""Foreign methods: a class, a file, or a module of the current folder, in this process and in workers."""
 
 import json
 import pickle
@@ -45,7 +45,7 @@ TRUST = f"{Trust.__module__}:Trust"
 
 
 class Half(Method):
-    """Every arrival is mixed in with one half."""
+    """Mixes every arrival in with one half."""
 
     about = About("half", "async", "Half", "nobody, nowhere")
 
@@ -75,7 +75,7 @@ def freshet(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CONTRIBUTING's method in a file of its own, beside a module that it needs."""
+    """Write CONTRIBUTING's method to a file, beside a module that it needs."""
     folder = tmp_path_factory.mktemp("own")
     text = (ROOT / "CONTRIBUTING.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
@@ -90,7 +90,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(written: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In the folder of that file, as a console script sees it: Python does not search it."""
+    """Change to the folder of that file. As for a console script, it is not on ``sys.path``."""
     monkeypatch.chdir(written)
     before = [entry for entry in sys.path if Path(entry or ".").resolve() != written]
     monkeypatch.setattr(sys, "path", before.copy())
@@ -184,7 +184,7 @@ def test_method_of_contributing_is_run_listed_audited_and_reported(here: Path, n
 
 @pytest.mark.parametrize("name", ["with_friend:Mine", "with_friend.py:Mine"])
 def test_device_rule_reaches_worker_processes(here: Path, name: str, tmp_path: Path) -> None:
-    """They search no folder of ours: what was loaded from there travels by value, with what it imports."""
+    """Workers cannot import the folder, so its modules travel by value with their imports."""
     runs = [federate(name, executor=executor, workers=1) for executor in ("serial", "processes")]
     serial, workers = (run.run(16, out=tmp_path / str(number)).weights for number, run in enumerate(runs))
     same(serial, workers)
@@ -209,7 +209,7 @@ def test_default_run_name_contains_no_folder(tmp_path: Path, monkeypatch: pytest
     assert default_directory("some/where/mine.py:Mine", 3).name.endswith("-mine.py.Mine-seed3")
 
 
-# ---- what goes wrong is one sentence
+# ---- errors are one sentence
 
 
 @pytest.mark.parametrize(

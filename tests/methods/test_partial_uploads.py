@@ -1,4 +1,4 @@
-"""What server and devices both add up stays the same on both sides where a defence shortens uploads."""
+"""Server and devices keep equal sums when a defence shortens uploads."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ DEVICES, ROUNDS = 5, 8
 
 
 def defended(method: str) -> Server:
-    """A server that clips and has seen enough to do so from the first upload on."""
+    """Return a server that clips from the first upload on."""
     server = server_of(method, regression_weights(1), devices=DEVICES, per_round=DEVICES, layout=FLAT)
     defence = Defence(DefenceOptions(rule="clip", factor=0.8), FLAT)
     defence.recent.measures = [0.5] * 4
@@ -27,7 +27,7 @@ def defended(method: str) -> Server:
 
 
 class Fleet:
-    """Devices that train for 1, 2, ... epochs, so that their steps are of all lengths."""
+    """Devices that train for 1, 2, ... epochs, so their steps differ in length."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.device = server, Device()
@@ -78,7 +78,7 @@ def test_feddyn_dual_is_the_mean_of_the_devices_duals() -> None:
 
 
 def test_device_ignores_the_share_of_another_trip() -> None:
-    """Its last upload was lost, so that what the server tells is of the one before."""
+    """The device's last upload was lost, so the server's report is about the one before."""
     fleet = Fleet(defended("feddyn"))
     for fate in ("shortened", "lost", "none"):
         assignments = fleet.server.trigger([4])

@@ -1,4 +1,4 @@
-"""An aggregation that the server refuses leaves no trace: not in the method's state, and not in what comes after it."""
+"""A refused aggregation leaves no trace, neither in the method's state nor in later results."""
 
 import sys
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Whoever asks whether a step has led beyond all floats is told that it has."""
+    """Make every overflow check report an overflow."""
     asking = [m for name, m in sys.modules.items() if name.startswith("freshet.") and hasattr(m, "overflows")]
     with pytest.MonkeyPatch.context() as patch:
         for module in asking:
@@ -43,7 +43,7 @@ def refusing() -> Iterator[None]:
 
 
 def upload(server: Server, device: int, rng: np.random.Generator) -> Upload:
-    """What an honest device sends: a small step, a report, control variates, and the numbers of a merge."""
+    """Return an honest upload: a small step, a report, control variates, and the numbers of a merge."""
     active, n = server.active_trips[device], server.context.layout.learnable
     report: dict[str, float] = dict(REPORTS.get(server.method.about.name, {}))
     merged: dict[str, float] = {}
@@ -57,7 +57,7 @@ def upload(server: Server, device: int, rng: np.random.Generator) -> Upload:
 
 
 def one_round(server: Server, rng: np.random.Generator) -> list[Event]:
-    """Three devices train from one model and upload one after the other."""
+    """Let three devices train from one model and upload one after the other."""
     idle = [d for d in range(server.context.devices) if d not in server.active_trips and d not in server.waiting]
     chosen = [int(d) for d in rng.choice(idle, min(3, len(idle)), replace=False)]
     server.trigger(chosen)
@@ -65,7 +65,7 @@ def one_round(server: Server, rng: np.random.Generator) -> list[Event]:
 
 
 def until_step(server: Server, rng: np.random.Generator) -> None:
-    """Go on until an upload has just made a step, so that nothing is being collected."""
+    """Continue until an upload has made a step, so the buffer is empty."""
     for _ in range(50):
         events = one_round(server, rng)
         if events and isinstance(events[-1], Aggregated):
@@ -78,7 +78,7 @@ def remembered(server: Server) -> Any:
 
 
 def same(one: Any, two: Any) -> bool:
-    """The same bits, all the way down."""
+    """Return whether two trees have the same bits."""
     if isinstance(one, np.ndarray):
         return isinstance(two, np.ndarray) and one.dtype == two.dtype and one.tobytes() == two.tobytes()
     if isinstance(one, dict):
@@ -93,10 +93,10 @@ def same(one: Any, two: Any) -> bool:
 @given(seed=st.integers(0, 10**6), steps=st.integers(0, 3))
 def test_refused_aggregation_keeps_the_state_bit_for_bit(setting: str, seed: int, steps: int) -> None:
     name, options = SETTINGS[setting]
-    server, rng = server_of(name, devices=12, epochs=2, gate=GATE_FACTOR, **options), np.random.default_rng(seed)
+    server, rng = server_of(name, devices=12, epochs=2, norm_gate=GATE_FACTOR, **options), np.random.default_rng(seed)
     for _ in range(steps):
         until_step(server, rng)
-    other = server_of(name, devices=12, epochs=2, gate=GATE_FACTOR, **options)
+    other = server_of(name, devices=12, epochs=2, norm_gate=GATE_FACTOR, **options)
     other.restore(deepcopy(server.state()))
     before, weights, version = remembered(server), server.weights.tobytes(), server.version
     with refusing():
@@ -119,7 +119,7 @@ def test_refused_aggregation_keeps_the_state_bit_for_bit(setting: str, seed: int
 
 
 def _until_refused(server: Server, rng: np.random.Generator) -> list[Event]:
-    """Rounds until one has been refused in its last upload."""
+    """Run rounds until the last upload of one is refused."""
     seen: list[Event] = []
     for _ in range(50):
         seen += one_round(server, rng)
@@ -129,5 +129,5 @@ def _until_refused(server: Server, rng: np.random.Generator) -> list[Event]:
 
 
 def _but_for_trips(state: Any) -> Any:
-    """SCAFFOLD remembers which trip of a device was heard; a refused one counts as a trip all the same."""
+    """Drop SCAFFOLD's record of trips: a refused upload still counts as a trip."""
     return {key: value for key, value in state.items() if key != "heard"}

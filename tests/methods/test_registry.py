@@ -1,4 +1,4 @@
-"""The registry: who is a method, by which names, and what is asked of its options beside the rest of a run."""
+"""The registry: which classes are methods, their names, and checks of their options against the run."""
 
 from types import ModuleType
 from typing import Any

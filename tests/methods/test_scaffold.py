@@ -1,4 +1,4 @@
-"""SCAFFOLD's device, what its controls are for, what they weigh, and that nothing lost is left in them."""
+"""SCAFFOLD: the device's rule, the effect of its controls, their size, and losses that leave no trace in them."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_the_first_trip_without_controls_is_plain_training() -> None:
 
 @pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimiser": "adam"}])
 def test_control_is_a_gradient_under_every_optimiser(training: dict[str, Any]) -> None:
-    """One full batch: the control is the gradient at x, while the displacement of that optimiser is not."""
+    """On one full batch the control is the gradient at x; the displacement of that optimiser is not."""
     device, w = Device(epochs=1, batch=SAMPLES, **training), regression_weights(1)
     zero = {"c": np.zeros(WEIGHTS, np.float32)}
     outcome = device.train(RULE, w, instruction={"heard": 0}, vectors=zero)
@@ -72,7 +72,7 @@ def test_control_is_a_gradient_under_every_optimiser(training: dict[str, Any]) -
 
 
 class Pair:
-    """Two devices with other labels each, that train long: where FedAvg drifts."""
+    """Two devices with different labels that train long, so FedAvg drifts."""
 
     def __init__(self, method: str) -> None:
         self.x, self.y = regression_data()
@@ -95,7 +95,7 @@ class Pair:
             self.server.upload(outcome.upload(assignment))
 
     def slope(self) -> float:
-        """Length of the gradient of the mean of both losses; 0 at the optimum."""
+        """Return the length of the gradient of the mean loss; 0 at the optimum."""
         w = self.server.weights
         parts = [local_twins.gradient(w, self.x[shard], self.y[shard]) for shard in self.shards]
         return float(np.linalg.norm(np.mean(parts, axis=0) + 0.1 * w))
@@ -136,7 +136,7 @@ def test_run_counts_twice_fedavgs_bytes(simulate: Simulate) -> None:
 
 
 def believed(memory: Memory, heard: int) -> Vector:
-    """The control that a device would start its next trip with."""
+    """Return the control with which a device starts its next trip."""
     found = memory.get("next" if memory.get("trip") == heard else "c")
     return np.zeros(WEIGHTS, np.float32) if found is None else found
 
@@ -155,7 +155,7 @@ def arrive(server: Server, assignment: Assignment, outcome: TripOutcome, fate: f
 
 @pytest.mark.parametrize("computed", [True, False])
 def test_server_control_is_the_mean_of_the_devices_despite_losses(computed: bool) -> None:
-    """Also where a trip whose upload is lost is not even computed, as in a simulation."""
+    """This also holds if trips with a lost upload are not computed, as in a simulation."""
     server = server_of("scaffold", regression_weights(1), devices=6, per_round=3, layout=FLAT)
     device, rng = Device(), np.random.default_rng(4)
     memories: list[dict[str, Any]] = [{} for _ in range(6)]
