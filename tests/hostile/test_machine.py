@@ -328,7 +328,7 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
 
 def test_rays_folder_is_private_and_those_of_the_dead_go(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(on_ray.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(on_ray, "_SHORT", 1000)
+    monkeypatch.setattr(on_ray, "_MAX_TEMP_LENGTH", 1000)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     old, mine = tmp_path / f"freshet-ray-{dead.pid}-x", tmp_path / f"freshet-ray-{os.getpid()}-x"

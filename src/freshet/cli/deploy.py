@@ -164,7 +164,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
     folder = _folder(directory)
     from freshet.flower import commands
     from freshet.flower.running import score_text
-    from freshet.runs.reader import RunDirectory
+    from freshet.runs.reader import METRICS, RunDirectory
 
     if dry_run:
         typer.echo(str(commands.list_nodes(folder)))
@@ -173,7 +173,7 @@ def status(directory: Dir, dry_run: DryRun = False) -> None:
     typer.echo(f"server app: {'process ' + str(pid) if pid else 'not running'}")
     for number, node_id in sorted(folder.registered_nodes().items()):
         typer.echo(f"device {number}: node {node_id}")
-    if (folder.out() / "metrics.jsonl").is_file():
+    if (folder.out() / METRICS).is_file():
         rows = RunDirectory(folder.out()).metrics()
         if rows:
             last = rows[-1]
@@ -256,9 +256,9 @@ def local(
 def _finish(out: Path, status: str) -> None:
     """Print the table that a simulation ends with, and a trip's seconds by phase."""
     from freshet.cli.screen import summary_table, wide_console
-    from freshet.runs.reader import RunDirectory
+    from freshet.runs.reader import SUMMARY, RunDirectory
 
-    if not (out / "summary.json").is_file():
+    if not (out / SUMMARY).is_file():
         raise typer.Exit(130)
     summary = RunDirectory(out).summary()
     console = wide_console()

@@ -12,7 +12,7 @@ from pathlib import Path
 from freshet.errors import FreshetError, RunError
 from freshet.files import open_own, write_atomically, writing
 from freshet.runs import checkpoint
-from freshet.runs.reader import ENDED, RunDirectory
+from freshet.runs.reader import RunDirectory, is_run
 
 
 class State(StrEnum):
@@ -47,7 +47,7 @@ class Store:
     def resumable(self, key: str) -> bool:
         """Whether an unfinished run has a checkpoint to go on from."""
         directory = self.directory(key)
-        if not (directory / "config.toml").is_file():
+        if not is_run(directory):
             return False
         try:
             checkpoint.read(directory)
@@ -102,7 +102,6 @@ class Store:
 
 def _finished(directory: Path) -> bool:
     try:
-        run = RunDirectory(directory)
-        return (directory / "summary.json").is_file() and run.summary().get("status") in ENDED
+        return RunDirectory(directory).finished()
     except RunError:
         return False

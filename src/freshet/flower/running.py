@@ -20,7 +20,7 @@ from freshet.flower.commands import Child, Command
 from freshet.flower.folder import Folder, init
 from freshet.runs.lifecycle import interruptible
 from freshet.runs.lock import RunLock
-from freshet.runs.reader import ENDED
+from freshet.runs.reader import ENDED, METRICS, SUMMARY, LineFollower
 from freshet.runs.writer import RunWriter, default_directory
 
 Say = Callable[[str], None]
@@ -89,7 +89,7 @@ class ServerRun:
         return status
 
     def status(self) -> str | None:
-        path = self.out / "summary.json"
+        path = self.out / SUMMARY
         begun = (self.folder.state / "server.pid").exists()  # else the summary is from an earlier part of the run
         if not begun or not path.is_file() or commands.server_process(self.folder) is not None:
             return None
@@ -248,18 +248,15 @@ class MetricsPrinter:
     """Prints each new row of a run's metrics."""
 
     def __init__(self, out: Path, say: Say) -> None:
-        self._path, self._say, self._seen = out / "metrics.jsonl", say, 0
+        self._metrics, self._say, self._seen = LineFollower(out / METRICS), say, 0
 
     def __call__(self) -> None:
-        if not self._path.is_file():
-            return
-        lines = self._path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        for line in lines[self._seen :]:
-            row = json.loads(line)
+        self._metrics.read()
+        for row in self._metrics.rows[self._seen :]:
             self._say(
                 f"{row['time']:6.1f} s  version {row['version']:4d}  {row['uploads']:4d} uploads  {score_text(row)}"
             )
-        self._seen = max(self._seen, len(lines))
+        self._seen = max(self._seen, len(self._metrics.rows))
 
 
 def run_local(

@@ -27,7 +27,7 @@ from freshet.flower.security import Tokens
 from freshet.flower.transport import FlowerTransport
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, RunOutcome, drive
-from freshet.runs.reader import RunDirectory
+from freshet.runs.reader import RunDirectory, is_run
 from freshet.runs.world import RunWorld, write_world
 from freshet.runs.writer import RunWriter, default_directory
 
@@ -109,7 +109,7 @@ def serve(config: Config, settings: ServerSettings, transport: FlowerTransport, 
     assembly = Assembly(config, overrides, deployed=True).check().begin()
     config = assembly.config
     directory = Path(settings.out) if settings.out else default_directory(config.method_name, config.run.seed)
-    tree = _read_checkpoint(directory, config) if (directory / "config.toml").is_file() else None
+    tree = _read_checkpoint(directory, config) if is_run(directory) else None
 
     def open_log() -> RunWriter:
         if tree is not None:
