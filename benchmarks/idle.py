@@ -1,4 +1,4 @@
-"""What the benchmarks without training share: an executor that does nothing, and the memory of this process."""
+"""Shared by benchmarks without training: an executor that does nothing, and the memory of this process."""
 
 import resource
 import sys
@@ -15,7 +15,7 @@ from freshet.training.trip import TripOutcome
 
 
 class Done:
-    """A result that is there."""
+    """A completed result."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -31,8 +31,10 @@ class Done:
 
 
 class NoTraining:
-    """An executor whose trips come back as they were, or with every weight moved by as much: trips that began from the
-    same model share the result, so that next to nothing of the time is spent here."""
+    """An executor whose trips return their weights unchanged, or shifted by ``move``.
+
+    Trips from the same model share one result, so that almost no time is spent here.
+    """
 
     def __init__(self, move: float = 0.0) -> None:
         self._move = np.float32(move)
@@ -56,7 +58,7 @@ class NoTraining:
 
 
 def resident() -> int:
-    """Bytes of main memory that this process takes now (Linux), or took at most."""
+    """Resident memory of this process in bytes: now (Linux) or at its peak (elsewhere)."""
     status = Path("/proc/self/statm")
     if status.is_file():
         return int(status.read_text().split()[1]) * resource.getpagesize()

@@ -1,8 +1,8 @@
-"""The simulator against reality: federations of real processes, and the same fleets in virtual time.
+"""Compare the simulator with reality: federations of real processes, and the same fleets in virtual time.
 
-For each seed: a run of ``freshet deploy local`` on this machine, then ``freshet run --fleet-from`` that run, which
-gives every device the medians of its measured trips. Curves and staleness of both come on one picture, and figures of
-how far they are apart are printed. Seconds are real: a run takes as long as it says.
+For each seed: ``freshet deploy local`` on this machine, then ``freshet run --fleet-from`` that run, which gives every
+device the medians of its measured trips. One figure shows the curves and the staleness of both, and the script prints
+their differences. Seconds are real: a run takes as long as ``--until`` says.
 
     python benchmarks/reality.py [--out runs/reality] [--seeds 3] [--until 300] [--devices 4] [--png FILE]
 """
@@ -28,7 +28,7 @@ SEEDS = ("#0072b2", "#cc79a7", "#009e73", "#e69f00", "#56b4e9", "#d55e00")
 
 
 class Course(NamedTuple):
-    """What a run did: its tests, and the staleness of every contribution."""
+    """The tests of a run, and the staleness of every contribution."""
 
     times: list[float]
     accuracies: list[float]
@@ -50,7 +50,7 @@ def freshet(*words: str) -> None:
 
 
 def pair(out: Path, seed: int, until: float, devices: int) -> tuple[Course, Course]:
-    """A real run and its twin in virtual time; runs that are there are not made again."""
+    """A real run and its twin in virtual time. Existing runs are reused."""
     real, virtual = out / f"real-{seed}", out / f"virtual-{seed}"
     if not (real / "world.json").is_file():
         length = ["--until", f"{until:g}s", "--seed", str(seed), "--devices", str(devices)]
@@ -60,8 +60,8 @@ def pair(out: Path, seed: int, until: float, devices: int) -> tuple[Course, Cour
     return course(real), course(virtual)
 
 
-def apart(real: Course, virtual: Course, until: float) -> dict[str, float]:
-    """Mean difference of the accuracy over time, and the share of contributions with another staleness."""
+def differences(real: Course, virtual: Course, until: float) -> dict[str, float]:
+    """Compare accuracy over time and the staleness of contributions."""
     grid = np.linspace(0.0, until, 200)
     curves = [np.interp(grid, each.times, each.accuracies) for each in (real, virtual)]
     return {
@@ -77,7 +77,7 @@ def apart(real: Course, virtual: Course, until: float) -> dict[str, float]:
 
 
 def total_variation(a: Sequence[int], b: Sequence[int]) -> float:
-    """``sum_s |p_a(s) - p_b(s)| / 2``: 0 when two distributions are equal, 1 when they have nothing in common."""
+    """``sum_s |p_a(s) - p_b(s)| / 2``: 0 for equal distributions, 1 for disjoint ones."""
     counts = Counter(a), Counter(b)
     return 0.5 * sum(abs(counts[0][s] / len(a) - counts[1][s] / len(b)) for s in {*a, *b})
 
@@ -116,9 +116,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=4)
     given = parser.parse_args()
     pairs = [pair(given.out, seed, given.until, given.devices) for seed in range(given.seeds)]
-    found = [apart(*each, given.until) for each in pairs]
-    for name in found[0]:
-        print(f"{name:32s}", "  ".join(f"{each[name]:8.3f}" for each in found))
+    rows = [differences(*each, given.until) for each in pairs]
+    for name in rows[0]:
+        print(f"{name:32s}", "  ".join(f"{each[name]:8.3f}" for each in rows))
     draw(pairs, given.png or given.out / "reality.png")
     print(given.png or given.out / "reality.png")
 

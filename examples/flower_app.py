@@ -1,16 +1,16 @@
-"""A Flower app with your own model and data: Freshet's methods, on a SuperLink that you run.
+"""A Flower app with your own model and data: Freshet's methods on your own SuperLink.
 
 python examples/flower_app.py [DIR]          needs: pip install 'freshet-fl[flower]'
 
-It writes the app (`freshet deploy app DIR`) and puts a model and data of one's own into its two files. Start it with
-`flwr run DIR`. What runs where, and how it is secured: docs/deployment.md.
+It writes the app (`freshet deploy app DIR`) and puts your model and data into its two files. Start the app with
+`flwr run DIR`. docs/deployment.md explains what runs where, and how it is secured.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
-TASK = '''"""What you have: a network, and each device's samples."""
+TASK = '''"""Your code: a network, and each device's samples."""
 
 from torch import nn
 
@@ -37,12 +37,12 @@ from freshet_app.task import build, load
 
 app = Device(load=load, model=build).app(Path(__file__).with_name("federation.toml"))
 '''
-SERVER = '''"""The server, which must know the model as well."""
+SERVER = '''"""The server, which also needs the model."""
 
 from pathlib import Path
 
-from freshet.flower.server_app import server_app
 from freshet.assembly import Overrides
+from freshet.flower.server_app import server_app
 
 from freshet_app.task import build
 
