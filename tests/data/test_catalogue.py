@@ -19,7 +19,7 @@ from tests.data import builders as build
 def read_points(paths: tuple[Path, ...], options: ReadOptions) -> dict[str, np.ndarray]:
     """The reader of the registered data set: one .npy file with the class in the last column."""
     rows = np.load(paths[0], allow_pickle=False)
-    x, y = rows[:, None, :-1].astype(np.float32), rows[:, -1].astype(np.int64) % options.classes
+    x, y = rows[:, :-1].astype(np.float32).reshape(-1, 1, 4, 4), rows[:, -1].astype(np.int64) % options.classes
     return {"x_train": x[:-8], "y_train": y[:-8], "x_test": x[-8:], "y_test": y[-8:]}
 
 
@@ -30,8 +30,8 @@ POINTS = Spec(
     classes=2,
     counts=((40, 8),),
     formats=(Format("one file", ("points.npy",), f"{__name__}:read_points"),),
-    model="mlp",
-    shape=(1, 3),
+    model="digits",  # the default for unknown data is mlp
+    shape=(1, 4, 4),
     dtype="float32",
     folders=("my-points",),
     class_names=("left", "right"),
@@ -41,21 +41,20 @@ POINTS = Spec(
 @pytest.mark.usefixtures("nowhere")
 def test_one_entry_and_one_reader_register_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CATALOGUE, "points", POINTS)
-    rows = np.random.default_rng(0).normal(size=(48, 4))
+    rows = np.random.default_rng(0).normal(size=(48, 17))
     rows[:, -1] = np.arange(48) % 2
     (tmp_path / "my-points").mkdir()
     np.save(tmp_path / "my-points" / "points.npy", rows)
     data = load("points", tmp_path)
-    assert (data.x_train.shape, data.class_names) == ((40, 1, 3), ("left", "right"))
+    assert (data.x_train.shape, data.class_names) == ((40, 1, 4, 4), ("left", "right"))
     assert data.full_counts == (40, 8)
     assert all(row.ok for row in verify("points", tmp_path))
     (row,) = (row for row in available(tmp_path) if row.name == "points")
     assert row.found is not None and row.found.format.title == "one file"
     listed = CliRunner().invoke(data_app, ["list", "--data-dir", str(tmp_path)], env={"COLUMNS": "200"}).stdout
     assert "points" in listed and "(one file)" in listed
-    federation = Federation(
-        data={"name": "points", "dir": str(tmp_path)}, model={"name": POINTS.model}, devices=4, run={"per_round": 2}
-    )
+    federation = Federation(data={"name": "points", "dir": str(tmp_path)}, devices=4, run={"per_round": 2})
+    assert federation.config.model.name == "digits"
     assert len(federation.shards) == 4
     assert federation.run(1, out=tmp_path / "run").summary["status"] == "finished"
 

@@ -7,9 +7,10 @@ import pytest
 
 from freshet.config import resolve
 from freshet.data import load
+from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
 from freshet.experiments.grid import UserSettings, expand, parse_entries
-from freshet.experiments.length import SHAPES, length_note, model_bytes, round_seconds, with_length
+from freshet.experiments.length import length_note, model_bytes, round_seconds, with_length
 from freshet.federation import Federation
 from freshet.paper.cells import CELLS, METHODS, cell_scenario, cell_settings, cell_tables
 from freshet.runs.reader import RunDirectory
@@ -97,7 +98,7 @@ def test_the_bytes_of_a_network_are_those_that_travel():
     for name in ("digits", "mlp"):
         config = resolve({"model": {"name": name}})
         assert model_bytes(config) == 4 * Federation.from_config(config).assembly.begin().server.context.layout.size
-    assert load("digits").sample_shape == SHAPES["digits"]
+    assert load("digits").sample_shape == CATALOGUE["digits"].shape
 
 
 # ---- cells

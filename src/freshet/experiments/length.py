@@ -15,18 +15,10 @@ from freshet.data.catalogue import CATALOGUE
 from freshet.sim import forecast
 from freshet.sim.fleet import Fleet, FleetOptions
 
-#: A model is tested once per synchronous round, within these bounds on the number of tests of a run.
+#: The model is tested once per synchronous round, within these limits on the tests of a run.
 FEWEST_TESTS, MOST_TESTS = 100, 500
-#: E[round] is the mean over the fleets of so many seeds, so that all seeds of a cell run equally long.
+#: E[round] is the mean over the fleets of this many seeds, so that all seeds run equally long.
 FLEETS = 400
-#: Shape of one image of the built-in data sets; a data set that is not here is loaded to see.
-SHAPES: dict[str, tuple[int, ...]] = {
-    "digits": (1, 8, 8),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "tiny-imagenet": (3, 64, 64),
-}
 
 
 @cache
@@ -36,12 +28,12 @@ def _round(options: FleetOptions, per_round: int, size: int) -> float:
 
 
 def round_seconds(config: Config) -> float:
-    """E[round] of a configuration's fleet with its network, over fleets and draws of devices."""
+    """E[round] of a configuration's fleet and network, over fleets and draws of devices."""
     return _round(config.fleet, config.run.per_round, model_bytes(config))
 
 
 def model_bytes(config: Config) -> int:
-    """Bytes of the network of a configuration on the wire: float32, buffers included."""
+    """Bytes of a configuration's network on the wire: float32, with buffers."""
     return _bytes(config.data.model_dump_json(), config.model.model_dump_json())
 
 
@@ -56,16 +48,16 @@ def _bytes(data_json: str, model_json: str) -> int:
         build, model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
         vocabulary=vocabulary, **model.own(),
     )  # fmt: skip
-    return 4 * layout_of(build_module(network)).size  # on the meta device, torch loads a second's worth of modules
+    return 4 * layout_of(build_module(network)).size  # not on the meta device, which loads modules for a second
 
 
 def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
-    """Shape of a sample, number of classes, and of token ids for texts."""
+    """Shape of a sample, number of classes, and for texts the size of the vocabulary."""
     spec = CATALOGUE.get(data.name)
     if spec is not None and spec.kind == "text":
         return (data.length,), spec.classes, data.vocabulary
-    if spec is not None and data.name in SHAPES:
-        return SHAPES[data.name], spec.classes, None
+    if spec is not None:
+        return spec.shape, spec.classes, None
     from freshet.data.sources import load
 
     found = load(data.name, data.dir or None, vocabulary=data.vocabulary, length=data.length)
@@ -73,7 +65,7 @@ def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
 
 
 def with_length(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Tables with ``run.until`` as long as so many synchronous rounds, and ``run.eval_every``; what is given wins."""
+    """Add ``run.until`` for this many synchronous rounds, and ``run.eval_every``; given values win."""
     filled = {name: dict(table) for name, table in tables.items()}
     run = filled.setdefault("run", {})
     if {"until", "eval_every"} <= run.keys():
@@ -91,12 +83,12 @@ def with_length(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[st
 
 
 def _significant(value: float) -> float:
-    """Four digits are exact enough, and the same on every machine."""
+    """Round to four digits: exact enough, and the same on every machine."""
     return float(f"{value:.4g}")
 
 
 def length_note(config: Config, name: str = "") -> str:
-    """How long runs of this configuration are, for people."""
+    """A sentence on the length of this configuration's runs."""
     seconds = round_seconds(config)
     return (
         f"{name or 'length'}: {config.run.until:,g} s of virtual time for every method, as long as "
