@@ -35,6 +35,12 @@ PHASES = ("start", "import", "load", "train", "fresh")
 MAX_REQUESTS = 20
 #: The largest number of samples that a device may report. A larger one is ignored.
 MAX_SAMPLES = 2**31 - 1
+WRONG_TOKEN = "requests the fresh model with a token of another trip"  # noqa: S105
+TOO_MANY_REQUESTS = "requests the fresh model too often"
+#: Refused requests that are logged. Further ones are only counted.
+LOGGED_REFUSALS = 100
+#: Latest trips of each device that the medians are computed over.
+TIMED_TRIPS = 1000
 
 
 class Reply(NamedTuple):
@@ -153,16 +159,8 @@ def trip_state(trip: LiveTrip) -> Tree:
     }
 
 
-WRONG_TOKEN = "requests the fresh model with a token of another trip"  # noqa: S105
-TOO_MANY_REQUESTS = "requests the fresh model too often"
-#: Refused requests that are logged. Further ones are only counted.
-LOGGED_REFUSALS = 100
-#: Latest trips of each device that the medians are computed over.
-TIMED_TRIPS = 1000
-
-
 class LiveDriver:
-    """One run in real time."""
+    """Drives one run in real time."""
 
     def __init__(
         self,
@@ -176,7 +174,6 @@ class LiveDriver:
         nodes: Mapping[int, int],
         eval_every: float,
         stop_diverged: bool = True,
-        session: str | None = None,
     ) -> None:
         self.coordinator, self.server, self.transport, self.writer = coordinator, coordinator.server, transport, writer
         self.network, self.eval_every, self._stop_diverged = network, eval_every, stop_diverged
@@ -184,7 +181,7 @@ class LiveDriver:
         #: ``{node: device}``. Without a given list, devices are numbered in the order in which nodes appear.
         self.devices: dict[int, int] = dict(nodes)
         self._listed = bool(nodes)
-        self.session = session or new_ticket()
+        self.session = new_ticket()
         self.trips: dict[int, LiveTrip] = {}
         self.over = self._concluded = False
         self._lock = threading.RLock()
@@ -198,8 +195,8 @@ class LiveDriver:
         self.totals: dict[int, TripTotals] = defaultdict(TripTotals)
         #: Messages sent: one per trip, or two if the fresh model comes by message.
         self.messages = 0
-        #: Seconds by device and phase of the latest trips.
         latest = partial(deque[float], maxlen=TIMED_TRIPS)
+        #: Seconds by device and phase of the latest trips.
         self.seconds: dict[int, dict[str, deque[float]]] = defaultdict(lambda: defaultdict(latest))
 
     # ---- Driver

@@ -90,8 +90,8 @@ class ServerRun:
 
     def status(self) -> str | None:
         path = self.out / SUMMARY
-        begun = (self.folder.state / "server.pid").exists()  # else the summary is from an earlier part of the run
-        if not begun or not path.is_file() or commands.server_process(self.folder) is not None:
+        started = (self.folder.state / "server.pid").exists()  # else the summary is from an earlier part of the run
+        if not started or not path.is_file() or commands.server_process(self.folder) is not None:
             return None
         return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
 
