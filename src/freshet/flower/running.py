@@ -56,7 +56,7 @@ class ServerRun:
         self.folder, self.say, self.out = folder, say, folder.out()
         self.children = commands.start_server(folder)
         self._restarts = folder.server().restarts
-        self._begun = 0.0
+        self._started_at = 0.0
         try:
             self._start_run()
         except BaseException:
@@ -64,10 +64,10 @@ class ServerRun:
             raise
 
     def _start_run(self) -> None:
-        for left in ("server.pid", "server.error"):
-            (self.folder.state / left).unlink(missing_ok=True)
+        for name in ("server.pid", "server.error"):
+            (self.folder.state / name).unlink(missing_ok=True)
         commands.call(commands.run(self.folder))
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
 
     def poll(self) -> str | None:
         """Restart what has died. Returns the status of the run once it has ended, else None."""
@@ -96,8 +96,8 @@ class ServerRun:
         return str(json.loads(path.read_text(encoding="utf-8")).get("status"))
 
     def _starting(self) -> bool:
-        began = (self.folder.state / "server.pid").exists()
-        return not began and time.monotonic() - self._begun < SERVER_APP_TIMEOUT_SECONDS
+        started = (self.folder.state / "server.pid").exists()
+        return not started and time.monotonic() - self._started_at < SERVER_APP_TIMEOUT_SECONDS
 
     def _use_restart(self, what: str) -> None:
         log = self.folder.state / "logs"
@@ -126,7 +126,7 @@ def run_server(folder: Folder, say: Say) -> str:
         try:
             own.write_text(f"{os.getpid()}\n", encoding="ascii")
             server = ServerRun(folder, say)
-            say(f"the federation runs; its run directory is {server.out}")
+            say(f"the federation runs; run directory: {server.out}")
             while (status := server.poll()) is None:
                 time.sleep(_POLL_SECONDS)
             return status
