@@ -17,7 +17,7 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path) -> Callable[..., Done]:
-    """Runs the command in an empty folder, in this process."""
+    """Run the command in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -142,7 +142,7 @@ def compared(finished, tmp_path) -> Path:
 
 
 def renamed(run: Path, method: str) -> Path:
-    """The run with another method in its configuration."""
+    """Change the method in a run's configuration."""
     config = run / "config.toml"
     config.write_text(config.read_text().replace('name = "fedavg"', f'name = "{method}"', 1))
     return run
@@ -221,7 +221,7 @@ def test_no_digit_of_a_summary_is_cut_on_any_screen(command, compared, monkeypat
 
 def test_on_a_pipe_the_table_has_one_line_per_run(command, monkeypatch):
     monkeypatch.delenv("COLUMNS")
-    name = "tests.methods.contract_methods:Half"  # with its figures too long for 80 columns
+    name = "tests.methods.contract_methods:Half"  # with its numbers too long for 80 columns
     small = [word for setting in SMALL for word in ("-s", setting)]
     done = command("run", "-m", name, "--until", 5, "-o", "x", *small)
     assert done.code == 0, done.err

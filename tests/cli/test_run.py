@@ -170,7 +170,7 @@ def test_the_demo_ends_with_the_command_for_its_report(command, monkeypatch):
     assert done.code == 0
     last = done.out.strip().splitlines()[-1]
     assert last == "see the full report in a browser: freshet report runs/demo --open"
-    assert command(*last.partition("freshet ")[2].split()[:2]).code == 0  # what is typed works
+    assert command(*last.partition("freshet ")[2].split()[:2]).code == 0  # the printed command works
     assert Path("report.html").is_file()
 
 

@@ -23,13 +23,13 @@ IMAGES = RNG.integers(0, 256, (40, 3, 6, 6), dtype=np.uint8)
 
 
 class Label:
-    """A Hugging Face ``ClassLabel``, as far as it matters."""
+    """A minimal Hugging Face ``ClassLabel``."""
 
     names = ("cat", "dog", "eel")
 
 
 class FakeTable:
-    """What Freshet uses of ``datasets.Dataset``: rows by list or slice come as a dict of columns."""
+    """The part of ``datasets.Dataset`` that Freshet uses: rows by list or slice as a dict of columns."""
 
     def __init__(self, columns: dict, labels: tuple[str, ...] = ()) -> None:
         self.columns, self.labels = columns, labels
@@ -141,11 +141,11 @@ def test_real_labels_are_not_truncated_to_integers():
         assert not dataset.has_classes
 
 
-# ---- lazily
+# ---- lazy reading
 
 
 class Counted(Dataset):
-    """Counts what is read of it, and how often it is pickled."""
+    """Counts reads and pickles."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, keep_labels: bool = False) -> None:
         self.x, self.y, self.read, self.pickled = x, y, [], 0

@@ -40,7 +40,7 @@ def site() -> Iterator[Site]:
                 return
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
-            self.send_header("Content-Encoding", "x-gzip")  # as Apache says of .gz files: they must stay as they are
+            self.send_header("Content-Encoding", "x-gzip")  # Apache sends this for .gz files; they must not be decoded
             self.end_headers()
             self.wfile.write(data[: len(data) // 2] if fault == "cut" else data[::-1] if fault == "wrong" else data)
 
@@ -70,7 +70,7 @@ def test_the_first_address_that_works_is_used(site: Site, tmp_path: Path) -> Non
     assert path.read_bytes() == DATA
     requests = site.requests
     assert download("toy", remote(site, DATA), tmp_path / "new") == path
-    assert site.requests == requests  # it is there already
+    assert site.requests == requests  # the file exists already
 
 
 @pytest.mark.parametrize("fault", ["error", "cut", "wrong"])

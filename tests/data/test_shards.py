@@ -42,8 +42,8 @@ def test_ranges_and_a_square_array_are_shards():
 BAD = {
     "too few": (PARTS[:2], "one per device (3), but 2 were given"),
     "a dict without a device": ({0: [0], 2: [1]}, "device 1 has none"),
-    "a dict with one too many": ({**dict(enumerate(PARTS)), 3: [0]}, "3 is no device"),
-    "a dict by name": ({"a": [0], "b": [1], "c": [2]}, "the key 'a' was given"),
+    "a dict with one too many": ({**dict(enumerate(PARTS)), 3: [0]}, "device 3 does not exist"),
+    "a dict by name": ({"a": [0], "b": [1], "c": [2]}, "0..2, but 'a' was given"),
     "an empty shard": ([[0], [], [1]], "device 1 has no samples"),
     "an empty mask": ([[0], [False] * 6, [1]], "device 1 has no samples"),
     "a mask of another length": ([[True, False], [0], [1]], "a mask of 2 entries for 6 samples"),

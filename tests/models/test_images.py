@@ -12,7 +12,7 @@ IMAGE_NETWORKS = ["lenet5", "cnn", "resnet20", "alexnet", "vgg11", "mlp", "digit
 
 
 def small(name: str, **settings: object) -> BuiltInModel:
-    """One network of each name at its smallest sensible input."""
+    """Build a network at its smallest sensible input."""
     torch.manual_seed(0)
     if name == "textcnn":
         settings = {"embedding_dim": 16, **settings}
@@ -209,7 +209,7 @@ def test_resnet20_shortcut_is_option_a() -> None:
 def test_textcnn_ignores_the_padding(head: bool) -> None:
     network = small("textcnn", head=head).eval()
     with torch.no_grad():
-        network.get_parameter("embedding.weight")[0] = 5.0  # not even a damaged padding row may leak
+        network.get_parameter("embedding.weight")[0] = 5.0  # even a damaged padding row must not leak
     texts = torch.randint(1, VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(2))
     for words in (1, 2, 3, 5, 7):
         plain = network(texts[:, :words])
@@ -226,7 +226,7 @@ def test_textcnn_keeps_texts_of_a_batch_apart() -> None:
 
 
 def plainly(network: nn.Module, texts: torch.Tensor) -> torch.Tensor:
-    """The features of TextCNN as one would write them down: every window, and autograd's own way back."""
+    """Compute the features of TextCNN plainly: every window, with the gradients of autograd."""
     real = (texts != 0).unsqueeze(1)
     words = network.embedding(texts).transpose(1, 2) * real  # type: ignore[operator]
     maxima = []
@@ -237,7 +237,7 @@ def plainly(network: nn.Module, texts: torch.Tensor) -> torch.Tensor:
 
 
 def test_textcnn_has_the_features_and_gradients_of_the_plain_formulation() -> None:
-    """Texts of all lengths, an empty one, one word again and again (all its windows are at the maximum)."""
+    """Texts of all lengths, an empty text, and a repeated word (all its windows are at the maximum)."""
     network = small("textcnn").double()
     texts = torch.randint(1, VOCABULARY, (14, 12), generator=torch.Generator().manual_seed(3))
     for length in range(13):

@@ -159,7 +159,7 @@ def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Arra
         return as_inputs(where, inputs), as_labels(where, as_array(where, [to_numpy(pair[1]) for pair in pairs])), ()
     parts = [stack(where, source.inputs(chunk)) for chunk in rows]
     if len({part.shape[1:] for part in parts}) > 1:
-        raise DataError(f"{where} samples differ in shape; all must have the same")
+        raise DataError(f"{where} samples differ in shape; all must have the same shape")
     return as_inputs(where, np.concatenate(parts)), as_labels(where, source.labels()), source.class_names
 
 
@@ -193,7 +193,7 @@ def stack(where: str, items: Sequence[Any]) -> Array:
     if len(items) and hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
         arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
     if len({a.shape for a in arrays}) > 1:
-        raise DataError(f"{where} samples differ in shape; all must have the same")
+        raise DataError(f"{where} samples differ in shape; all must have the same shape")
     return np.stack(arrays)
 
 

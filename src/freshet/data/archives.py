@@ -44,7 +44,7 @@ def as_data_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # decoders raise many types on untrusted bytes; all mean the same to the user
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise DataError(f"{path} is damaged, cut short or of another format ({reason}); get it again") from error
+        raise DataError(f"{path} is damaged, truncated or in another format ({reason}); get it again") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -127,7 +127,7 @@ def _zip(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, byte
             with archive.open(info) as member:  # never gives more than the declared size, and checks the CRC
                 data = member.read(limit + 1)
             if len(data) != info.file_size:
-                raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
+                raise DataError(f"{path}: the member {name!r} is truncated; get the archive again")
             yield name, data
 
 
@@ -173,7 +173,7 @@ def _tar(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, byte
             stream.seek(info.offset_data)
             data = stream.read(info.size)
             if len(data) != info.size:
-                raise DataError(f"{path}: the member {name!r} is cut short; get the archive again")
+                raise DataError(f"{path}: the member {name!r} is truncated; get the archive again")
             yield name, data
 
 
@@ -192,7 +192,8 @@ def _decompress(file: BinaryIO) -> BinaryIO:
 
 def _check_totals(path: Path, packed: int, count: int, size: int) -> None:
     if count > MAX_MEMBERS or size > MAX_TOTAL_BYTES:
-        raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, beyond any known set; it is refused")
+        problem = "more than any known data set; it is refused"
+        raise DataError(f"{path} unpacks to {count:,} members or {size:,} bytes, {problem}")
     if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * packed):
         problem = f"more than {MAX_EXPANSION} times as much; it is refused"
         raise DataError(f"{path} has {packed:,} bytes and unpacks to {size:,}, {problem}")

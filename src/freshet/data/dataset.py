@@ -172,7 +172,7 @@ def _subset_rows(key: str, labels: Array, count: int | None, seed: int) -> Array
     if count is None:
         return slice(None)
     if not 1 <= count <= len(labels):
-        raise ConfigError(key, f"{count} samples asked for; allowed: 1 to {len(labels)}")
+        raise ConfigError(key, f"{count} samples requested; allowed: 1 to {len(labels)}")
     return stratified_indices(labels, count, _stream(seed, _SUBSET_KEY))
 
 
@@ -221,7 +221,7 @@ def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     if y.ndim == 0 or y.dtype not in (np.int64, np.float32):
         raise DataError(f"{where} labels are {y.dtype} with shape {y.shape}; int64 or float32, one row per sample")
     if len(x) != len(y):
-        raise DataError(f"{where} set has {len(x)} samples but {len(y)} labels; the two must be equally long")
+        raise DataError(f"{where} set has {len(x)} samples but {len(y)} labels; the numbers must match")
     if y.dtype == np.float32:
         if not np.isfinite(y).all():
             raise DataError(f"{where} targets hold NaN or infinity; every value must be a finite number")

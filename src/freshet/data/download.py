@@ -42,7 +42,7 @@ def download(name: str, remote: Remote, folder: Path, attempts: int = _ATTEMPTS,
             except OSError as error:  # includes the errors of requests
                 reason = f"{url}: {_describe(error)}"
             except ValueError:
-                reason = f"what {url} sent has a wrong checksum (expected {remote.checksum})"
+                reason = f"the file from {url} has a wrong checksum (expected {remote.checksum})"
     raise DataError(
         f"{name}: the download of {remote.filename} failed ({reason}); try again with a network connection, or put the "
         "official file into a folder and name that folder with --data-dir or FRESHET_DATA"

@@ -25,12 +25,12 @@ def read_idx(path: Path, dimensions: int) -> Array:
         shape = struct.unpack(f">{dimensions}I", head[4:])
         expected = int(np.prod(shape, dtype=object))
         if expected > _LIMIT:
-            raise DataError(f"{path} promises {expected:,} bytes {shape}, more than {_LIMIT:,}; it is refused")
+            raise DataError(f"{path} declares {expected:,} bytes {shape}, more than {_LIMIT:,}; it is refused")
         data = np.empty(expected, np.uint8)
         found, rest = _fill(data, file), file.read(1)
     if found < expected or rest:
         holds = "more" if rest else f"{found:,}"
-        raise DataError(f"{path} promises {expected:,} bytes {shape} but holds {holds}; get it again")
+        raise DataError(f"{path} declares {expected:,} bytes {shape} but holds {holds}; get it again")
     return data.reshape(shape)
 
 

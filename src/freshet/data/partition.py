@@ -138,7 +138,7 @@ def natural(
     smallest = int(np.bincount(owner, minlength=devices).min())
     if smallest < min_samples:
         raise ConfigError(
-            "data.min_samples", f"{min_samples}, but a client has {smallest} samples and natural moves none"
+            "data.min_samples", f"{min_samples} is too many; a client has {smallest} samples, and natural moves none"
         )
     return _indices_by_device(owner, devices)
 

@@ -90,7 +90,7 @@ class _Machine:
                 (value,) = self.stack
                 return value
             self.step(opcode.name, arg)
-        raise DataError("the pickle is cut short")
+        raise DataError("the pickle is truncated")
 
     def step(self, name: str, arg: Any) -> None:
         stack = self.stack
@@ -145,7 +145,7 @@ class _Machine:
             state = _expect(stack.pop(), tuple)
             _build(stack[-1], state)
         else:
-            raise DataError(f"the pickle uses the opcode {name}, which plain data never need; it is refused unread")
+            raise DataError(f"the pickle uses the opcode {name}, which plain data never need; it is refused")
 
     def pop_to_mark(self) -> list[Any]:
         at = len(self.stack) - 1
@@ -160,7 +160,7 @@ class _Machine:
     def spend(self, size: int) -> None:
         self.budget -= size
         if self.budget < 0:
-            raise DataError("the pickle repeats data far beyond its own size; it is refused")
+            raise DataError("the pickle repeats data far beyond its size; it is refused")
 
     def reduce(self, kind: str, args: tuple[Any, ...]) -> Any:
         if kind == "reconstruct":
@@ -187,7 +187,7 @@ def _symbol(module: Any, attribute: Any) -> _Symbol:
 
 def _expect(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise DataError(f"the pickle is damaged (found {type(value).__name__} in the place of {kind.__name__})")
+        raise DataError(f"the pickle is damaged (found {type(value).__name__} instead of {kind.__name__})")
     return value
 
 
@@ -233,7 +233,7 @@ def _check_nesting(value: Any, steps: int) -> None:
             if isinstance(item, dict | list | tuple):
                 left -= len(item)
                 if left < 0:
-                    raise DataError("the pickle repeats data far beyond its own size; it is refused")
+                    raise DataError("the pickle repeats data far beyond its size; it is refused")
                 inside += item.values() if isinstance(item, dict) else item
         level = inside
         if not level:

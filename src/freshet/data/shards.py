@@ -84,17 +84,17 @@ def _by_device(given: Any, devices: int, key: str) -> list[Any]:
     if isinstance(given, Mapping):
         strange = [name for name in given if isinstance(name, bool) or not isinstance(name, int | np.integer)]
         if strange:
-            raise ConfigError(key, f"are by device number 0..{devices - 1}, but the key {strange[0]!r} was given")
+            raise ConfigError(key, f"the keys must be device numbers 0..{devices - 1}, but {strange[0]!r} was given")
         missing = [device for device in range(devices) if device not in given]
         if missing or len(given) != devices:
-            lack = f"device {missing[0]} has none" if missing else f"{max(given)} is no device"
+            lack = f"device {missing[0]} has none" if missing else f"device {max(given)} does not exist"
             raise ConfigError(key, f"there must be one per device 0..{devices - 1}, but {lack}")
         return [given[device] for device in range(devices)]
     if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
         raise ConfigError(key, f"must be a list or dict of sample numbers per device, but {given!r} was given")
     if getattr(given, "ndim", 2) < 2:
         raise ConfigError(
-            key, "must hold the samples of each device, but a flat array was given; give a list of arrays"
+            key, "a flat array was given; give one list or array of sample numbers per device"
         )
     return list(given)
 
