@@ -54,14 +54,17 @@ class SimTrip:
     """A trip in virtual time: what the device received, and its training."""
 
     assignment: Assignment
+    #: When the server triggered it.
     triggered: float = 0.0
     #: When training began.
     started: float = 0.0
     slot: Slot | None = None
     fresh: Fresh | None = None
     future: Future[TripOutcome] | None = None
+    #: The training up to the merge.
     merge: Future[TripOutcome] | None = None
     merged: bool = False
+    #: When the upload arrives.
     due: float | None = None
 
 
@@ -72,7 +75,7 @@ def trip_state(trip: SimTrip) -> Tree:
         "instruction": dict(trip.assignment.instruction),
         "vectors": dict(trip.assignment.vectors),
         "fresh_vectors": {} if trip.fresh is None else dict(trip.fresh.vectors),
-        "packed": [_compressed_copy(trip.assignment), _compressed_copy(trip.fresh)],
+        "packed": [_packed_model(trip.assignment), _packed_model(trip.fresh)],
         "slot": None if trip.slot is None else list(trip.slot),
         "merged": trip.merged,
         "triggered": trip.triggered,
@@ -81,7 +84,7 @@ def trip_state(trip: SimTrip) -> Tree:
     }
 
 
-def _compressed_copy(message: Assignment | Fresh | None) -> list[Any]:
+def _packed_model(message: Assignment | Fresh | None) -> list[Any]:
     """Size and weights of a compressed model. Empty for one that equals a version of the server."""
     return [message.packed, message.weights] if message is not None and message.packed else []
 
@@ -89,15 +92,28 @@ def _compressed_copy(message: Assignment | Fresh | None) -> list[Any]:
 def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
     """Rebuild a saved trip. Its versions come from the server."""
     active, store = server.active_trips[device], server.store
-    base, merged = saved["packed"]  # a compressed model differs from the server's version
-    weights = np.array(base[1]) if base else store.get(active.base)
-    where = (device, active.trip, active.base, active.age, weights, saved["epochs"], active.lr)
-    assignment = Assignment(*where, saved["instruction"], copy_arrays(saved["vectors"]), base[0] if base else 0)
+    packed_base, packed_fresh = saved["packed"]  # a compressed model differs from the server's version
+    assignment = Assignment(
+        device=device,
+        trip=active.trip,
+        version=active.base,
+        age=active.age,
+        weights=np.array(packed_base[1]) if packed_base else store.get(active.base),
+        epochs=saved["epochs"],
+        lr=active.lr,
+        instruction=saved["instruction"],
+        vectors=copy_arrays(saved["vectors"]),
+        packed=packed_base[0] if packed_base else 0,
+    )
     fresh = None
     if active.fresh is not None:
-        weights = np.array(merged[1]) if merged else store.get(active.fresh)
-        vectors = copy_arrays(saved["fresh_vectors"])
-        fresh = Fresh(active.fresh, active.fresh_age, weights, vectors, merged[0] if merged else 0)
+        fresh = Fresh(
+            version=active.fresh,
+            age=active.fresh_age,
+            weights=np.array(packed_fresh[1]) if packed_fresh else store.get(active.fresh),
+            vectors=copy_arrays(saved["fresh_vectors"]),
+            packed=packed_fresh[0] if packed_fresh else 0,
+        )
     slot = None if saved["slot"] is None else Slot(*saved["slot"])
     triggered = saved["triggered" if "triggered" in saved else "started"]  # older checkpoints lack it
     return SimTrip(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])
@@ -124,7 +140,6 @@ class Simulation:
         self._device_evaluations = device_evaluations
         self.rule, self.links = self.server.rule, self.server.links
         self._epochs, self._upload_bytes = self.server.context.epochs, self.server.upload_bytes
-        self._always_available = fleet.always_available
         self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
         self.heap = EventHeap()
         self.trips: dict[int, SimTrip] = {}
@@ -228,19 +243,17 @@ class Simulation:
         start = now + self._seconds_before_training(device, assignment, now)
         trip = self.trips[device] = SimTrip(assignment, now, start)
         if self.rule.asks:
-            trip.slot = self.rule.plan(
-                self.devices.get(device), assignment, stream(self.server.context.seed, "slot", device, number)
-            )
+            rng = stream(self.server.context.seed, "slot", device, number)
+            trip.slot = self.rule.plan(self.devices.get(device), assignment, rng)
         if trip.slot is None:
             self._finish(start, trip, assignment.epochs)
         else:
-            asked = start + (trip.slot.epoch - 1) * fleet.epoch_seconds(device, self._epochs, start)
-            heard = asked + fleet.upload_seconds(device, CONTROL_BYTES, asked)
-            self.heap.push(Scheduled(heard, Rank.REQUEST, device, number))
-        if not self._always_available:
-            leaves = fleet.leave_time(device, now)
-            if leaves < math.inf:
-                self.heap.push(Scheduled(leaves, Rank.LOST, device, number))
+            asks_at = start + (trip.slot.epoch - 1) * fleet.epoch_seconds(device, self._epochs, start)
+            arrives_at = asks_at + fleet.upload_seconds(device, CONTROL_BYTES, asks_at)
+            self.heap.push(Scheduled(arrives_at, Rank.REQUEST, device, number))
+        leaves = fleet.leave_time(device, now)
+        if leaves < math.inf:
+            self.heap.push(Scheduled(leaves, Rank.LOST, device, number))
 
     def _seconds_before_training(self, device: int, assignment: Assignment, time: float) -> float:
         """Seconds from the trigger to the first step of training."""
@@ -253,7 +266,7 @@ class Simulation:
         done = resume + epochs * fleet.epoch_seconds(device, self._epochs, resume)
         arrival = done + fleet.upload_seconds(device, self._upload_bytes, done)
         self._submit(trip, arrival)
-        rank = Rank.LOST if fleet.loss and fleet.is_lost(device, number) else Rank.UPLOAD
+        rank = Rank.LOST if fleet.is_lost(device, number) else Rank.UPLOAD
         self.heap.push(Scheduled(arrival, rank, device, number))
 
     def _submit(self, trip: SimTrip, due: float) -> None:
@@ -314,9 +327,9 @@ class Simulation:
     def _hurry(self, now: float, device: int) -> None:
         """Ask a device for its model. It uploads at the end of the epoch in which the request arrives."""
         trip = self.trips[device]
-        heard = now + self.fleet.download_seconds(device, CONTROL_BYTES, now)
+        arrives_at = now + self.fleet.download_seconds(device, CONTROL_BYTES, now)
         epoch_seconds = self.fleet.epoch_seconds(device, self._epochs, trip.started)
-        epochs = 1 + int(max(0.0, heard - trip.started) / epoch_seconds)
+        epochs = 1 + int(max(0.0, arrives_at - trip.started) / epoch_seconds)
         if trip.slot is None and epochs < trip.assignment.epochs and trip.future is not None:
             trip.future.cancel()
             trip.assignment = trip.assignment._replace(epochs=epochs)
@@ -405,7 +418,7 @@ class Simulation:
         return {
             "coordinator": self.coordinator.state(),
             "devices": self.devices.state(),
-            "heap": [list(scheduled) for scheduled in self.heap.sorted()],
+            "heap": [list(scheduled) for scheduled in self.heap.in_order()],
             "now": self.heap.now,
             "last_test": self.last_test,
             "last_exam": self.last_device_evaluation,

@@ -209,11 +209,6 @@ class Fleet:
         """Return whether this trip's upload is lost."""
         return self.loss > 0 and bool(stream(self.seed, "loss", device, trip).random() < self.loss)
 
-    @property
-    def always_available(self) -> bool:
-        """Whether every device is always reachable."""
-        return self.trace is None and self.on_seconds == 0
-
     def available(self, device: int, time: float) -> bool:
         """Return whether the device is reachable at this time."""
         if self.trace is not None:

@@ -53,6 +53,6 @@ class EventHeap:
         self.now = scheduled.time
         return scheduled
 
-    def sorted(self) -> list[Scheduled]:
+    def in_order(self) -> list[Scheduled]:
         """Return all events in order."""
         return sorted(self._heap)
