@@ -144,7 +144,7 @@ def test_an_interrupted_run_goes_on(
     saving = {"checkpoint_every": 4.0}
     first = freshet.compare(lambda m, s: make(m, s, run=saving), ["fedavg"], seeds=1, out=tmp_path, watch=Crash())
     assert (first.complete, first.best, first.runs) == (False, None, {"fedavg": []})
-    assert "was interrupted; to do: 1 of 1; the same call goes on" in caplog.text
+    assert "was interrupted; to do: 1 of 1; make the same call again to continue" in caplog.text
     diary = Diary()
     second = freshet.compare(lambda m, s: make(m, s, run=saving), ["fedavg"], seeds=1, out=tmp_path, watch=diary)
     assert [state for _, state in diary.begun] == ["unfinished"] and second.complete

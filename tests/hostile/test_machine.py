@@ -372,4 +372,4 @@ def test_a_torn_journal_of_a_study_goes_on_or_is_one_sentence(tmp_path: Path, to
         try:
             make._open(optuna)
         except RunError as error:
-            assert "study.journal is damaged" in str(error) and "remove it to begin anew" in str(error)
+            assert "study.journal is damaged" in str(error) and "remove it to start again" in str(error)

@@ -87,7 +87,7 @@ def test_a_study_that_names_foreign_code_does_not_get_it_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tuned(tmp_path / "t", "evilstudy:Mine", {"method": "evilstudy:Mine", "budget": BUDGET}, lr=0.1)
     done = command(*COMPARE, folder, "-o", tmp_path / "out")
-    assert done.code == 2 and "it is not imported for that" in done.err and len(done.err.strip().splitlines()) == 1
+    assert done.code == 2 and "and is not imported from there" in done.err and len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "trace").exists() and "evilstudy" not in sys.modules
 
 

@@ -22,23 +22,23 @@ ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, seri
 WorkerCount = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: as many as cores).")]
 Reference = Annotated[
     str | None,
-    typer.Option("--reference", help="Hold all against this method; or one asynchronous,synchronous for each kind."),
+    typer.Option("--reference", help="Compare all with this method, or with one of each kind: ASYNC,SYNC."),
 ]
-Retry = Annotated[bool, typer.Option("--retry", help="Try runs that crashed once more.")]
-DryRun = Annotated[bool, typer.Option("--list", help="Show what would run, and run nothing.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Try crashed runs again.")]
+DryRun = Annotated[bool, typer.Option("--list", help="List the runs and start none.")]
 
 
 def compare(
     methods: Annotated[
         str,
-        typer.Option("--methods", "-m", help="Methods with commas between; options with @: fedasync@alpha=0.4."),
+        typer.Option("--methods", "-m", help="Methods, with commas between; options after @: fedasync@alpha=0.4."),
     ],
     seeds: Seeds = "3",
     until: Until = None,
     cell: Cell = None,
     config: ConfigFile = None,
     settings: Settings = None,
-    target: Annotated[float | None, typer.Option("--target", help="Accuracy whose reaching is timed.")] = None,
+    target: Annotated[float | None, typer.Option("--target", help="Measure the time to this accuracy.")] = None,
     reference: Reference = None,
     tuned: Annotated[
         list[Path] | None, typer.Option("--tuned", help="Folder made by [b]freshet tune[/b]. Repeatable.")
@@ -51,9 +51,9 @@ def compare(
     retry: Retry = False,
     listing: DryRun = False,
 ) -> None:
-    """Run several methods on the same data, devices and seeds, and say which is better and how much faster.
+    """Compare methods on the same data, devices and seeds: which is better, and how much faster.
 
-    Finished runs are never repeated: after Ctrl-C, or with one more method or seed, only what is missing runs.
+    A later call with the same --out runs only what is missing: after Ctrl-C, or with one more method or seed.
 
     Example: freshet compare -m fedasmu,fedasync,fedbuff,fedavg --seeds 3 --until 600s
     """
@@ -102,9 +102,9 @@ def tune(
     workers: WorkerCount = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
 ) -> None:
-    """Tune a method's options and learning rate on a held-out fifth of the training set; the test set is not touched.
+    """Tune a method's options and learning rate on a held-out fifth of the training set, never on the test set.
 
-    The result, best.toml, is for freshet run --config; its folder is for freshet compare --tuned.
+    The result is best.toml, for freshet run --config; pass its folder to freshet compare --tuned.
 
     Example: freshet tune -m fedasync --trials 20 --seeds 2 --until 300s
     """
@@ -117,7 +117,7 @@ def tune(
     load_optuna()
     entry = parse_entries(method)[0]
     if entry.label != method.strip() or entry.options:
-        raise ConfigError("--method", f"expects one method, but {method!r} was given; fix options with --set")
+        raise ConfigError("--method", f"expects one method, but {method!r} was given; set options with --set")
     scenario = cell_scenario(find_cell(cell)) if cell else Scenario()
     user = UserSettings(
         load_tables(config) if config else {},
@@ -131,7 +131,7 @@ def tune(
     with TuneScreen(Console(stderr=True), trials) as screen:
         done = tuner.run(screen, screen.on_trial)
     if not done:
-        typer.echo("interrupted; the same command goes on from here", err=True)
+        typer.echo("interrupted; run the same command again to continue", err=True)
         raise typer.Exit(130)
     record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
     values = ", ".join(f"{key} {value:.4g}" for key, value in record["values"].items())
@@ -140,7 +140,7 @@ def tune(
 
 
 def _run_settings(until: str | None, executor: str | None, workers: int | None) -> list[str]:
-    """Options of their own as settings, which win over a config file's."""
+    """Command-line options as settings, which win over a config file."""
     from freshet.config import seconds
 
     found = [] if until is None else [f"run.until={seconds(until)}"]
@@ -149,5 +149,5 @@ def _run_settings(until: str | None, executor: str | None, workers: int | None) 
 
 
 def _for_one(setting: str, method: str) -> str:
-    """With a single method, ``method.key=value`` is clear enough."""
+    """With a single method, ``method.key=value`` means that method."""
     return f"{method}.{setting.partition('.')[2]}" if setting.strip().startswith("method.") else setting

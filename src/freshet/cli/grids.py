@@ -1,4 +1,4 @@
-"""A grid of runs in a terminal: while it runs a live table, or one line per run on a pipe; then its results."""
+"""A grid of runs in a terminal: a live table while it runs (on a pipe one line per run), then its results."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from freshet.runs.records import metric_of
 
 
 class GridScreen(GridObserver):
-    """A live table of the comparison that is running, with the time left; on a pipe one line per finished run."""
+    """A live table of the running comparison with the time left; on a pipe one line per finished run."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], store: Store) -> None:
         self.console = console
@@ -47,13 +47,13 @@ class GridScreen(GridObserver):
         if self.console.is_terminal:
             self._live.stop()
 
-    # ---- what happens
+    # ---- events
 
     def on_begin(self, job: Job, state: State) -> None:
         self._job, self._now, self._began = job, 0.0, time.monotonic()
         self._from = -1.0
         if state is State.UNFINISHED:
-            self._say(f"{job.key}: going on")
+            self._say(f"{job.key}: continues")
 
     def on_progress(self, time: float) -> None:
         if self._from < 0:
@@ -81,7 +81,7 @@ class GridScreen(GridObserver):
     def _say(self, message: str) -> None:
         self.console.print(Text(message), highlight=False, soft_wrap=True)
 
-    # ---- how it looks
+    # ---- drawing
 
     def _picture(self) -> RenderableType:
         job = self._job
@@ -110,7 +110,7 @@ class GridScreen(GridObserver):
         return " · ".join([*parts, *([] if left is None else [f"about {clock(left)} left"])])
 
     def left(self) -> float | None:
-        """Real seconds until everything is done, by the pace so far."""
+        """Estimated real seconds until everything is done."""
         waiting = (State.MISSING, State.UNFINISHED)
         todo = {
             key: (job.entry.label, job.config.run.until)
@@ -126,7 +126,7 @@ class GridScreen(GridObserver):
 
 
 class TuneScreen(GridObserver):
-    """A bar for the run under way, and a line for each trial."""
+    """A progress bar for the current run, and a line for each trial."""
 
     def __init__(self, console: Console, trials: int) -> None:
         self._console, self._trials, self._best = console, trials, -1.0
@@ -182,7 +182,7 @@ def work(grid: Grid, *, retry: bool, listing: bool) -> None:
     states = [run["state"] for world in found["worlds"] for line in world["lines"] for run in line["runs"]]
     if not done:
         left = len(to_do(jobs, store))
-        typer.echo(f"interrupted; to do: {left} of {len(jobs)}; the same command goes on from here", err=True)
+        typer.echo(f"interrupted; to do: {left} of {len(jobs)}; run the same command again to continue", err=True)
         raise typer.Exit(130)
     if State.FAILED in states:
         failed = f"{states.count(State.FAILED)} of {len(states)} runs failed and are not averaged"

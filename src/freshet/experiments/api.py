@@ -1,7 +1,7 @@
-"""Comparing and tuning with a federation of one's own: ``freshet.compare`` and ``freshet.tune``.
+"""Compare and tune methods on your own federation: ``freshet.compare`` and ``freshet.tune``.
 
-Both are the commands of the same names over a function that builds federations: the same folder, the same workers, and
-a second call goes on where the first one ended."""
+Both work like the commands of the same names, over a function that builds federations: the same folder, shared workers,
+and a second call continues where the first one stopped."""
 
 import json
 import logging
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-#: ``make(method, seed)``; the method is for ``Federation(method=...)``: a name, or a dict of a name and options.
+#: ``make(method, seed)``; pass the method to ``Federation(method=...)``: a name, or a dict of a name and options.
 Make = Callable[[Any, int], Federation]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out of ``compare``; ``freshet report`` reads the same folder."""
+    """The result of ``compare``; ``freshet report`` reads the same folder."""
 
     folder: Path
-    #: What comparison.json holds.
+    #: The content of comparison.json.
     document: Mapping[str, Any]
-    #: False if somebody pressed Ctrl-C (the log says so, too): the same call goes on.
+    #: False after Ctrl-C; the same call continues.
     complete: bool
     _jobs: Sequence[Job]
     _make: Make
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """One record per method, in the order in which they were named."""
+        """One record per method, in the given order."""
         lines: list[dict[str, Any]] = self.document["worlds"][0]["lines"]
         return lines
 
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The method with the best median at the end, the first of those that tie; None while runs are missing."""
+        """The method with the best final median, the first of a tie; None while runs are missing."""
         if not self.complete:
             return None
         sign = -1.0 if self.document["worlds"][0]["direction"] == "min" else 1.0
@@ -67,12 +67,12 @@ class Comparison:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why runs crashed, by key; ``compare(..., retry=True)`` tries them again."""
+        """Errors of crashed runs by key; ``compare(..., retry=True)`` tries them again."""
         return {run["key"]: run["error"] for line in self.lines for run in line["runs"] if run["error"]}
 
     @property
     def runs(self) -> dict[str, list[Result]]:
-        """The runs that have ended, by method and in the order of the seeds."""
+        """The runs that have ended, by method, in the order of seeds."""
         store, found = Store(self.folder), dict[str, list[Result]]()
         for job in self._jobs:
             runs = found.setdefault(job.entry.label, [])
@@ -84,24 +84,24 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What came out of ``tune``: tuning.json."""
+    """The result of ``tune``: the content of tuning.json."""
 
     folder: Path
     record: Mapping[str, Any]
 
     @property
     def best(self) -> dict[str, Any]:
-        """The values found, ``section.key`` each: for ``make(method, seed).with_settings(tuning.best)``."""
+        """The best values by ``section.key``, for ``make(method, seed).with_settings(tuning.best)``."""
         return dict(self.record["values"])
 
     @property
     def score(self) -> float:
-        """How good they were on the samples held out: the metric, with the sign turned where less is better."""
+        """Their score on the held-out samples: the metric, negated where less is better."""
         return float(self.record["score"])
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row per trial: how it ended, its score, its values."""
+        """One row per trial: its state, score and values."""
         import pandas as pd
 
         return pd.DataFrame([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
@@ -117,10 +117,10 @@ def compare(
     retry: bool = False,
     watch: GridObserver | None = None,
 ) -> Comparison:
-    """Run several methods on one's own federation and say which is better, as ``freshet compare`` does.
+    """Run several methods on your own federation and compare them, as ``freshet compare`` does.
 
-    ``make(method, seed)`` builds a federation; it is called again for every run, so that only one is in memory. What is
-    finished is not repeated, as long as settings, data, shards, model and fleet are the same.
+    ``make(method, seed)`` builds a federation; every run calls it, so that only one is in memory. A finished run is not
+    repeated while settings, data, shards, model and fleet stay the same.
     """
     entries = as_entries(methods)
     reference_indices(entries, reference)
@@ -130,7 +130,7 @@ def compare(
     done = run_grid(jobs, grid.store, watch=watch, retry=retry)
     if not done:
         left = f"{len(to_do(jobs, grid.store))} of {len(jobs)}"
-        _log.warning("the comparison in %s was interrupted; to do: %s; the same call goes on from here", out, left)
+        _log.warning("the comparison in %s was interrupted; to do: %s; make the same call again to continue", out, left)
     found, _ = summarise(grid)
     return Comparison(grid.store.folder, found, done, jobs, make)
 
@@ -145,16 +145,16 @@ def tune(
     seed: int = 0,
     watch: GridObserver | None = None,
 ) -> Tuning:
-    """Tune a method's options and learning rate on a held-out fifth of one's own training set, as ``freshet tune``.
+    """Tune a method's options and learning rate on a held-out fifth of your training set, as ``freshet tune`` does.
 
-    The settings are those of ``make(method, 1000)``; data, shards, model and fleet those of each seed from 1000 on.
+    The settings come from ``make(method, 1000)``; data, shards, model and fleet from each seed, starting at 1000.
     """
     load_optuna()
     (entry,) = as_entries([method])
     folder = Path(out) if out is not None else Path("runs/tune") / entry.method.replace(":", ".")
     tables = _federation(make, entry, FIRST_SEED).config.tables()
 
-    def made(number: int) -> Recipe:
+    def recipe(number: int) -> Recipe:
         first = _federation(make, entry, number)
         hashes = first.fingerprint
 
@@ -166,13 +166,13 @@ def tune(
 
         return Recipe(build, hashes, 4 * first.assembly.layout.size)
 
-    if not Tuner(entry.method, tables, folder, Budget(trials, seeds), seed, made).run(watch):
-        raise RunError(f"the tuning in {folder} was interrupted; the same call goes on from here")
+    if not Tuner(entry.method, tables, folder, Budget(trials, seeds), seed, recipe).run(watch):
+        raise RunError(f"the tuning in {folder} was interrupted; make the same call again to continue")
     return Tuning(folder, json.loads((folder / "tuning.json").read_text(encoding="utf-8")))
 
 
 def _job(make: Make, entry: Entry, seed: int) -> Job:
-    """One run of a comparison: what it is made of is looked at now, and built again when it runs."""
+    """One run of a comparison: its federation is built now for its hashes, and again when it runs."""
     first = _federation(make, entry, seed)
     key = run_key(first.config, first.fingerprint)
 
@@ -188,7 +188,7 @@ def _job(make: Make, entry: Entry, seed: int) -> Job:
 
 
 def _federation(make: Make, entry: Entry, seed: int) -> Federation:
-    """What ``make`` gives, if it is what was asked for."""
+    """Call ``make`` and check that it returns what was asked for."""
     if not callable(make):
         raise ConfigError("make", f"must be a function of (method, seed), but {make!r:.60} was given")
     federation = make({"name": entry.method, **entry.options} if entry.options else entry.method, seed)
@@ -204,7 +204,9 @@ def _federation(make: Make, entry: Entry, seed: int) -> Federation:
 
 
 def _not_repeatable(entry: Entry, seed: int) -> RunError:
-    return RunError(f"make({entry.label!r}, {seed}) gives another federation each time; make it depend on these alone")
+    return RunError(
+        f"make({entry.label!r}, {seed}) gives another federation each time; make it depend on its arguments only"
+    )
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Running a grid: what is finished is never repeated, what was interrupted goes on, what crashes is put on record."""
+"""Running a grid: finished runs are not repeated, interrupted runs continue, and crashes are recorded."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,36 +16,36 @@ from freshet.runs.writer import Observer
 
 
 class GridObserver(Observer):
-    """Watches a grid as well as each of its runs. Override what you need."""
+    """Observes a grid and each of its runs. Override what you need."""
 
     def on_begin(self, job: Job, state: State) -> None:
-        """A run starts, or goes on (``state`` says how far it was)."""
+        """A run starts or continues; ``state`` is its state before."""
 
     def on_done(self, job: Job, state: State, error: str | None) -> None:
-        """A run is over: finished, failed with an error, or unfinished because somebody pressed Ctrl-C."""
+        """A run is over: finished, failed with an error, or unfinished after Ctrl-C."""
 
 
 def to_do(jobs: Sequence[Job], store: Store, *, retry: bool = False) -> list[Job]:
-    """The runs that are missing; a crashed one only when it shall be tried again. Runs with equal keys count once."""
+    """The runs that are missing, and with ``retry`` those that crashed. Runs with equal keys count once."""
     over = (State.FINISHED,) if retry else (State.FINISHED, State.FAILED)
     return [job for job in {job.key: job for job in jobs}.values() if store.state(job.key) not in over]
 
 
 def run_grid(jobs: Sequence[Job], store: Store, *, watch: GridObserver | None = None, retry: bool = False) -> bool:
-    """Run whatever is missing, one run after the other over shared workers; False when it was interrupted."""
+    """Run what is missing, one run after the other over shared workers; return False at Ctrl-C."""
     watch = watch or GridObserver()
     with store.lock(), closing(Workers()) as workers, interrupt_listener() as asked:
         try:
             for job in to_do(jobs, store, retry=retry):
                 if asked() or run_job(job, store, watch, workers) is State.UNFINISHED:
                     return False
-        except KeyboardInterrupt:  # between two runs, or while data are loaded
+        except KeyboardInterrupt:  # between two runs, or while data is loading
             return False
     return True
 
 
 def run_job(job: Job, store: Store, watch: GridObserver, workers: "Workers") -> State:
-    """One run, from its start or from its last checkpoint; a crash is recorded and does not stop the others."""
+    """Run one job from its start or its last checkpoint; a crash is recorded and does not stop the others."""
     before = store.state(job.key)
     store.clear_failure(job.key)
     watch.on_begin(job, before)
@@ -56,7 +56,7 @@ def run_job(job: Job, store: Store, watch: GridObserver, workers: "Workers") -> 
     except Exception as problem:
         error = store.record_failure(job.key, problem)
         state = State.FAILED
-        workers.close()  # the workers may be what crashed: the next run gets new ones
+        workers.close()  # the workers may have crashed: the next run gets new ones
     watch.on_done(job, state, error)
     return state
 
@@ -73,14 +73,14 @@ def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[An
 
 
 class Workers:
-    """One pool for a whole grid, started when it is first needed and again after a crash."""
+    """One worker pool for a whole grid, started at first use and again after a crash."""
 
     def __init__(self, start: Callable[[str, int, str], Pool[Any]] = start_pool) -> None:
         self._start = start
         self._pool: Pool[Any] | None = None
 
     def pool(self, job: Job) -> Pool[Any] | None:
-        """The pool for a run, or None when it trains in this process."""
+        """The pool for a run, or None if it trains in this process."""
         run = job.config.run
         if trains_in_process(run.executor, run.workers):
             return None

@@ -1,6 +1,6 @@
-"""A grid of runs as plain data: methods x worlds x seeds, each with a key, the hash of all that decides its bits.
+"""A grid of runs as plain data: methods x scenarios x seeds. Each run has a key, the hash of all that decides its bits.
 
-Nothing here runs or reads a file: given the same request, the same jobs with the same keys come out.
+Nothing here runs or reads a file: the same input gives the same jobs with the same keys.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from freshet.methods import class_and_preset, method_name
 from freshet.methods.loading import MethodRef
 
 Tables = Mapping[str, Mapping[str, Any]]
-#: Methods as they are given from Python.
+#: Methods as Python callers give them.
 Methods = str | Sequence[str | type | Mapping[str, Any]]
-_DIGITS = 12
+_KEY_DIGITS = 12
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a comparison: a method or variant, perhaps with options of its own."""
+    """One line of a comparison: a method or variant, with its own options if any."""
 
     label: str
     method: str
@@ -57,7 +57,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class UserSettings:
-    """What a user asks for besides the grid: a config file, results of tuning, single settings (later ones win)."""
+    """The settings of the user: a config file, results of tuning, single settings (later ones win)."""
 
     tables: Tables = field(default_factory=dict)
     tuned: Sequence[Tables] = ()
@@ -66,7 +66,7 @@ class UserSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a federation from Python is made of, and how to build it again, under a configuration."""
+    """How to rebuild a federation that comes from Python, under a configuration, and the hashes of its parts."""
 
     build: Callable[[Config], Any]
     hashes: Mapping[str, str]
@@ -75,7 +75,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the grid; ``made`` if its federation comes from Python and is more than its configuration says."""
+    """One run of the grid; it has a ``recipe`` if its federation comes from Python."""
 
     scenario: Scenario
     entry: Entry
@@ -89,32 +89,32 @@ class Job:
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of its model on the wire."""
+        """Bytes of the model on the wire."""
         return model_bytes(self.config) if self.recipe is None else self.recipe.model_bytes
 
 
 def run_key(config: Config, hashes: Mapping[str, str] | None = None) -> str:
-    """A run's name in a grid: method and seed to be read by people, and the hash that decides.
+    """A run's name in a grid: method and seed for people, and the hash that identifies it.
 
-    ``hashes`` of data, shards, model and fleet count where the configuration does not name them all.
+    ``hashes`` of data, shards, model and fleet count too if they come from Python.
     """
     content: Any = [config.to_hash(), dict(hashes)] if hashes else config.to_hash()
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
     named = config.method_name.rpartition("/")[2]
     method = "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in named)
     return f"{method}-seed{config.run.seed}-{digest}"
 
 
-# ---- from words to entries and seeds
+# ---- parsing methods and seeds
 
 
 def parse_entries(text: str) -> list[Entry]:
-    """``fedasmu,fedasync@alpha=0.4``: methods separated by commas, each perhaps with options of its own."""
+    """Parse ``fedasmu,fedasync@alpha=0.4``: methods with commas between, options after @."""
     return check_entries([_entry(part.strip()) for part in text.split(",") if part.strip()])
 
 
 def as_entries(methods: Methods) -> list[Entry]:
-    """Methods as Python has them: words as above, classes, or tables of a name or class and options."""
+    """Entries of methods given in Python: text as above, classes, or dicts of a name or class and options."""
     if isinstance(methods, str):
         return parse_entries(methods)
     return check_entries([_entry_from_python(each) for each in methods])
@@ -127,7 +127,7 @@ def _entry_from_python(method: str | type | Mapping[str, Any]) -> Entry:
 
 
 def check_entries(entries: list[Entry]) -> list[Entry]:
-    """The same entries; raises if there are none, or two of one label."""
+    """Return the entries; raise if there are none, or two with one label."""
     if not entries:
         raise ConfigError("--methods", "give at least one method (see `freshet methods`)")
     labels = [entry.label for entry in entries]
@@ -153,7 +153,7 @@ def _entry_from_table(table: Mapping[str, Any]) -> Entry:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``3``: the seeds 0, 1, 2. ``4,7``: these two."""
+    """Parse ``3`` as the seeds 0, 1, 2 and ``4,7`` as these two."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -215,20 +215,20 @@ def tables_for(entry: Entry, scenario: Scenario, user: UserSettings) -> dict[str
 
 
 def same_family(one: str, other: str) -> bool:
-    """Whether two names stand for the same method, variants included."""
+    """Whether two names are the same method or variants of it."""
     return bool(one) and bool(other) and class_and_preset(one)[0] is class_and_preset(other)[0]
 
 
 def tuned_as(method: str, studies: Collection[str]) -> str | None:
-    """Whose study a method's settings come from: its own, else that of the method whose variant it is.
+    """The study that tunes a method: its own, or that of the method that it is a variant of.
 
-    Never another variant's: what is best for one may be far off for the next.
+    Never another variant's: the best values of one may be bad for the next.
     """
     return next((name for name in (method, class_and_preset(method)[0].about.name) if name in studies), None)
 
 
 def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A method table's options as far as they concern another line: the same method, or a variant of it."""
+    """The options of a method table that apply to another line: the same method, or a variant of it."""
     name = str(table.get("name", "fedasmu")) if table else ""
     if not same_family(name, method):
         return {}
@@ -237,10 +237,10 @@ def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
-    """What one variant does not hand on to another, else a full config file would turn all variants into one.
+    """Options that one variant does not pass to another: a full config file would make all variants equal.
 
-    It is what makes a variant a variant, and the options whose defaults follow from that where the two differ in it:
-    ``-course`` has rates of its own, and ``-progress`` a weight of another scale.
+    These are the options that define the variants, and those whose defaults follow from them where the two differ:
+    ``-course`` has its own rates, and ``-progress`` a weight of another scale.
     """
     found, preset = class_and_preset(method)
     switches = {key for variant in found.about.variants.values() for key in variant}
@@ -254,7 +254,7 @@ def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
 
 
 def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:
-    """The settings that concern an entry, as ``section.key=value``; those for its very name come last and win."""
+    """The settings for an entry, as ``section.key=value``; those with its exact name come last and win."""
     common, family, own = [], [], []
     for setting in settings:
         section, _, rest = setting.strip().partition(".")
@@ -268,20 +268,20 @@ def _in_order(settings: Sequence[str], entry: Entry) -> list[str]:
 
 
 def check_settings(settings: Sequence[str], entries: Sequence[Entry]) -> None:
-    """Every ``--set`` must concern somebody: a section that all share, or a method of the grid."""
+    """Raise unless every ``--set`` names a shared section or a method of the grid."""
     families = {name for entry in entries for name in (entry.method, class_and_preset(entry.method)[0].about.name)}
     for setting in settings:
         section, _, rest = setting.strip().partition(".")
         if section == "method":
             named = f"{entries[0].method}.{rest}" if entries else f"METHOD.{rest}"
-            raise ConfigError("--set", f"must name the method that it is for: {named} instead of {setting!r}")
+            raise ConfigError("--set", f"must name its method: {named} instead of {setting!r}")
         if section not in SECTIONS and section not in families:
             allowed = ", ".join([*SECTIONS, *sorted(families)])
-            raise ConfigError("--set", f"{setting!r} concerns nobody here; it can begin with {allowed}")
+            raise ConfigError("--set", f"{setting!r} applies to nothing here; it can begin with {allowed}")
 
 
 def _with_trigger(run: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """All asynchronous methods share one kind of trigger; synchronous ones have rounds."""
+    """Add the trigger: rounds for synchronous methods, one kind for all asynchronous ones."""
     given = run.get("trigger", "auto")
     trigger = "rounds" if kind == "sync" else "auto" if given == "rounds" else given
     return dict(run) | {"trigger": trigger}
@@ -291,11 +291,11 @@ def _with_seed(tables: Tables, seed: int) -> dict[str, Any]:
     return {**tables, "run": dict(tables.get("run", {})) | {"seed": seed}}
 
 
-# ---- what makes a comparison fair
+# ---- fairness
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
-    """What must not differ between the methods of a comparison (the learning rate may: it is tuned for each)."""
+    """The settings that must not differ between the methods of a comparison; the learning rate may, it is tuned."""
     tables = config.identity()
     del tables["method"]
     tables["training"] = {key: value for key, value in tables["training"].items() if key != "lr"}
@@ -304,7 +304,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
 
 
 def check_fair(jobs: Iterable[Job]) -> None:
-    """Refuse a grid in which two methods meet different data, devices, networks, seeds or triggers."""
+    """Raise if two methods of the grid have different data, devices, networks, seeds or triggers."""
     first: dict[tuple[str, int], Job] = {}
     triggers: dict[tuple[str, str], Job] = {}
     for job in jobs:
@@ -325,7 +325,7 @@ def check_fair(jobs: Iterable[Job]) -> None:
 
 
 def _check_same_world(job: Job, other: Job) -> None:
-    """Federations from Python must have the same data, shards and fleet; their models may differ (MOON has a head)."""
+    """Raise unless federations from Python have the same data, shards and fleet; models may differ (MOON's head)."""
     if job.recipe is None or other.recipe is None:
         return
     for part in ("data", "shards", "fleet"):
@@ -353,9 +353,9 @@ def length_notes(jobs: Sequence[Job]) -> list[str]:
 
 
 def seconds_left(done: Sequence[tuple[str, float, float]], todo: Sequence[tuple[str, float]]) -> float | None:
-    """Real seconds for what is left: ``done`` has (method, virtual, real seconds), ``todo`` (method, virtual seconds).
+    """Estimate the real seconds left: ``done`` has (method, virtual, real seconds), ``todo`` (method, virtual seconds).
 
-    Each method goes on at its own pace; one that has not run yet at the mean pace of the others.
+    Each method continues at its own pace; a method that has not run yet gets the mean pace of the others.
     """
     pace: dict[str, tuple[float, float]] = {}
     for label, virtual, real in done:

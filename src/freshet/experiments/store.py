@@ -1,4 +1,4 @@
-"""Where a grid keeps its runs: DIR/runs/<key> (run directories) and DIR/failures/<key>.json (why a run crashed)."""
+"""The folder of a grid: DIR/runs/<key> (run directories) and DIR/failures/<key>.json (why a run crashed)."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from freshet.runs.reader import RunDirectory, is_run
 
 
 class State(StrEnum):
-    """How far a run is. One that diverged, or was stopped (at its target, by an observer), is finished, too: it would
+    """The state of a run. A run that diverged or was stopped (at its target, by an observer) is finished too: it would
     end there again."""
 
     MISSING = "missing"
@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 class Store:
-    """The folder of a grid. What is in it decides what is left to do."""
+    """The folder of a grid; its content decides what is left to do."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -36,7 +36,7 @@ class Store:
         return self.folder / "runs" / key
 
     def state(self, key: str) -> State:
-        """How far this run is."""
+        """The state of this run."""
         directory = self.directory(key)
         if _finished(directory):
             return State.FINISHED
@@ -45,7 +45,7 @@ class Store:
         return State.UNFINISHED if directory.is_dir() and any(directory.iterdir()) else State.MISSING
 
     def resumable(self, key: str) -> bool:
-        """Whether an unfinished run has a checkpoint to go on from."""
+        """Whether an unfinished run has a checkpoint to resume from."""
         directory = self.directory(key)
         if not is_run(directory):
             return False
@@ -56,13 +56,13 @@ class Store:
         return True
 
     def clear(self, key: str) -> None:
-        """Forget what an unfinished run left behind; a finished one is never touched."""
+        """Remove the directory of an unfinished run; a finished one is never touched."""
         if _finished(self.directory(key)):
             raise RunError(f"{self.directory(key)} is finished and is not repeated")
         shutil.rmtree(self.directory(key), ignore_errors=True)
 
     def record_failure(self, key: str, error: Exception) -> str:
-        """Record why a run crashed; returns the sentence to show."""
+        """Record why a run crashed; return the sentence to show."""
         sentence = str(error) if isinstance(error, FreshetError) else f"{type(error).__name__}: {error}"
         record = {"error": sentence, "traceback": "".join(traceback.format_exception(error))}
         path = self._failure(key)
@@ -77,10 +77,10 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
-            return "its record cannot be read"
+            return "the record of its failure cannot be read"
 
     def clear_failure(self, key: str) -> None:
-        """Forget that a run crashed."""
+        """Remove the record of a crash."""
         self._failure(key).unlink(missing_ok=True)
 
     def _failure(self, key: str) -> Path:
@@ -88,7 +88,7 @@ class Store:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one command at a time works in a folder."""
+        """Hold the folder's lock: only one command works in a folder at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with writing(self.folder, "nothing was changed"):
             file = open_own(self.folder / ".lock", create=True)

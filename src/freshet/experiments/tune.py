@@ -1,9 +1,9 @@
-"""Tuning a method with Optuna on a part of the training set that is held out for this; the test set is never scored.
+"""Tuning a method with Optuna on a held-out part of the training set; the test set is never scored.
 
-Every method gets the same budget: so many trials of so many seeds, the defaults first. A hopeless trial is stopped
-early and counts. The study lies in a journal beside its runs, so that the same command goes on after an interruption.
+Every method gets the same budget of trials and seeds; the first trial is the defaults. A hopeless trial is pruned and
+counts. Optuna's journal lies beside the runs, so that the same command continues after an interruption.
 
-What ``freshet tune`` has left in a folder. It may come from anybody: nothing that it names is imported.
+``read_tuned`` reads the folder of a study. The folder is not trusted: no code that it names is imported.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ TuningBudget = tuple[int, int, float]
 
 
 def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
-    """The settings in best.toml; the method is a built-in one or one of those that the user has named."""
+    """The settings in best.toml; its method must be built in or named by the user."""
     if not (folder / "best.toml").is_file():
         raise ConfigError("--tuned", f"{folder} has no best.toml; give a folder made by `freshet tune`")
     tables = load_tables(folder / "best.toml")
@@ -44,7 +44,7 @@ def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
     if not isinstance(name, str) or number(rate) is None:
         raise ConfigError("--tuned", f"{folder}/best.toml does not name a method and its learning rate")
     if builtin_about(name) is None and name not in methods:
-        problem = "which is neither built in nor compared here; it is not imported for that"
+        problem = "which is neither built in nor compared here, and is not imported from there"
         raise ConfigError("--tuned", f"{folder} is for {name:.80}, {problem}")
     if (studied := _budget(folder)[0]) != name:
         problem = f"best.toml is for {name:.80} and tuning.json for {studied:.80}"
@@ -53,7 +53,7 @@ def read_tuned(folder: Path, methods: Collection[str]) -> Tables:
 
 
 def tuning_notes(folders: Sequence[Path], methods: Sequence[str]) -> list[str]:
-    """Whose settings were tuned, and with what; a warning where that was not the same for all."""
+    """The budget of each tuned method, and a warning if budgets differ or a method was not tuned."""
     budgets: dict[str, TuningBudget] = {}
     for name, budget in map(_budget, folders):
         if name in budgets:
@@ -72,7 +72,7 @@ def tuning_notes(folders: Sequence[Path], methods: Sequence[str]) -> list[str]:
 
 
 def _budget(folder: Path) -> tuple[str, TuningBudget]:
-    """The method of a study, its trials, its seeds, and the seconds of each run."""
+    """The method of a study, with its trials, seeds, and seconds of each run."""
     try:
         record = json.loads((folder / "tuning.json").read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,37 +87,37 @@ def _budget(folder: Path) -> tuple[str, TuningBudget]:
     return name, (trials, seeds, until)
 
 
-#: Share of the training set that trials are scored on.
+#: Share of the training set held out for scoring.
 VALIDATION = 0.2
-#: Seeds of tuning begin here, so that no method is tuned on the very partitions that it is compared on.
+#: First seed of tuning, so that no method is tuned on the partitions that it is compared on.
 FIRST_SEED = 1000
-#: What the learning rate may be; it is tuned for every method.
+#: Range of the learning rate, which is tuned for every method.
 LR = Range(1e-3, 0.5, log=True)
-#: What a run that diverged is worth, where the worst of a metric is not known to be 0.
+#: Score of a diverged run if the metric has no known worst value.
 WORST = -1e9
-#: Optuna's record of a study.
+#: Optuna's journal of a study.
 JOURNAL = "study.journal"
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What every method may spend."""
+    """The budget of every method."""
 
     trials: int = 20
     seeds: int = 2
 
 
 class Pruned(Exception):
-    """Raised inside a run to end it: the trial cannot win any more."""
+    """Raised inside a run to end it: its trial is pruned."""
 
 
 class Interrupted(Exception):
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
 
 def load_optuna() -> Any:
-    """Optuna, or one sentence about how to get it."""
+    """Import Optuna; raise with the command that installs it."""
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
@@ -126,12 +126,14 @@ def load_optuna() -> Any:
     return optuna
 
 
-# ---- pure parts
+# ---- configurations and scores
 
 
 def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
-    """What the tuner may change, ``section.key`` to range: the learning rate, and what the method declares in its
-    ``about.space``; ``in_flight`` bounds the number of uploads to wait for."""
+    """The ranges to search, by ``section.key``: the learning rate, and the method's ``about.space``.
+
+    ``in_flight`` limits the number of uploads to wait for.
+    """
     about = class_and_preset(method)[0].about
     declared = {**about.space, **about.spaces.get(method, {})}
     space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items()}
@@ -139,7 +141,7 @@ def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
 
 
 def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Tables with ``section.key`` values put in."""
+    """Set ``section.key`` values in a copy of the tables."""
     changed = {section: dict(table) for section, table in tables.items()}
     for name, value in values.items():
         section, _, key = name.partition(".")
@@ -148,30 +150,30 @@ def with_values(tables: Tables, values: Mapping[str, Any]) -> dict[str, dict[str
 
 
 def trial_config(tables: Tables, values: Mapping[str, Any], seed: int) -> Config:
-    """The configuration of one run of a trial: scored on held-out training data, whatever the tables say."""
+    """The configuration of one run of a trial, always scored on held-out training data."""
     whole = {"run.stop_at_target": False, "run.keep_checkpoint": False}
     return resolve(with_values(tables, {**values, **whole, "data.validation": VALIDATION, "run.seed": seed}))
 
 
 def best_config(tables: Tables, values: Mapping[str, Any]) -> Config:
-    """The configuration to use afterwards: the values found, all training data, the real test set."""
+    """The configuration to use afterwards: the best values, all training data, the real test set."""
     return resolve(with_values(tables, {**values, "data.validation": 0.0}))
 
 
 def defaults(tables: Tables, space: Mapping[str, Range]) -> Values:
-    """What the method does untuned: the first trial."""
+    """The method's default values: the first trial."""
     resolved = resolve(tables).tables()
     given = {name: resolved[name.partition(".")[0]][name.partition(".")[2]] for name in space}
     return {name: each.clip(given[name]) for name, each in space.items()}
 
 
 def score(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Mean worth of the last tests of a run on the validation split."""
+    """Mean worth of the last tests of a run on the held-out samples."""
     return fmean([worth(row) for row in rows[-WINDOW:]]) if rows else 0.0
 
 
 def worth(row: Mapping[str, Any]) -> float:
-    """How good a test is: its metric, with the sign turned where less is better; one that diverged is worth nothing."""
+    """The worth of a test: its metric, negated where less is better; a diverged test is worth nothing."""
     metric = metric_of(row)
     value = metric.of(row)
     if value is None:
@@ -180,21 +182,22 @@ def worth(row: Mapping[str, Any]) -> float:
 
 
 def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
-    """Where a test stands in its trial: after all tests of the seeds before this one."""
+    """The index of a test in its trial, after all tests of earlier seeds."""
     per_seed = int(config.run.until / config.run.eval_every) + 2
     return place * per_seed + int(row["time"] / config.run.eval_every + 1e-9)
 
 
-def fingerprint(tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], made: Sequence[Recipe] = ()) -> str:
-    """What a study is about; a study of something else is not gone on with."""
+def fingerprint(
+    tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], recipes: Sequence[Recipe] = ()
+) -> str:
+    """The hash of a study's settings; a study of other settings is not continued."""
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
-    content += [dict(each.hashes) for each in made]
+    content += [dict(each.hashes) for each in recipes]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def truncate_journal(path: Path) -> None:
-    """Cut off what a killed process left half written: Optuna would write on behind it and never read it again. What is
-    not a file of this folder (a link, a pipe) is refused."""
+    """Cut off a half-written last line, which would make Optuna lose what it appends. Refuse a link or a pipe."""
     try:
         with open_own(path, create=True) as file:
             file.truncate(file.read().rfind(b"\n") + 1)
@@ -202,11 +205,11 @@ def truncate_journal(path: Path) -> None:
         raise RunError(f"{path} cannot be used ({reason(error)})") from None
 
 
-# ---- watching a trial
+# ---- pruning
 
 
 class Pruner(GridObserver):
-    """Reports each test to the trial and ends the run when the trial has become hopeless."""
+    """Reports each test to the trial and ends the run when the trial is pruned."""
 
     def __init__(self, trial: Any, place: int, config: Config) -> None:
         self._trial, self._place, self._config = trial, place, config
@@ -229,7 +232,7 @@ class Pruner(GridObserver):
 
 
 class Tuner:
-    """One study: a method, its space, its budget, and the folder where everything lies."""
+    """One study: a method, its space, its budget, and its folder."""
 
     def __init__(
         self,
@@ -238,17 +241,17 @@ class Tuner:
         folder: str | Path,
         budget: Budget | None = None,
         sampler_seed: int = 0,
-        make: Callable[[int], Recipe] | None = None,
+        recipe: Callable[[int], Recipe] | None = None,
     ) -> None:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
         self.store, self.folder = Store(folder), Path(folder)
         self.space = space_for(method, trial_config(self.tables, {}, 0).run.in_flight)
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
-        self._made = {} if make is None else {seed: make(seed) for seed in self.seeds}
+        self._recipes = {} if recipe is None else {seed: recipe(seed) for seed in self.seeds}
 
     def run(self, watch: GridObserver | None = None, on_trial: Any = None) -> bool:
-        """Use up the budget; False when it was interrupted. ``on_trial`` is called with each trial's record."""
+        """Run trials until the budget is spent; return False at Ctrl-C. ``on_trial`` gets each trial's record."""
         optuna = load_optuna()
         with self.store.lock(), closing(Workers()) as workers, interrupt_listener() as asked:
             study = self._open(optuna)
@@ -266,7 +269,7 @@ class Tuner:
         return True
 
     def _open(self, optuna: Any) -> Any:
-        """The study of this folder, new or gone on with; a trial that was cut off is put in line again."""
+        """Open or create the study of this folder; a trial that was cut off is queued again."""
         truncate_journal(self.folder / JOURNAL)
         journal = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
         warmup = max(1, step_of({"time": resolve(self.tables).run.until}, 0, trial_config(self.tables, {}, 0)) // 4)
@@ -281,9 +284,9 @@ class Tuner:
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError) as error:
             problem = f"{type(error).__name__}: {str(error)[:160]}"
             raise RunError(
-                f"{self.folder / JOURNAL} is damaged ({problem}); remove it to begin anew: finished runs stay"
+                f"{self.folder / JOURNAL} is damaged ({problem}); remove it to start again: finished runs stay"
             ) from error
-        mine = fingerprint(self.tables, self.space, self.seeds, list(self._made.values()))
+        mine = fingerprint(self.tables, self.space, self.seeds, list(self._recipes.values()))
         theirs = study.user_attrs.get("fingerprint", mine)
         if theirs != mine:
             raise RunError(f"{self.folder} holds a study of other settings; choose another --out")
@@ -297,7 +300,7 @@ class Tuner:
         return study
 
     def _spent_trials(self, optuna: Any, study: Any) -> list[Any]:
-        """Trials that used up their share of the budget: completed, stopped as hopeless, or crashed."""
+        """Trials that count against the budget: completed, pruned or crashed."""
         states = optuna.trial.TrialState
         return [t for t in study.trials if t.state in (states.COMPLETE, states.PRUNED) or "error" in t.user_attrs]
 
@@ -328,11 +331,11 @@ class Tuner:
         return {"state": state.name.lower(), "value": value, "values": values, "error": error}
 
     def _score(self, trial: Any, values: Values, place: int, watch: GridObserver, workers: Workers) -> float:
-        """Run one seed of a trial (or read it, if it is there) and score it on the validation split."""
+        """Run one seed of a trial, or read it if it exists, and score it on the held-out samples."""
         config = trial_config(self.tables, values, self.seeds[place])
         assert config.data.validation == VALIDATION, "trials are scored on held-out training data only"
         seed = self.seeds[place]
-        job = Job(Scenario(), Entry(self.method, self.method), seed, config, self._made.get(seed))
+        job = Job(Scenario(), Entry(self.method, self.method), seed, config, self._recipes.get(seed))
         pruner = Pruner(trial, place, config)
         directory, state = self.store.directory(job.key), self.store.state(job.key)
         try:
@@ -360,12 +363,12 @@ class Tuner:
     # ---- the result
 
     def _write(self, optuna: Any, study: Any) -> None:
-        """best.toml, ready for ``freshet run --config``, and tuning.json with every trial."""
+        """Write best.toml, ready for ``freshet run --config``, and tuning.json with every trial."""
         states = optuna.trial.TrialState
         complete = [trial for trial in study.trials if trial.state == states.COMPLETE]
         if not complete:
             errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
-            raise RunError(f"no trial of {self.method} came to its end{f' ({errors[0]})' if errors else ''}")
+            raise RunError(f"no trial of {self.method} was completed{f' ({errors[0]})' if errors else ''}")
         best = max(complete, key=lambda trial: (trial.value, -trial.number))
         config = best_config(self.tables, best.params)
         trials, metric = self._spent_trials(optuna, study), Metric(*best.user_attrs.get("metric", ACCURACY))
@@ -395,13 +398,13 @@ class Tuner:
 
 
 def score_text(record: Mapping[str, Any]) -> str:
-    """The best score in words: the metric's name and value (a score is higher when it is better)."""
+    """The best score in words: the metric's name and its value."""
     value = -record["score"] if record["direction"] == "min" else record["score"]
     return f"{record['metric']} {value:.4f}"
 
 
 def suggest(trial: Any, name: str, each: Range) -> float | int:
-    """Ask the study for a value in a range."""
+    """Ask the trial for a value in a range."""
     if each.whole:
         return int(trial.suggest_int(name, int(each.low), int(each.high), log=each.log))
     return float(trial.suggest_float(name, each.low, each.high, log=each.log))

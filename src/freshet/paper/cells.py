@@ -28,12 +28,12 @@ class Published:
     accuracy: float
     """Convergence accuracy of the global model."""
     time: float | None
-    """Training time to the target accuracy, None where the paper has "/"; the paper names no unit, we read seconds."""
+    """Training time to the target accuracy; None for the paper's "/". The paper names no unit; we assume seconds."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One network on one data set, with the rates of the paper's table of hyper-parameters."""
+    """One network on one data set, with the rates of the paper's hyper-parameter table."""
 
     name: str
     dataset: str
@@ -46,23 +46,23 @@ class Cell:
     lr: float
     """Learning rate of local SGD (eta_i), before decay."""
     target: float
-    """Accuracy whose first reaching stops the clock of `Published.time`."""
+    """The accuracy that `Published.time` is the time to."""
     published: Mapping[str, Published] = field(hash=False)
-    """By method name, one for each of `METHODS`."""
+    """By method name, for each of `METHODS`."""
     eta_rl: float = 0.001
     """Learning rate of the slot selector."""
     devices: int = 100
-    """m, all devices."""
+    """m, the number of devices."""
     per_round: int = 10
     """m', devices triggered at once."""
     period: float = 10.0
-    """Time between two triggers (calligraphic T), in seconds by our reading."""
+    """Time between two triggers (calligraphic T); we assume seconds."""
     rounds: int = 500
     """T, global rounds."""
     tau_max: int = 99
     """Largest staleness that the server accepts."""
     slowest_over_fastest: float = 5.0
-    """Local training time of the slowest device over that of the fastest."""
+    """Local training time of the slowest device divided by that of the fastest."""
 
 
 def _cell(
@@ -208,10 +208,10 @@ CELLS: dict[str, Cell] = {cell.name: cell for cell in _CELLS}
 """All twelve cells by name."""
 
 
-#: What the paper leaves open, chosen by us and the same for all methods: local epochs, batch size, Dirichlet skew.
+#: Settings that the paper leaves open, chosen by us for all methods: local epochs, batch size, Dirichlet skew.
 OPEN_CHOICES = {"epochs": 5, "batch_size": 50, "concentration": 0.5}
 _RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon", "eta_rl", "tau_max")
-#: Settings that the paper states; every other one is ours.
+#: Settings that the paper states; all others are ours.
 STATED = {
     "training.lr",
     "fleet.devices",
@@ -239,10 +239,10 @@ def find_cell(name: str) -> Cell:
 
 
 def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
-    """The settings of a cell for one method, all but the length of the run: the paper's rates where they concern it."""
+    """The settings of a cell for one method, with the paper's rates where it has them; the run's length is not set."""
     found, preset = class_and_preset(method)
     known = found.Options.model_fields
-    own = found.Options.conditional_defaults.get(("controls", preset.get("controls", "")), {})  # on another scale
+    own = found.Options.conditional_defaults.get(("controls", preset.get("controls", "")), {})  # rates on another scale
     rates = {key: getattr(cell, key) for key in _RATES if key in known and key not in own}
     rates = rates if "eta_lambda" in known else {}
     return {
@@ -256,7 +256,7 @@ def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
 
 
 def cell_tables(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
-    """The settings of a cell for one method, as long as its synchronous rounds take on its fleet."""
+    """The settings of a cell for one method, with the length of its synchronous rounds."""
     return with_length(cell_settings(cell, method), cell.rounds)
 
 
@@ -277,7 +277,7 @@ def cell_scenario(
 
 @dataclass(frozen=True)
 class Choice:
-    """One setting of a cell: the paper's, or ours where the paper leaves it open."""
+    """One setting of a cell: the paper's (``stated``) or ours."""
 
     name: str
     value: Any
@@ -285,7 +285,7 @@ class Choice:
 
 
 def choices(cell: Cell) -> list[Choice]:
-    """Every setting that all methods of a cell share, as it is resolved."""
+    """Every resolved setting that all methods of a cell share."""
     tables = resolve(cell_tables(cell, "fedasmu")).tables()
     del tables["method"]
     spec = CATALOGUE[cell.dataset]
@@ -299,7 +299,7 @@ def choices(cell: Cell) -> list[Choice]:
 
 
 def method_choices(cell: Cell, method: str) -> list[Choice]:
-    """Every option of one method in a cell, as it is resolved: initial controls, rates, buffers, ..."""
+    """Every resolved option of one method in a cell: initial controls, rates, buffers, ..."""
     options = resolve(cell_tables(cell, method)).tables()["method"]
     rates = class_and_preset(method)[0].Options.model_fields if method in ("fedasmu", "fedssmu") else ()
     return [

@@ -1,4 +1,6 @@
-"""A strongly convex problem whose every constant is known: multinomial logistic regression with an L2 term.
+"""A strongly convex problem with known constants, and the bounds of Theorem 1.
+
+The problem is multinomial logistic regression with an L2 term:
 
     F(w) = mean_j [ logsumexp(z_j) - z_{j, y_j} ] + mu/2 |w|^2,     z_j = W x_j + b,     w = (W, b) as one flat vector
 
@@ -6,12 +8,11 @@ The bias is regularised too, so F is mu-strongly convex in all of w. Its Hessian
 x_j x_j^T + mu I`` with x_j extended by a 1; ``diag(p) - p p^T <= I/2`` (Bohning 1992) bounds it for every w. Everything
 is float64.
 
-Theorem 1 of the FedASMU paper as formulas: the bound as printed, as corrected (E11), and with every slip repaired.
-
-The proof bounds, for one accepted upload of n local steps, ``sum_l E|grad F(w_l)|^2`` by
-``2 E[F(w_t) - F(w_{t+1})] / (alpha eta)`` plus terms that are the same for every upload. Summed over T uploads and
-divided by ``sum_t n_t >= T n_min``, the first part telescopes and falls like 1/T; the others were summed T times too,
-so they stay. The paper divides them by T nevertheless (erratum E11). See docs/theory.md.
+The bounds come as printed, as corrected (E11), and with every slip repaired. For one accepted upload of n local steps
+the proof bounds ``sum_l E|grad F(w_l)|^2`` by ``2 E[F(w_t) - F(w_{t+1})] / (alpha eta)`` plus terms that are the same
+for every upload. Summed over T uploads and divided by ``sum_t n_t >= T n_min``, the first part telescopes and falls
+like 1/T. The other terms are summed T times too, so they stay. The paper divides them by T nevertheless (erratum E11).
+See docs/theory.md.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ Indices = NDArray[np.int64]
 
 
 class GradientMoments(NamedTuple):
-    """Of a mini-batch gradient g at some w: ``mean = E g`` and ``noise = E |g - E g|^2``."""
+    """Moments of a mini-batch gradient g at some w: ``mean = E g`` and ``noise = E |g - E g|^2``."""
 
     mean: Floats
     noise: float
@@ -37,7 +38,7 @@ class GradientMoments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Logistic:
-    """The samples (each extended by a 1 for the bias), their labels, and the L2 coefficient mu."""
+    """Samples (each extended by a 1 for the bias), labels, and the L2 coefficient mu."""
 
     x: Floats
     y: Indices
@@ -51,11 +52,11 @@ class Logistic:
 
     @property
     def size(self) -> int:
-        """Parameters in w."""
+        """Number of parameters in w."""
         return self.classes * int(self.x.shape[1])
 
     def take(self, index: Indices) -> "Logistic":
-        """The same problem on some of the samples: a device's F_i."""
+        """The problem on some of the samples: a device's F_i."""
         return Logistic(self.x[index], self.y[index], self.classes, self.mu)
 
     # ---- values and derivatives
@@ -89,8 +90,11 @@ class Logistic:
         return full
 
     def moments(self, w: ArrayLike, batch: int) -> GradientMoments:
-        """Exact moments of the gradient of ``batch`` samples drawn without replacement: a sample's gradient is an outer
-        product, ``|g_j|^2 = |p_j - y_j|^2 |x_j|^2``, and the noise is ``(n - b) / (b (n - 1))`` of their variance."""
+        """Exact moments of the gradient of ``batch`` samples drawn without replacement.
+
+        A sample's gradient is an outer product, so ``|g_j|^2 = |p_j - y_j|^2 |x_j|^2``; the noise is
+        ``(n - b) / (b (n - 1))`` times their variance.
+        """
         flat, n = np.asarray(w, np.float64), len(self.y)
         r = self._residuals(flat)
         mean = self._flat(r.T @ self.x) / n
@@ -117,7 +121,7 @@ class Logistic:
             w = w - t * step
         raise RunError(f"Newton's method did not bring the gradient below {tolerance:g}")
 
-    # ---- inside
+    # ---- helpers
 
     def _scores(self, flat: Floats) -> Floats:
         d = self.x.shape[1] - 1
@@ -134,7 +138,7 @@ class Logistic:
         return z
 
     def _residuals(self, flat: Floats) -> Floats:
-        """``p_j - onehot(y_j)``: the loss's derivative by the scores."""
+        """``p_j - onehot(y_j)``: the derivative of the loss by the scores."""
         r = self._probabilities(flat)
         r[np.arange(len(r)), self.y] -= 1.0
         return r
@@ -153,7 +157,7 @@ def digits(mu: float) -> Logistic:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bounds are made of; n counts local SGD steps, which the paper calls epochs."""
+    """The constants of the bounds; n counts local SGD steps, which the paper calls epochs."""
 
     smoothness: float
     #: G^2: E of the squared norm of a device's stochastic gradient.
@@ -170,7 +174,7 @@ class Constants:
 
 
 def transient(c: Constants, T: int) -> float:
-    """``2 (F(w_1) - F*) / (alpha_min eta T n_min)``: the part that all readings share."""
+    """``2 (F(w_1) - F*) / (alpha_min eta T n_min)``: the part that all versions share."""
     return 2.0 * c.gap / (c.alpha_min * c.lr * T * c.n_min)
 
 
@@ -183,7 +187,7 @@ def printed_bound(c: Constants, T: int) -> float:
 
 
 def corrected_floor(c: Constants) -> float:
-    """What is left of the line before, summed T times and divided by T: it has no T in it."""
+    """The rest of the line before, summed T times and divided by T: it does not depend on T."""
     L, eta, g2, tau, n = c.smoothness, c.lr, c.second_moment, c.tau, c.n_max
     quadratic = (1 + tau**2 * n) / 2 * L * eta**2 * g2
     linear = (3 * tau + L * tau**2 * eta * n + 2 * eta + L * eta) * g2
@@ -191,15 +195,15 @@ def corrected_floor(c: Constants) -> float:
 
 
 def corrected_bound(c: Constants, T: int) -> float:
-    """The printed line per upload with its sum over T done right (E11), all else as printed."""
+    """The printed line per upload with the correct sum over T (E11); everything else as printed."""
     return transient(c, T) + corrected_floor(c)
 
 
 def repaired_floor(c: Constants) -> float:
     """``n_max/n_min [V^2 + (2 + 2 L eta + 4 tau + 2 L eta tau^2 n_max) G^2]``.
 
-    The factor 2/eta of the merge terms, lost in print, is back; alpha and beta are at most 1. The printed bound on
-    ``|w_o - w_t|`` is granted.
+    This restores the factor 2/eta of the merge terms, which the print lost; alpha and beta are at most 1. It assumes
+    the printed bound on ``|w_o - w_t|``.
     """
     L, eta, tau, n = c.smoothness, c.lr, c.tau, c.n_max
     factor = 2 + 2 * L * eta + 4 * tau + 2 * L * eta * tau**2 * n
@@ -207,7 +211,7 @@ def repaired_floor(c: Constants) -> float:
 
 
 def repaired_bound(c: Constants, T: int) -> float:
-    """What the proof does show, for the mean weighted by alpha (without these weights its sum does not telescope)."""
+    """What the proof shows, for the mean weighted by alpha (without these weights the sum does not telescope)."""
     return transient(c, T) + repaired_floor(c)
 
 

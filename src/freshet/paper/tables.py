@@ -58,8 +58,8 @@ def study_section(study: Study, runs: Runs) -> list[str]:
         lines += [columns, "|---|---|---|---|"]
         for method in _best_first(runs, kind):
             group = runs[method]
-            entries = f"**{median_accuracy(group):.3f}**", seconds(median_time(group)), time_to(group, study.further)
-            lines.append(f"| {_marked(method, group)} | {' | '.join(entries)} |")
+            entries = _accuracy_text(group), seconds(median_time(group)), time_to(group, study.further)
+            lines.append(f"| {_name_with_state(method, group)} | {' | '.join(entries)} |")
         lines.append("")
     return [*lines, *_not_run(study, runs)]
 
@@ -102,13 +102,13 @@ def _row(study: Study, method: str, group: Sequence[ArchivedRun]) -> str:
     staleness = median(run.staleness or 0.0 for run in group)
     hashes, reached = " ".join(f"`{run.sha[:8]}`" for run in group), seconds(median_time(group))
     return (
-        f"| {_marked(method, group)} | **{median_accuracy(group):.3f}** | {each} | {reached} "
+        f"| {_name_with_state(method, group)} | **{median_accuracy(group):.3f}** | {each} | {reached} "
         f"| {time_to(group, study.further)} | {staleness:.1f} | {median(run.uploads for run in group):,.0f} "
         f"| {group[0].lr:.3g} | {hashes} |"
     )
 
 
-def _marked(method: str, group: Sequence[ArchivedRun]) -> str:
+def _name_with_state(method: str, group: Sequence[ArchivedRun]) -> str:
     diverged = any(run.diverged is not None for run in group)
     return name_with_marks(method) + (" (diverged)" if diverged else "")
 
@@ -256,7 +256,8 @@ OTHERS = (
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 CELLS_TITLE = "## The other ten cells"
 CELLS_SHORT = """One seed, part of the data, a short virtual time, nothing tuned: these runs show a direction and allow
-no verdict. The distance of ours to the best rival of the same kind, in percentage points; below one point is a tie.
+no verdict. The table shows how far ours are ahead of the best rival of their kind, in percentage points; below one
+point is a tie.
 """
 CELLS_HEAD = """These runs have a part of the training samples, one seed, a short virtual time, and nothing tuned: every
 method has its own defaults and, unless the first table says otherwise, plain SGD with the cell's rate.

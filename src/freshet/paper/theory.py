@@ -431,7 +431,7 @@ def groups(jobs: Sequence[TheoryRun]) -> list[list[TheoryRun]]:
 
 
 def line(group: Sequence[TheoryRun], folder: Path, gap: float) -> Record:
-    """One setting over its seeds: means of what is measured, the worst of what the assumptions bound."""
+    """One setting over its seeds: means of the measurements, maxima of what the assumptions bound."""
     setting, runs = group[0], []
     for job in group:
         outcome = load(job.canonical(), folder)
