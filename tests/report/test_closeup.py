@@ -1,13 +1,28 @@
-"""The close-up of a run shows the fleet that the run had, be it drawn or given from Python."""
+"""The close-up of a run: numbers from its log, its fleet, and the accuracy on its devices."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
+import pytest
 
 from freshet import Federation, Result
-from freshet.report.closeup import closeup
-from freshet.report.reading import RunFollower, read
+from freshet.report.closeup import (
+    bands,
+    chooser_shares,
+    closeup,
+    controls,
+    device_accuracies,
+    devices_figures,
+    slot_shares,
+    weighted_uploads,
+)
+from freshet.report.plots import stalenesses
+from freshet.report.reading import RunData, RunFollower, read
+from freshet.report.trips import trips_of
 from freshet.sim.fleet import Fleet
 
 from .conftest import Write
@@ -77,3 +92,131 @@ def test_a_world_that_comes_while_a_run_is_watched_is_taken_in(written: Write) -
     world.rename(place / "world.json")
     assert reader.refresh() and reader.data().world is not None
     assert reader.data().notes == []
+
+
+def test_staleness_agrees_with_the_summary(finished: Callable[[str], Result]) -> None:
+    for method in ("fedasmu", "fedavg"):
+        result = finished(method)
+        assert fmean(stalenesses(read(result.directory))) == pytest.approx(result.summary["mean_staleness"])
+
+
+def test_weights_agree_with_the_log(finished: Callable[[str], Result]) -> None:
+    run = read(finished("fedasmu").directory)
+    logged = [e for e in run.events if e["kind"] == "aggregate"]
+    assert [(w.device, w.staleness, w.alpha) for w in weighted_uploads(run)] == [
+        (e["device"], e["contributions"][0]["staleness"], e["alpha"]) for e in logged
+    ]
+
+
+def listed(run: RunData) -> dict[str, dict[int, list[tuple[float, float]]]]:
+    return {name: {device: list(track) for device, track in by.items()} for name, by in controls(run).items()}
+
+
+def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -> None:
+    events = [
+        {"time": 1.0, "kind": "aggregate", "device": 0, "lambda": 1.0, "sigma": [0.5]},
+        {"time": 2.0, "kind": "aggregate", "device": 1, "lambda": 3.0},
+        {"time": 3.0, "kind": "aggregate", "device": 0, "lambda": 2.0},
+        {"time": 4.0, "kind": "merge", "device": 0, "gamma": 1.0, "gamma_after": 1.5},
+    ]
+    found = listed(read(written("a", events=events)))
+    assert found == {"lambda": {0: [(1.0, 1.0), (3.0, 2.0)], 1: [(2.0, 3.0)]}, "gamma": {0: [(4.0, 1.5)]}}
+    fleet = bands(found["lambda"], end=4.0, points=4)
+    assert (fleet.times, fleet.middle) == ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.5, 2.5])
+    assert (fleet.low, fleet.high) == ([1.0, 1.0, 2.0, 2.0], [1.0, 3.0, 3.0, 3.0])
+    assert set(controls(read(finished("fedasmu").directory))) == {"lambda", "sigma", "iota", "gamma", "upsilon"}
+
+
+HEAT = ["warmth", "upload", "heat", "h", "of the device"]
+
+
+def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7, "lambda": 1.0}]
+    assert controls(read(written("a", method="mine:Mine", events=events))) == {}  # nothing is imported to find out
+    world = {"curves": [HEAT, ["none", "merge", *HEAT[2:]]]}
+    run = read(written("b", method="mine:Mine", events=events, world=world))
+    assert listed(run) == {"warmth": {3: [(1.0, 7.0)]}}
+    (figure,) = closeup(run)["controls"]
+    assert (figure["name"], figure["symbol"], figure["meaning"]) == ("warmth", "h", "of the device")
+
+
+@pytest.mark.parametrize("damaged", ["x", [1], {}, [["warmth"]], None, [[["x"], *HEAT[1:]]]])
+def test_a_damaged_description_of_curves_draws_nothing(written: Write, damaged: Any) -> None:
+    events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7}]
+    run = read(written("a", method="mine:Mine", events=events, world={"curves": damaged}))
+    assert controls(run) == {}
+    assert any("curves must be" in note for note in run.notes)
+
+
+def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> None:
+    trigger = {"kind": "trigger", "version": 1, "epochs": 5}
+    chosen = [(0.0, 1, "q"), (1.0, 2, "meta"), (9.0, 2, "meta"), (10.0, 2, "<b>")]
+    events = []
+    for device, (time, slot, by) in enumerate(chosen):
+        who = {"time": time, "device": device, "trip": 1}
+        events += [trigger | who, {"kind": "request", "slot": slot, "slot_by": by, "fresh": None} | who]
+    run = read(written("a", events=events, accuracy=[0.1, 0.2], fleet={"devices": 4}))
+    slots = slot_shares(run, trips_of(run), bins=2)
+    assert slots is not None
+    assert (slots.edges, slots.counts) == ([0.0, 5.0, 10.0], {"1": [1, 0], "2": [1, 2]})
+    who = chooser_shares(run, trips_of(run), bins=2)
+    assert who is not None
+    assert who.counts == {"meta": [1, 1], "q": [1, 0]}
+    plain = read(finished("fedavg").directory)
+    assert slot_shares(plain, trips_of(plain)) is None
+
+
+def test_a_closeup_of_an_empty_run_has_nothing_and_fails_nowhere(written: Write) -> None:
+    place = written("a", accuracy=[], status=None)
+    (place / "world.json").unlink()
+    found = closeup(read(place))
+    assert found == {key: [] if key == "controls" else None for key in found}
+
+
+def sounded(time: float, accuracy: list[Any], **more: Any) -> dict[str, Any]:
+    return {"time": time, "kind": "devices", "version": 2, "accuracy": accuracy, **more}
+
+
+SPEEDS = {"train_seconds": [10.0, 20.0, 40.0], "samples": [5, 5, 5]}
+FLEET = {"fleet": {"devices": 3}, "world": SPEEDS}
+
+
+def test_bands_are_percentiles_over_the_devices(written: Write) -> None:
+    values = [0.1, 0.5, 0.9]
+    run = read(written("a", events=[sounded(0.0, [0.2] * 3), sounded(10.0, values)], **FLEET))
+    figure = devices_figures(run)["band"]
+    worst, best, low, high, middle = figure["data"]
+    assert [trace["x"] for trace in figure["data"]] == [[0.0, 10.0]] * 5
+    expected = [100 * np.quantile(values, q) for q in (0.0, 1.0, 0.1, 0.9, 0.5)]
+    assert [trace["y"][1] for trace in (worst, best, low, high, middle)] == pytest.approx(expected)
+    assert (best["fill"], high["fill"]) == ("tonexty", "tonexty")
+
+
+def test_scatters_hold_a_point_per_device_with_a_score(written: Write) -> None:
+    last = sounded(10.0, [0.1, None, 0.9], personal_accuracy=[0.3, None, 1.0])
+    figures = devices_figures(read(written("a", events=[sounded(0.0, [0.0, 0.0, 0.0]), last], **FLEET)))
+    plain, personal = figures["speed"]["data"]
+    assert (plain["x"], plain["y"], plain["customdata"]) == ([10.0, 40.0], [10.0, 90.0], [0, 2])
+    assert personal["y"] == [30.0, 100.0]
+    assert plain["marker"]["color"] == [5, 5]
+    assert figures["samples"]["data"][0]["x"] == [5, 5]
+    assert [trace["name"] for trace in figures["band"]["data"][-2:]] == ["median, personalised", "worst, personalised"]
+    json.dumps(figures, allow_nan=False)
+
+
+def test_without_such_tests_there_is_nothing(written: Write) -> None:
+    assert closeup(read(written("a")))["devices"] is None
+
+
+def test_without_the_fleet_there_are_bands_only(written: Write) -> None:
+    place = written("a", events=[sounded(0.0, [0.5, 0.6])])
+    (place / "world.json").unlink()
+    figures = devices_figures(read(place))
+    assert figures["band"] is not None
+    assert (figures["speed"], figures["samples"]) == (None, None)
+
+
+@pytest.mark.parametrize("accuracy", [None, "high", [], ["x"], [None], {"a": 1}])
+def test_damaged_lists_count_as_missing(accuracy: Any, written: Write) -> None:
+    run = read(written("a", events=[sounded(0.0, accuracy), sounded(1.0, [0.5, True])], **FLEET))
+    assert [test.plain for test in device_accuracies(run)] == [[0.5, None]]

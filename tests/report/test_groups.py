@@ -1,10 +1,22 @@
-"""Grouping over seeds, headline numbers, settings: what is put together and what is left out."""
+"""Groups over seeds, comparables, references, headline numbers and settings."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from freshet.report.groups import describe_divergence, group_runs, headline, settings_table, times_to
+from freshet.report.export import to_latex, to_pdf
+from freshet.report.groups import (
+    Ratio,
+    assign_references,
+    comparables,
+    describe_divergence,
+    group_runs,
+    headline,
+    settings_table,
+    time_ratio,
+    times_to,
+)
 from freshet.report.page import document
 from freshet.report.reading import read, read_all
 
@@ -154,3 +166,118 @@ def test_tests_that_only_the_events_have_yet_are_shown(written: Write) -> None:
     tests = [{"time": 10.0 * i, "kind": "evaluate", "version": i, "accuracy": i / 10, "loss": 1.0} for i in range(4)]
     run = read(written("a", status=None, accuracy=[0.0, 0.1], events=tests))
     assert (run.column("accuracy"), run.column("bytes_up")) == ([0.0, 0.1, 0.2, 0.3], [0.0, 1000.0, None, None])
+
+
+def test_runs_on_different_data_have_tables_of_their_own(written: Write) -> None:
+    runs = [
+        written("a", data={"name": "digits"}),
+        written("b", data={"name": "cifar10"}, run={"target": 0.4}),
+        written("c", data={"name": "digits"}, method="fedavg", accuracy=[0.9]),
+    ]
+    page = document(read_all(runs))
+    assert [world["name"] for world in page["worlds"]] == ["digits", "cifar10"]
+    assert [[line["label"] for line in world["lines"]] for world in page["worlds"]] == [
+        ["fedasmu", "fedavg"],
+        ["fedasmu"],
+    ]
+    assert [world["target"] for world in page["worlds"]] == [0.8, 0.4]
+    assert [(run["world"], run["group"]) for run in page["runs"]] == [(0, 0), (1, 0), (0, 1)]
+    assert page["settings"]["labels"] == ["digits: fedasmu", "digits: fedavg", "cifar10: fedasmu"]
+    assert page["subject"]["configurations"] == 3
+
+
+def test_fleet_partition_and_training_may_differ_and_the_labels_say_so(written: Write) -> None:
+    runs = [
+        written("a", data={"concentration": 0.1}, fleet={"ratio": 5.0}),
+        written("b", data={"concentration": 1.0}, fleet={"ratio": 9.0}),
+    ]
+    [world] = document(read_all(runs))["worlds"]
+    assert [line["label"] for line in world["lines"]] == [
+        "fedasmu (ratio=5, concentration=0.1)",
+        "fedasmu (ratio=9, concentration=1)",
+    ]
+
+
+def test_a_network_a_held_out_part_and_other_custom_data_are_worlds_of_their_own(written: Write) -> None:
+    base = written("a")
+    others = {
+        "network": written("b", model={"name": "lenet5"}),
+        "held out": written("c", data={"validation": 0.2}),
+        "test set": written("d", world={"test_samples": 8}),
+    }
+    for what, other in others.items():
+        assert len(comparables(read_all([base, other]))) == 2, what
+    assert [world.name for world in comparables(read_all([base, others["network"]]))] == [
+        "custom, custom",
+        "custom, lenet5",
+    ]
+    assert [world.name for world in comparables(read_all([base, others["test set"]]))] == [
+        "custom, 7 test samples",
+        "custom, 8 test samples",
+    ]
+    assert [world.name for world in comparables(read_all([base, *others.values()]))][:3] == [
+        "custom, custom, test set, 7 test samples",
+        "custom, lenet5",
+        "custom, custom, held-out 20 %",
+    ]
+
+
+def test_exports_keep_worlds_apart_too(written: Write, tmp_path: Path) -> None:
+    runs = read_all([written("a", data={"name": "digits"}), written("b", data={"name": "cifar10"}, accuracy=[0.3])])
+    to_latex(runs, tmp_path / "t.tex")
+    table = (tmp_path / "t.tex").read_text()
+    assert table.count(r"\begin{tabular}") == 2
+    assert "% digits\n" in table and "% cifar10\n" in table
+    assert r"\textbf" not in table, "nobody to be better than"
+    to_pdf(runs, tmp_path / "f.pdf")
+    assert (tmp_path / "f.pdf").read_bytes().count(b"/Type /Page ") == 5, (
+        "two pages of curves each, and times where some get there"
+    )
+
+
+def held(names, named=()):
+    kinds = ["sync" if name in ("fedssmu", "fedavg", "fedprox") else "async" for name in names.split()]
+    found = assign_references(names.split(), kinds, [names.split().index(name) for name in named])
+    return [None if place is None else names.split()[place] for place in found]
+
+
+def test_fedasmu_for_the_asynchronous_fedssmu_for_the_synchronous():
+    assert held("fedasync fedasmu fedavg fedssmu fedbuff") == ["fedasmu", None, "fedssmu", None, "fedasmu"]
+
+
+def test_without_them_the_first_of_each_kind():
+    assert held("fedasync fedbuff fedavg fedprox") == [None, "fedasync", None, "fedavg"]
+
+
+def test_who_is_alone_of_its_kind_is_held_against_the_other_kinds_reference():
+    assert held("fedasmu fedasmu-da fedavg") == [None, "fedasmu", "fedasmu"]
+    assert held("fedavg fedprox fedasmu") == [None, "fedavg", "fedavg"]
+    assert held("fedasmu fedavg") == [None, "fedasmu"]
+    assert held("fedavg fedasmu") == [None, "fedavg"]
+    assert held("fedavg") == [None]
+    assert assign_references([], []) == []
+
+
+def test_one_named_reference_is_for_all_two_are_for_each_kind():
+    names = "fedasmu fedasync fedssmu fedavg"
+    assert held(names, ["fedavg"]) == ["fedavg", "fedavg", "fedavg", None]
+    assert held(names, ["fedasync", "fedavg"]) == ["fedasync", None, "fedavg", None]
+
+
+def test_more_than_one_means_longer():
+    assert str(time_ratio(160.0, 160.0, 100.0, 100.0)) == "1.60x"
+    assert str(time_ratio(50.0, 50.0, 100.0, 100.0)) == "0.50x"
+
+
+@pytest.mark.parametrize(
+    ("sides", "ratio"),
+    [
+        ((None, 600.0, 100.0, 100.0), Ratio(6.0, ">")),
+        ((300.0, 300.0, None, 600.0), Ratio(0.5, "<")),
+        ((None, 600.0, None, 600.0), None),
+        ((100.0, 100.0, None, None), None),
+        ((100.0, 100.0, 0.0, 0.0), None),
+    ],
+)
+def test_a_side_that_never_got_there_gives_a_bound_or_nothing(sides, ratio):
+    assert time_ratio(*sides) == ratio

@@ -1,4 +1,4 @@
-"""Logs are gone through line by line: whatever their length, only a few records are held at once."""
+"""Finding runs, and reading their logs line by line: only a few records are held at once."""
 
 import io
 import json
@@ -13,14 +13,61 @@ from rich.console import Console
 
 from freshet import Result
 from freshet.cli import util as bar
+from freshet.errors import RunError
 from freshet.report import live
 from freshet.report.export import tidy
 from freshet.report.page import READS_PER_LOG, document, report
-from freshet.report.reading import Log, read, read_all
+from freshet.report.reading import Log, find, read, read_all, runs_to
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from tests.report.conftest import Write
-from tests.report.helpers import lines
+
+from .conftest import Write
+from .helpers import lines
+
+
+def test_a_run_is_itself_and_a_folder_of_runs_its_runs(written: Write, tmp_path: Path) -> None:
+    a, b = written("runs/a"), written("runs/b")
+    assert find([tmp_path / "runs"]).runs == [a, b]
+    assert find([a, tmp_path / "nowhere"]).runs == [a, tmp_path / "nowhere"], "whoever reads it says so"
+
+
+def test_what_compare_tune_and_paper_write_is_found_also_side_by_side(written: Write, tmp_path: Path) -> None:
+    grids = [written(f"all/{name}/runs/{name}-1") for name in ("compare", "paper", "tune")]
+    alone = written("all/zero")
+    for name, file in (("compare", "comparison"), ("paper", "ablation"), ("tune", "tuning")):
+        (tmp_path / "all" / name / f"{file}.json").write_text("{}")
+        (tmp_path / "all" / name / "best.toml").write_text("")
+    found = find([tmp_path / "all"])
+    assert found.runs == [*grids, alone]
+    assert [path.stem for path in found.results] == ["comparison", "ablation", "tuning"]
+    assert find([tmp_path / "all" / "tune"]).runs == grids[2:]
+
+
+def test_runs_hidden_folders_and_links_are_not_looked_into(written: Write, tmp_path: Path) -> None:
+    a = written("runs/a")
+    written("runs/a/checkpoint/inner")
+    written("runs/.hidden/b")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    assert find([tmp_path / "runs"]).runs == [a]
+    assert find([tmp_path / "runs"]).results == [], "a run's own files are not results"
+
+
+def test_a_folder_with_neither_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        find([tmp_path])
+
+
+def test_a_single_place_needs_no_list_and_may_be_a_text(written: Write, tmp_path: Path) -> None:
+    a = written("runs/a")
+    assert find(a) == find(str(a)) == find([str(a)])
+    assert find(str(tmp_path / "runs")).runs == [a]
+
+
+def test_results_alone_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text("{}")
+    with pytest.raises(RunError, match="there is no run to export"):
+        runs_to("export", tmp_path)
+
 
 TRIPS = 3000
 #: Records that may be held while thousands are read: the one at hand, the one before it, and some tests of the model.

@@ -1,9 +1,11 @@
-"""The run directory: its documented keys, exact floats, whole files, the same bits from the same seed."""
+"""The run directory: documented keys, exact floats, complete files, the same bits from the same seed; its observers."""
 
 import hashlib
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from freshet import Observer, RunError
+from freshet import ConfigError, Observer
 from freshet.core.events import Aggregated, Contribution, Triggered, Uploaded
 from freshet.files import write_atomically
 from freshet.runs import writer
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import json_safe
-from freshet.runs.writer import RunWriter
+from freshet.runs.writer import RunWriter, check_observers
 
 METHODS = ["fedasmu", "fedssmu", "fedavg"]
 EVERY = "seq time kind"
@@ -268,35 +270,51 @@ def test_a_run_that_fails_in_the_middle_leaves_a_log_that_adds_up(federate, tmp_
     assert audit(run).problem is None
 
 
-# ---- reading what is broken
+# ---- observers
 
 
-@pytest.mark.parametrize("content", ["{", "[1, 2]", "nonsense", '{"a": 1}\n3'])
-def test_a_line_that_is_no_object_is_named(finished, tmp_path, content):
-    (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
-    (tmp_path / "events.jsonl").write_text(content + "\n")
-    with pytest.raises(RunError, match=r"events\.jsonl, line \d"):
-        list(RunDirectory(tmp_path).events())
+class Halfway:
+    def on_event(self, event: dict[str, Any]) -> None:
+        pass
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n"], ids=["not utf-8", "deeply nested"])
-def test_hostile_lines_are_a_sentence_too(finished, tmp_path, content):
-    (tmp_path / "config.toml").write_text((finished("fedavg").directory / "config.toml").read_text())
-    (tmp_path / "events.jsonl").write_bytes(content)
-    with pytest.raises(RunError, match=r"events\.jsonl"):
-        list(RunDirectory(tmp_path).events())
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([print], "observers: <built-in function print> has no on_event; derive its class from freshet.Observer"),
+        ([Observer(), Halfway()], "has no on_metrics; derive its class from freshet.Observer"),
+        ([Observer], "observers: Observer is a class; give an object, Observer()"),
+        (Observer(), "observers: must be a list, as in observers=[Mine()], but <"),
+        (print, "observers: must be a list"),
+    ],
+)
+def test_what_is_no_observer_is_refused_before_anything_is_written(given, sentence, federate, tmp_path):
+    with pytest.raises(ConfigError) as told:
+        federate("fedavg").run(10, out=tmp_path / "run", observers=given)
+    assert sentence in str(told.value) and "\n" not in str(told.value)
 
 
-def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
-    with pytest.raises(RunError, match="is not a run directory: the folder does not exist"):
-        RunDirectory(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"config\.toml"):
-        RunDirectory(tmp_path)
+def test_not_even_a_folder_with_a_name_of_its_own_is_left_behind(federate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="observers"):
+        federate("fedavg").run(10, observers=[print])
+    assert not list(tmp_path.glob("runs/*"))
+    assert not (tmp_path / "run").exists()
+    federate("fedavg").run(10, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_a_broken_summary_is_a_sentence(tmp_path, content):
-    (tmp_path / "config.toml").touch()
-    (tmp_path / "summary.json").write_bytes(content)
-    with pytest.raises(RunError, match=r"summary\.json"):
-        RunDirectory(tmp_path).summary()
+def test_a_run_that_is_resumed_refuses_it_and_stays_as_it_was(federate, tmp_path):
+    federate("fedavg", run={"keep_checkpoint": True}).run(10, out=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(ConfigError, match="has no on_event"):
+        federate("fedavg", run={"keep_checkpoint": True}).resume(tmp_path / "run", until=20, observers=[print])
+    after = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert after == before
+
+
+def test_whatever_looks_like_an_observer_is_one():
+    class Mine(Observer):
+        pass
+
+    both = (Mine(), Mock())
+    assert check_observers(both) == list(both) == check_observers(iter(both))  # type: ignore[arg-type]
