@@ -123,10 +123,10 @@ class ForkServerProcess:
 
     def fork(self, connection: Connection) -> ForkedWorker:
         """Request a worker that answers at this end of a connection, without waiting for it."""
-        ours, theirs = Pipe(duplex=False)
+        reader, theirs = Pipe(duplex=False)
         with theirs, suppress(OSError):  # if the server is dead, the closed pipe shows it
             socket.send_fds(self._control, [b"w"], [connection.fileno(), theirs.fileno()])
-        return ForkedWorker(self, ours)
+        return ForkedWorker(self, reader)
 
 
 def _stop_server(process: "subprocess.Popen[bytes]", control: socket.socket, parent: int) -> None:

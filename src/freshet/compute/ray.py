@@ -33,7 +33,7 @@ from freshet.errors import ConfigError, RunError
 STARTUP_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 _LOCALHOST = "127.0.0.1"
-#: Ray's folders have this prefix, in a temporary folder whose path has at most this length.
+#: Prefix of Ray's folders, and the greatest length of the temporary folder's path.
 _PREFIX, _MAX_TEMP_LENGTH = "freshet-ray-", 24
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 

@@ -289,7 +289,7 @@ class Simulation:
     def _on_demand(self, work: TripInput, due: float) -> DeferredFuture[TripOutcome]:
         return DeferredFuture(lambda: self.executor.train(work, due))
 
-    # ---- a trip under way
+    # ---- during a trip
 
     def _current_trip(self, device: int, number: int) -> SimTrip | None:
         """Return the trip of an event, or None if it has ended. Then the server learns that its device is back."""
