@@ -108,7 +108,7 @@ def app(
 
     write_app(directory, resolve(_tables(method, cell, config, devices, settings)).tables())
     typer.echo(
-        f"{directory}: start: flwr run {directory}; your model and data go into freshet_app/client_app.py"
+        f"{directory}: start it with: flwr run {directory}; your model and data go into freshet_app/client_app.py"
     )
 
 
