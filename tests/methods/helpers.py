@@ -98,9 +98,9 @@ def upload_of(
     return Upload(device, active.trip, active.base, weights, steps, report, {}, sent)
 
 
-def logged(happened: Iterable[Event]) -> list[Record]:
+def logged(raised: Iterable[Event]) -> list[Record]:
     """Return the log records of events."""
-    return [events.record(event) for event in happened]
+    return [events.record(event) for event in raised]
 
 
 def column(aggregate: Record, key: str) -> list[Any]:

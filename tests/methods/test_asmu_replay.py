@@ -52,7 +52,7 @@ def two_aggregations(rate: float) -> list[Any]:
     return log
 
 
-def replayed(log: list[Any]) -> None:
+def check_log(log: list[Any]) -> None:
     memory, options = dict[Any, Any](), FedASMU.Options()
     for event in log:
         FedASMU.audit(options, event, 0.0, memory)
@@ -63,12 +63,12 @@ def test_controls_stay_at_learning_rate_zero_and_the_audit_checks_it() -> None:
     assert isinstance(last, Aggregated) and isinstance(before[1], Aggregated)
     assert (last.numbers["adapted"], last.numbers["untaught"]) == (False, True)
     assert all(last.numbers[name] == before[1].numbers[name] for name in ("lambda", "sigma", "iota"))
-    replayed([*before, last])
+    check_log([*before, last])
     *taught, other = two_aggregations(0.1)
     assert other.numbers["adapted"] and "untaught" not in other.numbers
-    replayed([*taught, other])
+    check_log([*taught, other])
     claimed = other._replace(numbers=other.numbers | {"adapted": False, "untaught": True})
     denied = other._replace(numbers=other.numbers | {"lr": 0.0})
     for spoilt in (claimed, denied):
         with pytest.raises(Mismatch, match="taught"):
-            replayed([*taught, spoilt])
+            check_log([*taught, spoilt])

@@ -151,7 +151,7 @@ def test_device_with_a_dropped_step_skips_one_adaptation_and_logs_it() -> None:
     assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
     assert server.method.summary() == {"adaptations": 1, "adaptations_skipped": 1}
     (sentence,) = server.method.notices()
-    assert "hold the steps of 2 devices of 8" in sentence and "skip an adaptation" in sentence
+    assert "hold the steps of 2 devices of 8" in sentence and "skips one adaptation" in sentence
 
 
 def test_nothing_is_forgotten_by_default() -> None:
@@ -167,31 +167,31 @@ def test_nothing_is_forgotten_by_default() -> None:
 
 def test_step_too_large_for_float32_is_rejected_without_trace() -> None:
     server = server_of("fedasmu", np.full(3, -3e38), plain_layout(3), apply="mix")
-    happened: list[Event] = []
+    log: list[Event] = []
     for weights in (np.full(3, -2.9e38), np.full(3, 3e38), np.full(3, -2.8e38), np.full(3, -2.7e38)):
-        happened += [trigger(server, 0), *upload(server, 0, weights)]
-    events = [flat(event) for event in happened if not isinstance(event, Triggered)]
+        log += [trigger(server, 0), *upload(server, 0, weights)]
+    events = [flat(event) for event in log if not isinstance(event, Triggered)]
     assert [event["kind"] for event in events] == ["aggregate", "rejected", "aggregate", "aggregate"]
     assert [event.get("adapted") for event in events] == [False, None, True, True]
     assert events[1]["reason"] == NOT_FINITE
-    replayed(server, happened)
+    check_log(server, log)
 
 
 def test_overflowing_model_is_rejected_and_the_log_passes_the_audit() -> None:
     server = server_of("fedasmu", np.full(3, 1e38), plain_layout(3), apply="progress")
-    happened: list[Event] = []
+    log: list[Event] = []
     for _ in range(4):
-        happened += [trigger(server, 0), trigger(server, 1)]
+        log += [trigger(server, 0), trigger(server, 1)]
         for device in (0, 1):
-            happened += upload(server, device, np.full(3, 3.3e38))
+            log += upload(server, device, np.full(3, 3.3e38))
             assert np.isfinite(server.weights).all()
-    kinds = [(event["kind"], event.get("reason")) for event in map(flat, happened)]
+    kinds = [(event["kind"], event.get("reason")) for event in map(flat, log)]
     assert ("aggregate", None) in kinds and ("rejected", NOT_FINITE) in kinds
-    replayed(server, happened)
+    check_log(server, log)
 
 
-def replayed(server: Server, happened: list[Event]) -> None:
+def check_log(server: Server, log: list[Event]) -> None:
     """Check the server's events with the method's own audit."""
     memory: dict[Any, Any] = {}
-    for event in happened:
+    for event in log:
         server.method.audit(server.method.options, event, 0.0, memory)

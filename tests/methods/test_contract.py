@@ -33,19 +33,19 @@ def served(method: type[contract_methods.Half]) -> Server:
 def test_invalid_verdict_gives_one_sentence_and_keeps_the_model(name: str) -> None:
     server = served(getattr(contract_methods, name))
     w0, version = server.weights.copy(), server.version
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as caught:
         fly(server, 0, vector(2))
-    assert str(told.value).startswith(contract_methods.SENTENCES[name])
-    assert len(str(told.value)) < 200 and "\n" not in str(told.value)
+    assert str(caught.value).startswith(contract_methods.SENTENCES[name])
+    assert len(str(caught.value)) < 200 and "\n" not in str(caught.value)
     same(server.weights, w0)
     assert server.version == version
 
 
 @pytest.mark.parametrize("name", ["GivesNone", "NamesNobody", "MergesNothing"])
 def test_run_with_an_invalid_verdict_fails_with_that_sentence(federate: Any, tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as caught:
         federate(f"{contract_methods.__name__}:{name}").run(60, out=tmp_path / "run")
-    assert str(told.value).startswith(contract_methods.SENTENCES[name])
+    assert str(caught.value).startswith(contract_methods.SENTENCES[name])
     assert RunDirectory(tmp_path / "run").summary()["status"] == "failed"
 
 

@@ -22,7 +22,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "fadas": {"M": 4, "eta": 1e39},
     "fedbuff": {"K": 4, "eta_g": 3.0, "beta": 0.5},
 }
-#: Those of them whose every step would be too long.
+#: Methods for which every step overflows.
 NEVER = ("fedadam", "fedyogi", "fedadagrad", "fadas")
 
 

@@ -1,6 +1,6 @@
 """FedOpt's four servers compared with Flower's own strategies, an independent implementation.
 
-Two decisions differ: Flower starts with v = 0, Freshet with tau^2 (the paper's bound), and Flower's FedAdam corrects its
+Two decisions differ: Flower starts with v = 0, Freshet with tau^2 (the paper's bound). Flower's FedAdam corrects its
 rate for the bias of the moments, counting rounds from 2. The test applies Freshet's decisions, so all else must agree.
 """
 
@@ -47,7 +47,7 @@ def replies(uploads: dict[int, Vector]) -> list[Any]:
     return [SimpleNamespace(content=each, has_error=lambda: False) for each in sent]
 
 
-def stepped(strategy: Any, round_: int, w: Vector, uploads: dict[int, Vector], aligned: bool) -> Vector:
+def flower_step(strategy: Any, round_: int, w: Vector, uploads: dict[int, Vector], aligned: bool) -> Vector:
     """Return Flower's next model; ``aligned`` applies our two decisions."""
     from flwr.app import ArrayRecord
 
@@ -73,7 +73,9 @@ def difference(name: str, aligned: bool) -> float:
     for round_ in range(1, ROUNDS + 1):
         chosen = sorted(rng.choice(len(UNEQUAL), 4, replace=False).tolist())
         steps = {device: 0.1 * rng.standard_normal(SIZE).astype(np.float32) for device in chosen}
-        theirs = stepped(strategy, round_, theirs, {device: theirs + step for device, step in steps.items()}, aligned)
+        theirs = flower_step(
+            strategy, round_, theirs, {device: theirs + step for device, step in steps.items()}, aligned
+        )
         hold_round(server, {device: server.weights + step for device, step in steps.items()})
         found.append(float(np.abs(server.weights - theirs).max() / np.abs(theirs - w0).max()))
     return max(found)

@@ -127,8 +127,8 @@ def test_a_class_without_a_header_gets_one_sentence() -> None:
     with pytest.raises(ConfigError) as caught:
         class_and_preset(f"{Trust.__module__}:Nameless")
     assert str(caught.value) == (
-        f"method.name: '{Trust.__module__}:Nameless' does not say what it is; "
-        'give the class about = About(name, "async" or "sync", title, citation)'
+        f"method.name: '{Trust.__module__}:Nameless' has no header; "
+        'add about = About(name, "async" or "sync", title, citation) to the class'
     )
 
 

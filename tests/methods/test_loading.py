@@ -138,8 +138,8 @@ def test_class_without_import_path_is_resumed_from_python(tmp_path: Path) -> Non
     federation = federate(mine, checkpoint_every=4.0)
     federation.run(24, out=tmp_path / "run", observers=[Stopper()])
     assert RunDirectory(tmp_path / "run").config()["method"] == {"name": "custom:Inside"}
-    said = freshet("resume", str(tmp_path / "run"), code=1)
-    assert "'custom:Inside' stands for a class given from Python" in said and "resume(RUN)" in said
+    output = freshet("resume", str(tmp_path / "run"), code=1)
+    assert "'custom:Inside' stands for a class given from Python" in output and "resume(RUN)" in output
     same(federation.resume(tmp_path / "run").weights, whole.weights)
     assert builtin_about("custom:Inside") is None
 

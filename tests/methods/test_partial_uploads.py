@@ -88,7 +88,7 @@ def test_device_ignores_the_share_of_another_trip() -> None:
         if fate == "none":
             close(began_with, before, 1e-6)
         elif fate == "lost":
-            assert np.linalg.norm(began_with - before) > 0.05, "of the first it was told"
+            assert np.linalg.norm(began_with - before) > 0.05, "the server reported the first one"
             fleet.server.drop_trip(4, assignments[0].trip, "upload lost")
         else:
             fleet.upload(assignments[0], outcome)
@@ -101,15 +101,15 @@ def test_partial_uploads_survive_in_the_checkpoint() -> None:
             fleet.upload(assignment, fleet.train(assignment))
         other.restore(fleet.server.state())
         for device in range(DEVICES):
-            told = [server.method.instruct(server, device) for server in (fleet.server, other)]
-            assert told[0] == told[1]
+            instructions = [server.method.instruct(server, device) for server in (fleet.server, other)]
+            assert instructions[0] == instructions[1]
         assert any("share" in fleet.server.method.instruct(fleet.server, device) for device in range(DEVICES))
 
 
 def test_full_uploads_are_not_reported() -> None:
-    for method, said in (("scaffold", {"heard"}), ("feddyn", {"alpha_k"})):
+    for method, keys in (("scaffold", {"heard"}), ("feddyn", {"alpha_k"})):
         server = server_of(method, regression_weights(1), devices=DEVICES, layout=FLAT)
         fleet = Fleet(server)
         for assignment in server.trigger(list(range(DEVICES))):
             fleet.upload(assignment, fleet.train(assignment))
-        assert all(server.method.instruct(server, device).keys() == said for device in range(DEVICES))
+        assert all(server.method.instruct(server, device).keys() == keys for device in range(DEVICES))

@@ -73,7 +73,7 @@ def until_step(server: Server, rng: np.random.Generator) -> None:
     raise AssertionError("no step in fifty rounds")
 
 
-def remembered(server: Server) -> Any:
+def saved_state(server: Server) -> Any:
     return deepcopy(saving.dump(server.method.state))
 
 
@@ -98,11 +98,11 @@ def test_refused_aggregation_keeps_the_state_bit_for_bit(setting: str, seed: int
         until_step(server, rng)
     other = server_of(name, devices=12, epochs=2, norm_gate=GATE_FACTOR, **options)
     other.restore(deepcopy(server.state()))
-    before, weights, version = remembered(server), server.weights.tobytes(), server.version
+    before, weights, version = saved_state(server), server.weights.tobytes(), server.version
     with refusing():
         refused = [event for event in _until_refused(server, rng) if isinstance(event, Rejected)]
     assert {event.reason for event in refused} == {NOT_FINITE}
-    assert same(remembered(server), before)
+    assert same(saved_state(server), before)
     assert (server.weights.tobytes(), server.version, server.waiting, server.active_trips) == (
         weights,
         version,
@@ -114,8 +114,8 @@ def test_refused_aggregation_keeps_the_state_bit_for_bit(setting: str, seed: int
         honest = np.random.default_rng(seed + 1)
         for _ in range(3):
             until_step(each, honest)
-    assert same(_but_for_trips(remembered(server)), _but_for_trips(remembered(other)))
-    assert server.weights.tobytes() == other.weights.tobytes(), "honest devices go on as if nothing had happened"
+    assert same(_but_for_trips(saved_state(server)), _but_for_trips(saved_state(other)))
+    assert server.weights.tobytes() == other.weights.tobytes(), "later results do not change"
 
 
 def _until_refused(server: Server, rng: np.random.Generator) -> list[Event]:

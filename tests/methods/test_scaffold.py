@@ -48,8 +48,8 @@ def test_trip_matches_the_twin_with_option_two(training: dict[str, float]) -> No
     device, memory, c_i = Device(**training), {}, np.zeros(WEIGHTS)
     for trip in (1, 2, 3):
         x, c = regression_weights(trip), control(trip)
-        told = {"heard": trip - 1}
-        outcome = device.train(RULE, x, trip, memory, told, vectors={"c": c})
+        instruction = {"heard": trip - 1}
+        outcome = device.train(RULE, x, trip, memory, instruction, vectors={"c": c})
         y, following = scaffold_local(x, c, c_i, device.x, device.y, device.batches(trip), 0.2, **training)
         close(outcome.weights, y, 3e-6)
         close(outcome.vectors["change"], following - c_i, 1e-5)
@@ -135,7 +135,7 @@ def test_run_counts_twice_fedavgs_bytes(simulate: Simulate) -> None:
 # ---- what is lost or refused
 
 
-def believed(memory: Memory, heard: int) -> Vector:
+def next_control(memory: Memory, heard: int) -> Vector:
     """Return the control with which a device starts its next trip."""
     found = memory.get("next" if memory.get("trip") == heard else "c")
     return np.zeros(WEIGHTS, np.float32) if found is None else found
@@ -170,7 +170,7 @@ def test_server_control_is_the_mean_of_the_devices_despite_losses(computed: bool
             memories[k] = outcome.memory if computed or fate >= 0.25 else memories[k]
             arrive(server, assignment, outcome, fate)
         heard = server.method.state.heard
-        c_i = [believed(memory, heard.get(k, 0)) for k, memory in enumerate(memories)]
+        c_i = [next_control(memory, heard.get(k, 0)) for k, memory in enumerate(memories)]
         close(server.method.state.c, np.mean(c_i, axis=0), 1e-6)
     assert np.linalg.norm(server.method.state.c) > 0.01
     assert len(server.method.state.heard) == 6

@@ -108,7 +108,7 @@ def _check_method_class(method: Any, who: str) -> type[Method]:
     about = getattr(method, "about", None)
     if not isinstance(about, About):
         needed = 'about = About(name, "async" or "sync", title, citation)'
-        raise ConfigError("method.name", f"{who} does not say what it is; give the class {needed}")
+        raise ConfigError("method.name", f"{who} has no header; add {needed} to the class")
     for key in {*about.space, *(key for space in about.spaces.values() for key in space)}:
         if key not in method.Options.model_fields:
             raise ConfigError(f"method.{key}", f"{who} has it in about.space, but not among its options")

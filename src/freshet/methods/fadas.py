@@ -16,8 +16,8 @@ With tau_max the largest tau in the buffer, eta_t = eta up to ``tau_max = tau_c`
 
 Decisions [D]: "scale" is the default, since a cap that never applies adapts nothing. There is no bias correction, as
 printed (the authors' code has it). beta1 = 0.9, beta2 = 0.99 and eps = 1e-8 are the authors'. eta = 0.01 (better than
-0.03 in a few runs on the digits) and tau_c = 3 are ours. M = 10 as in FedBuff here. Samples do not count. Buffers of
-the network become the plain mean over the M devices. A step that is not finite changes neither m nor v nor vhat.
+0.03 in a few runs on the digits) and tau_c = 3 are Freshet's. M = 10 as in FedBuff here. Samples do not count. Buffers
+of the network become the plain mean over the M devices. A step that is not finite changes neither m nor v nor vhat.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ Server, for an upload ``w_i`` that device i trained from version o while the mod
 
     xi    = lambda_i / (sqrt(t) s^sigma_i) + iota_i          alpha = mu_alpha xi / (1 + mu_alpha xi)
     w    <- (1 - alpha) w + alpha w_i                        (apply = "mix", the paper's)
-    w    <- w + alpha d,  d = w_i - w_o - beta (w_g - w_o)   (apply = "progress", ours: no pull back to an old base)
+    w    <- w + alpha d,  d = w_i - w_o - beta (w_g - w_o)   (apply = "progress": no pull back to an old base)
 
 lambda, sigma, iota descend the loss of the model that the device's previous upload produced. This upload gives an
 estimate of its gradient: ``g = -d / (eta ((1 - beta) n1 + n2))``, n1 and n2 the steps before and after the merge.
@@ -292,7 +292,7 @@ class FedASMU(Method):
         if self.options.control_memory == "exact":
             size = 4e-9 * self.context.layout.learnable * (devices - limit)
             return [f"{kept} of {devices}; those of the others go to a temporary file of up to {size:.1f} GB"]
-        return [f"{kept} of {devices}; devices whose step is forgotten skip an adaptation of their controls"]
+        return [f"{kept} of {devices}; a device with a forgotten step skips one adaptation of its controls"]
 
     def summary(self) -> dict[str, Any]:
         return {"adaptations": self.state.adaptations, "adaptations_skipped": self.state.skipped}

@@ -83,14 +83,15 @@ class ASMUOptions(Options):
         "scaled", description="scaled: rewards over their deviation; raw: plain (the paper's; default of published)"
     )
     apply: Literal["mix", "progress"] = Field(
-        "mix", description="mix: mix the upload in (the paper's); progress: add only what training produced (ours)"
+        "mix",
+        description="mix: mix the upload in (the paper's); progress: add what training produced (not in the paper)",
     )
     controls: Literal["loss", "direction", "course"] = Field(
         "loss",
         description="what the controls descend. loss: the device's loss (the paper's). direction: its slope per unit "
         "of length, a cosine. course: one shared set of controls; the signal is whether a device that starts from the "
-        "new model continues in the server's direction or turns back. direction and course are ours and need "
-        "apply = progress",
+        "new model continues in the server's direction or turns back. direction and course are not in the paper and "
+        "need apply = progress",
     )
     span: int | None = Field(
         None,
@@ -101,12 +102,12 @@ class ASMUOptions(Options):
     probe: Literal["batch", "held-out"] = Field(
         "batch",
         description="data for rewards and the slope of beta. batch: the next mini-batch (the paper's). held-out: a "
-        "tenth of the device's samples, never trained on (ours)",
+        "tenth of the device's samples, never trained on (not in the paper)",
     )
     distance: bool = Field(
         False,
         description="multiply phi by 2 a / (a + b), where a and b are the distances of server and device from their "
-        "common base (ours)",
+        "common base (not in the paper)",
     )
     control_memory: ControlMemory = Field(
         "exact", description="steps that the server keeps: exact (all), budget (the newest), sketch (estimates)"

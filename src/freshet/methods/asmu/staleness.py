@@ -92,8 +92,8 @@ def control_gradients(
 
     ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` is ``-lambda ln(s)``;
     the paper prints ``-ln(sigma)`` (undefined for sigma <= 0; sigma then stays unchanged). Erratum E13: a clamped xi
-    does not depend on the controls. ``comes_back`` (ours): follow a slope that leads away from the clamp, because
-    controls that all devices share would otherwise stay there.
+    does not depend on the controls. ``comes_back`` (not in the paper) follows a slope that leads away from the clamp,
+    because controls that all devices share would otherwise stay there.
     """
     c = q * saturation_slope(mu_alpha, past.xi_p)
     weight = discount(past.p, past.s_p, past.control.sigma)
@@ -117,7 +117,7 @@ def descend(control: Control, gradients: tuple[float, float, float], rates: tupl
 
 
 def distance_factor(server: float, device: float) -> float:
-    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2] (``distance``, ours).
+    """``2 |w_g - w_o| / (|w_g - w_o| + |w_b - w_o|)``, in [0, 2] (``distance``, not in the paper).
 
     Above 1 the server has moved farther from the common base than the device, so there is more to gain than to lose.
     """

@@ -6,10 +6,10 @@ forgets those instead, and a device without its step skips one adaptation. ``ske
 few KiB per device. Its inner product estimates the true one without bias and with a standard error of at most
 ``sqrt(2 / size) |g| |step|``. Steps are differences of close models in float32; products and lengths are float64.
 
-``controls = "course"`` (ours) needs no step per device. In the paper, the slope along a device's last step comes from
-that device's next upload. A device's own samples nearly always ask for more of its own step, so those controls only
-grow (docs/results.md). ``Course`` learns one set of controls for all devices. The server keeps its course, the combined
-effect of the last uploads, with a memory as long as uploads are stale::
+``controls = "course"`` (not in the paper) needs no step per device. In the paper, the slope along a device's last step
+comes from that device's next upload. A device's own samples nearly always ask for more of its own step, so those
+controls only grow (docs/results.md). ``Course`` learns one set of controls for all devices. The server keeps its
+course, the combined effect of the last uploads, with a memory as long as uploads are stale::
 
     m_{v+1} = (1 - 1/s) m_v + alpha d        d what training produced, s the staleness of that upload
 
@@ -235,7 +235,7 @@ class Course:
         return (None, None) if origin is None else (dot(step, origin.course), origin.past)
 
     def advance(self, past: PastUpload, alpha: float, step: Vector, held: Callable[[int], bool]) -> float:
-        """Record the course at the version that an upload made, and return its length. Drop versions nobody holds."""
+        """Record the course at the version that an upload made, and return its length. Drop unused versions."""
         new, before = np.float32(alpha) * step, self.made.get(past.version)
         with np.errstate(over="ignore"):
             course = new if before is None else new + np.float32(1.0 - 1.0 / past.s_p) * before.course
