@@ -70,7 +70,7 @@ class FedAsyncTwin:
 
 
 class PORTTwin:
-    """2.2: wait for K reports and for nobody too stale, then average whole models with weights p_k."""
+    """2.2: wait for K reports and until no device is too stale, then average whole models with weights p_k."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class PORTTwin:
         return self._aggregate_if_ready()
 
     def lose(self, device) -> dict | None:
-        """A device known lost is not waited for any more."""
+        """Stop waiting for a lost device."""
         del self.base[device]
         return self._aggregate_if_ready()
 

@@ -17,7 +17,7 @@ from .synchronous import received
 
 
 class RoundTwin:
-    """What the three synchronous twins share: versions, and an empty round that changes nothing."""
+    """Base of the three synchronous twins: versions, and an empty round that changes nothing."""
 
     def __init__(self, w0, *, learnable: int | None = None, counters: int = 0) -> None:
         self.learnable, self.counters = learnable, counters
@@ -37,7 +37,7 @@ class RoundTwin:
 
 
 class SCAFFOLDTwin(RoundTwin):
-    """Algorithm 1 of the paper, Option II; the server keeps every c_i that it has heard of."""
+    """Algorithm 1 of the paper, Option II; the server keeps every c_i that it has received."""
 
     def __init__(self, w0, *, N: int, eta_g: float = 1.0, **layout) -> None:
         super().__init__(w0, **layout)
@@ -111,7 +111,7 @@ class FedOptTwin(RoundTwin):
 
 
 def path_by_unrolling(steps: int, momentum: float = 0.0, nesterov: bool = False, eta_mu: float = 0.0) -> float:
-    """``|a|_1``: train on the loss ``z`` of one number, rate 1, and see how far it came (the term pulls it back)."""
+    """``|a|_1``: train on the loss ``z`` of one number, rate 1, and measure its distance (the term pulls it back)."""
     z, v = 0.0, 0.0
     for _ in range(steps):
         g = 1.0 + eta_mu * z  # the gradient of z, and of the proximal term around 0
@@ -143,7 +143,7 @@ class FedNovaTwin(RoundTwin):
 
 
 class BufferedTwin:
-    """What the two asynchronous twins share: bases, and a buffer of M uploads."""
+    """Base of the two asynchronous twins: bases, and a buffer of M uploads."""
 
     def __init__(self, w0, *, M: int, learnable: int | None = None, counters: int = 0) -> None:
         self.M, self.learnable, self.counters = M, learnable, counters
@@ -183,12 +183,12 @@ class BufferedTwin:
         return found
 
     def step(self, x: np.ndarray, deltas: list, tau_max: int) -> dict:
-        """Move x in place; the numbers that decided it."""
+        """Move x in place and return the numbers that decided it."""
         raise NotImplementedError
 
 
 class CA2FLTwin(BufferedTwin):
-    """Algorithm 2 of the paper: the mean of the cache is taken anew at every step."""
+    """Algorithm 2 of the paper: the mean of the cache is recomputed at every step."""
 
     def __init__(self, w0, *, n: int, eta: float = 1.0, **more) -> None:
         super().__init__(w0, **more)

@@ -12,7 +12,7 @@ ADAPTATION_KEYS = ("q", "p", "s_p", "xi_p", "lambda_p", "sigma_p", "grad_lambda"
 
 
 class FedASMUServerTwin:
-    """Sections 2, 3 and 9. Every version is kept for ever; versions start at 1."""
+    """Sections 2, 3 and 9. Every version is kept; versions start at 1."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class FedSSMUServerTwin:
         return out | {"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota}
 
     def end_round(self) -> int:
-        """All have uploaded; whoever has not is lost. Returns the round that ended."""
+        """End the round and return it. Devices that have not uploaded are lost."""
         if not self.running:
             raise RuntimeError("no round is running")
         self.running = False
@@ -391,7 +391,7 @@ class QTableTwin:
         return min(max(slot + MOVES[action], 1), self.epochs)
 
     def best_actions(self, slot: int) -> set[str]:
-        """All that are equally good: ties are broken at random."""
+        """Return all equally good actions; ties are broken at random."""
         best = max(self.H[slot, action] for action in MOVES)
         return {action for action in MOVES if self.H[slot, action] == best}
 

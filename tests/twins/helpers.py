@@ -1,4 +1,4 @@
-"""The only code the twins share: casts, an exact inner product, and where a flat model vector is cut."""
+"""The only code that the twins share: casts, an exact inner product, and the parts of a flat model vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twins against themselves: finite differences, the sanity properties of baselines.md, its reduction lattice."""
+"""Tests of the twins themselves: finite differences, the sanity properties of baselines.md, its reduction lattice."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_feddyn_device():
 
 
 def test_feddyn_stationary_point():
-    """u_k = theta for all k: -alpha_k lambda_k = grad f_k(theta), the duals sum to 0, and nobody moves."""
+    """u_k = theta for all k: -alpha_k lambda_k = grad f_k(theta), the duals sum to 0, and no device moves."""
     M, alpha = 3, 0.4
     sets = [data(10 + k) for k in range(M)]
     theta = np.zeros(SIZE)
@@ -414,7 +414,7 @@ def test_fedasmu_weight_bounds_and_frozen_controls():
         assert 0.0 < r["alpha"] < 1.0
 
 
-def test_fedasmu_mix_is_where_it_should_be():
+def test_fedasmu_mix_follows_the_formula():
     server = FedASMUServerTwin(vector(1), **ASMU, counters=2)
     w, u = vector(1), vector(2)
     server.trigger(0)
@@ -531,8 +531,8 @@ def test_fedssmu_with_a_merge(apply, equations):
     close(server.last[0]["step"][:keep], (f64(w_i) - w if apply == "mix" else d)[:keep])
 
 
-def test_fedssmu_equals_fedasmu_where_both_say_the_same():
-    """One round of FedSSMU = FedASMU with everybody triggered at version 1, but for sqrt(1) instead of sqrt(t)."""
+def test_fedssmu_equals_fedasmu_within_one_round():
+    """One round of FedSSMU = FedASMU with all devices triggered at version 1, except for sqrt(1) instead of sqrt(t)."""
     sync = FedSSMUServerTwin(vector(1), **FIXED)
     sync.start_round([0, 1, 2])
     asyn = FedASMUServerTwin(vector(1), **FIXED)
@@ -1161,7 +1161,7 @@ def test_buffers_do_not_enter_cosines_and_shrink_factors():
     assert results[0] == results[1]
 
 
-def test_not_finite_is_never_counted():
+def test_models_that_are_not_finite_are_never_counted():
     bad = vector(2)
     bad[-1] = np.inf
     for server in (
