@@ -132,7 +132,7 @@ def _evaluate_personalised(trainer: "Trainer", evaluation: DeviceEvaluation, dev
 
 
 class PersonalTrip(LocalTrip):
-    """Local training for an evaluation only: plain SGD with its own random streams, no memory, no upload."""
+    """Local training for an evaluation only: the plain rule, its own random streams, no memory, no upload."""
 
     def __init__(self, trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> None:
         assignment = Assignment(device, 0, evaluation.version, 0, evaluation.weights, 1, evaluation.lr)

@@ -175,7 +175,7 @@ class FlatModel:
 
 
 def as_factory(model: Factory | nn.Module) -> Factory:
-    """Return a factory unchanged. Make a factory of a module: it returns copies."""
+    """Return a factory unchanged. Wrap a module in a factory that returns copies of it."""
     if isinstance(model, nn.Module):
         return partial(copy.deepcopy, model)
     if not callable(model):

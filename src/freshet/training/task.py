@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 IGNORED = -100
 
 
-def _unchanged(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _identity(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return output, y
 
 
@@ -44,7 +44,7 @@ class Task:
     direction: Direction | None = None
     name: str = "custom"
     #: Rearranges outputs and targets for loss and metrics, for example to one row per token.
-    arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _unchanged
+    arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _identity
 
     def __post_init__(self) -> None:
         if self.primary not in (*self.metrics, "loss"):
@@ -229,14 +229,14 @@ def _likely_task(y: Any) -> str:
 def check_targets(task: Task, y: Any, name: str) -> None:
     """Raise one sentence unless the targets of a data set fit a built-in task."""
     classes = y.dtype.kind == "i" and y.ndim == 1
-    wants = {
+    needs = {
         "classification": (classes, "one whole number per sample: class labels"),
         "binary": (classes and y.max() <= 1, "0 or 1 per sample"),
         "multilabel": (y.ndim == 2 and y.min() >= 0 and y.max() <= 1, "a row of 0 and 1 per sample"),
         "regression": (y.dtype.kind == "f", "real numbers"),
         "tokens": (y.dtype.kind == "i" and y.ndim == 2, "a row of whole numbers per sample"),
     }
-    fits, wanted = wants.get(task.name, (True, ""))
+    fits, wanted = needs.get(task.name, (True, ""))
     if not fits:
         found = label_remedy(y) if task.name in ("classification", "binary") else None
         other = _likely_task(y)
