@@ -194,9 +194,9 @@ class Coordinator:
     # ---- the end of a trip
 
     def upload_arrived(
-        self, now: float, device: int, trip: int, look: Callable[[], Upload], samples: int | None = None
+        self, now: float, device: int, trip: int, open_upload: Callable[[], Upload], samples: int | None = None
     ) -> Effects:
-        """An upload has arrived. ``look`` opens it, and is called only if the decision needs it.
+        """An upload has arrived. ``open_upload`` opens it, and is called only if the decision needs it.
 
         ``samples`` is the number of samples that a deployed device reports with it.
         """
@@ -204,7 +204,7 @@ class Coordinator:
         active, version = server.active_trip(device, trip), server.version
         if active is None:
             return Effects(self._count([server.reject_unknown(device, trip)]))
-        decided, upload = server.process_upload(device, active, look, samples)
+        decided, upload = server.process_upload(device, active, open_upload, samples)
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size

@@ -217,16 +217,16 @@ class Server:
         return Rejected(NO_TRIP, device, trip) if known else Rejected(NO_TRIP)
 
     def process_upload(
-        self, device: int, active: ActiveTrip, look: Callable[[], Upload], samples: int | None = None
+        self, device: int, active: ActiveTrip, open_upload: Callable[[], Upload], samples: int | None = None
     ) -> tuple[list[Event], Upload | None]:
-        """Decide on an upload. Returns the events, and the upload if ``look`` was called.
+        """Decide on an upload. Returns the events, and the upload if it was opened.
 
         ``samples`` is the number of samples that a deployed device reports. A rejected upload leaves it unchanged.
         """
         if samples is None:
-            return self._decide(device, active, look)
+            return self._decide(device, active, open_upload)
         before = self.set_samples(device, samples)
-        events, upload = self._decide(device, active, look)
+        events, upload = self._decide(device, active, open_upload)
         if any(isinstance(event, Rejected) and event.device == device for event in events):
             self.set_samples(device, before)
         return events, upload
@@ -237,14 +237,16 @@ class Server:
         self.context.samples[device] = samples
         return before
 
-    def _decide(self, device: int, active: ActiveTrip, look: Callable[[], Upload]) -> tuple[list[Event], Upload | None]:
+    def _decide(
+        self, device: int, active: ActiveTrip, open_upload: Callable[[], Upload]
+    ) -> tuple[list[Event], Upload | None]:
         """Discard the upload unseen, or check it and let the method decide."""
         discard = self.method.discard_early(self, active)
         if discard is not None:
             events = self._apply(discard, device, active)
             self._end_trip(device)
             return events + self._finish_round_if_empty(), None
-        upload = look()
+        upload = open_upload()
         base, fresh = self.store.get(active.base), None if active.fresh is None else self.store.get(active.fresh)
         admitted = self.admission.admit(upload, device, active, base, fresh)
         if admitted.rejection is None:
