@@ -1,9 +1,9 @@
-"""A long run: 200,000 uploads of a trainer that does nothing. Memory over its second half; what reading its log takes.
+"""A long run: 200,000 uploads without training. Measures how memory grows, and what it costs to read the log.
 
 python benchmarks/long_run.py [--method fedasmu-fa] [--uploads 200000] [--out RUN]
 
-The run is a whole one: log, metrics, checkpoints, summary. With --out it is kept, and every command that reads a log is
-run on it in a process of its own, with the peak of its memory.
+The run writes all its files: log, metrics, checkpoints, summary. With --out it is kept, and each command that reads a
+log is run on it in a separate process that reports its peak memory.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COMMANDS = (
 
 @dataclass
 class Growth(Observer):
-    """Memory at regular shares of a run, by the uploads in its log."""
+    """Measures memory at regular intervals of a run, counted in uploads."""
 
     uploads: int
     seen: int = 0
@@ -50,13 +50,13 @@ class Growth(Observer):
 
     @property
     def last_half(self) -> float:
-        """By how much memory grew from the middle to the end, as a share."""
+        """Growth of memory from the middle to the end, as a share."""
         middle = self.points[len(self.points) // 2]
         return self.points[-1] / middle - 1.0
 
 
 def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, Any]]:
-    """A run of so many uploads, with all its files."""
+    """Run the given number of uploads and write all files."""
     growth = Growth(uploads)
     federation = Federation(
         method=method,
@@ -84,7 +84,7 @@ def long_run(method: str, uploads: int, out: Path) -> tuple[Growth, dict[str, An
 
 
 def peak_of(arguments: list[str]) -> tuple[float, float, int]:
-    """Seconds, peak memory in MB and exit code of a command of ours."""
+    """Seconds, peak memory in MB, and whether a freshet command failed."""
     code = (
         "import sys\n"
         "from freshet.cli import main\n"

@@ -1,4 +1,4 @@
-"""Trackers: the same small interface for TensorBoard, MLflow and whatever a user brings; none can end a run."""
+"""Trackers: one small interface for TensorBoard, MLflow, Weights & Biases and users; none can end a run."""
 
 import builtins
 import importlib.util
@@ -26,7 +26,7 @@ class Memory(Tracker):
         self.end = summary
 
 
-def test_a_tracker_sees_every_test_and_what_happened_between(federate, tmp_path):
+def test_a_tracker_gets_every_test_and_the_aggregations_between(federate, tmp_path):
     memory = Memory()
     result = federate("fedasmu").run(60, out=tmp_path / "run", observers=[memory])
     assert [step for step, _ in memory.points] == [0, 20, 40, 60]
@@ -49,7 +49,7 @@ def test_means_are_those_since_the_last_test():
     assert memory.points[1] == (20, {"accuracy": 0.5, "loss": 1.0, "version": 3.0})
 
 
-def test_a_tracker_that_breaks_says_so_once_and_the_run_goes_on(federate, tmp_path, caplog):
+def test_a_tracker_that_fails_warns_once_and_the_run_continues(federate, tmp_path, caplog):
     class Broken(Tracker):
         def series(self, values, step):
             raise ConnectionError("the server is gone")
@@ -124,7 +124,7 @@ def test_mlflow_gets_settings_metrics_and_the_end(federate, tmp_path, mlflow):
     assert client.status == "FINISHED"
 
 
-def test_an_mlflow_server_that_refuses_is_one_sentence(mlflow):
+def test_an_mlflow_server_that_fails_is_one_sentence(mlflow):
     with pytest.raises(RunError, match="cannot be used"):
         MLflowTracker("http://refuse")
 
@@ -182,7 +182,7 @@ def test_a_wandb_project_that_refuses_is_one_sentence(wandb):
         WandbTracker("refuse")
 
 
-def test_wandb_offline_leaves_a_run_to_be_sent_later(federate, tmp_path, monkeypatch):
+def test_wandb_offline_writes_a_run_for_a_later_sync(federate, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'freshet-fl[track]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -233,7 +233,7 @@ def test_missing_packages_are_one_sentence(monkeypatch, spec):
         tracker(spec)
 
 
-def test_importing_trackers_needs_neither(monkeypatch):
+def test_importing_trackers_needs_no_tracking_package(monkeypatch):
     real = builtins.__import__
 
     def guarded(name, *rest):

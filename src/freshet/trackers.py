@@ -1,6 +1,6 @@
-"""Runs in TensorBoard, MLflow and Weights & Biases, through the small interface that users can implement: ``Observer``.
+"""Trackers for TensorBoard, MLflow and Weights & Biases. Each is an ``Observer``, as a user can write one.
 
-A tracker never changes or ends a run: when its server is gone, it says so once and stays silent.
+A tracker never changes or ends a run. If its server fails, it logs one warning and stops tracking.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Observer):
-    """Turns a run into named series over virtual time; subclasses say where they go."""
+    """Turns a run into named series over virtual time. Subclasses send them somewhere."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -28,15 +28,15 @@ class Tracker(Observer):
     # ---- for subclasses
 
     def series(self, values: Mapping[str, float], step: int) -> None:
-        """New points of series; the step is whole seconds of virtual time."""
+        """Add a point to each named series. The step is virtual time in whole seconds."""
 
     def close(self, summary: Record) -> None:
-        """The run is over."""
+        """End the tracking; the run has ended."""
 
     # ---- from the run
 
     def on_event(self, event: Record) -> None:
-        """Remember what aggregations were like, for the next point."""
+        """Sum up staleness and alpha of the aggregations for the next point."""
         if event.get("kind") != "aggregate":
             return
         stalest = max((part["staleness"] for part in event["contributions"]), default=None)
@@ -49,23 +49,24 @@ class Tracker(Observer):
         values = {key: float(row[key]) for key in row if key != "time" and isinstance(row[key], int | float)}
         values |= {f"mean_{key}": total / count for key, (total, count) in self._sums.items()}
         self._sums = {}
-        self._safely(lambda: self.series(values, round(row["time"])))
+        self._guard(lambda: self.series(values, round(row["time"])))
 
     def on_end(self, summary: Record) -> None:
-        self._safely(lambda: self.close(summary))
+        self._guard(lambda: self.close(summary))
 
-    def _safely(self, act: Callable[[], None]) -> None:
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Run an action. If it fails, log that once and stop tracking."""
         if self._broken:
             return
         try:
-            act()
+            action()
         except Exception as error:
             self._broken = True
             _log.warning("%s stops tracking this run: %s", type(self).__name__, error)
 
 
 class TensorBoardTracker(Tracker):
-    """Event files for TensorBoard in a folder; see them with ``tensorboard --logdir DIR``."""
+    """Writes event files for TensorBoard; ``tensorboard --logdir DIR`` shows them."""
 
     def __init__(self, logdir: str, config: Tables | None = None) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class TensorBoardTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """A run on an MLflow server (or in a local store): settings as parameters, metrics over virtual time, a summary."""
+    """Logs to an MLflow server or local store: settings as parameters, metrics over virtual time, a summary."""
 
     def __init__(
         self, uri: str, experiment: str = "freshet", config: Tables | None = None, name: str | None = None
@@ -127,9 +128,9 @@ class MLflowTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """A run of a Weights & Biases project; with ``WANDB_MODE=offline`` in a local folder, for ``wandb sync``.
+    """Logs to a Weights & Biases project; with ``WANDB_MODE=offline`` to a local folder for ``wandb sync``.
 
-    Virtual time is its x axis: every series is over ``time``, in whole seconds.
+    The x axis of every series is ``time``, virtual time in whole seconds.
     """
 
     def __init__(self, project: str, config: Tables | None = None, name: str | None = None) -> None:
@@ -159,7 +160,7 @@ class WandbTracker(Tracker):
 
 
 def tracker(spec: str, config: Tables | None = None, name: str | None = None) -> Tracker:
-    """``tensorboard:DIR``, ``mlflow:URI`` or ``wandb:PROJECT`` as a tracker of one run."""
+    """The tracker of one run for ``tensorboard:DIR``, ``mlflow:URI`` or ``wandb:PROJECT``."""
     kind, colon, place = spec.partition(":")
     if kind == "tensorboard" and place:
         return TensorBoardTracker(place, config)

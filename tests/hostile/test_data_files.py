@@ -1,4 +1,4 @@
-"""Data from anybody: small files cannot hang, crash or fill this machine, and nothing but regular files is read."""
+"""Data from strangers: small files cannot hang, crash or fill the machine, and only regular files are read."""
 
 import gzip
 import io
@@ -81,7 +81,7 @@ plain = st.recursive(
 
 
 @given(plain, st.integers(3, 5))
-def test_honest_plain_data_are_read_as_pickle_reads_them(value: object, protocol: int) -> None:
+def test_plain_data_are_read_as_pickle_reads_them(value: object, protocol: int) -> None:
     content = pickle.dumps(value, protocol)
     try:
         assert load_plain(content) == value
@@ -115,7 +115,7 @@ def test_a_label_out_of_range_is_one_sentence(tmp_path: Path, label: int) -> Non
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "device", "link to a device"])
 @pytest.mark.timeout(300)
-def test_nothing_but_regular_files_is_read_from_a_folder(tmp_path: Path, kind: str) -> None:
+def test_only_regular_files_of_a_folder_are_read(tmp_path: Path, kind: str) -> None:
     folder, name = tmp_path / "data", tmp_path / "data" / "train.bin"
     folder.mkdir()
     (tmp_path / "secret").write_text("secret")

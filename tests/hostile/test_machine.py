@@ -1,4 +1,4 @@
-"""The machine misbehaves: one sentence, nothing destroyed, and the run can go on."""
+"""The machine misbehaves: one sentence, nothing is destroyed, and the run can be resumed."""
 
 import errno
 import json
@@ -53,7 +53,7 @@ class Full:
         return self.file.__exit__(*problem)
 
 
-def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_go_on(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_ends_a_run_with_one_sentence_and_it_can_be_resumed(tmp_path: Path, monkeypatch) -> None:
     whole = small("fedavg", run=SAVED).run(60, out=tmp_path / "whole")
     open_own = writer.open_own
     monkeypatch.setattr(writer, "open_own", lambda path, **how: Full(open_own(path, **how), 2000))
@@ -79,7 +79,7 @@ def disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_disk_that_is_really_full_ends_a_run_with_one_sentence_and_it_can_go_on(disk: Path, tmp_path: Path) -> None:
+def test_a_really_full_disk_ends_a_run_with_one_sentence_and_it_can_be_resumed(disk: Path, tmp_path: Path) -> None:
     whole = small("fedasync", run=SAVED).run(1500, out=tmp_path / "whole")
     with pytest.raises(RunError, match=r"\(No space left on device\)"):
         small("fedasync", run=SAVED).run(1500, out=disk / "run")
@@ -118,7 +118,7 @@ def test_the_signals_of_a_batch_system_end_a_run_as_ctrl_c_does(tmp_path: Path, 
     assert small("fedavg", run=SAVED).resume(tmp_path / "run").summary["status"] == "finished"
 
 
-def test_ctrl_c_while_modules_are_loaded_is_no_traceback() -> None:
+def test_ctrl_c_while_modules_load_gives_no_traceback() -> None:
     program = "import freshet.cli, sys\nsys.modules['freshet.cli.app'] = Trap = type('T', (), {})()\n"
     program += "def main(): raise KeyboardInterrupt\nTrap.main = main\nfreshet.cli.main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -126,7 +126,7 @@ def test_ctrl_c_while_modules_are_loaded_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_what_the_machine_refuses_is_one_sentence_and_with_debug_a_traceback(command, monkeypatch, debug) -> None:  # noqa: F811
+def test_an_error_of_the_machine_is_one_sentence_and_with_debug_a_traceback(command, monkeypatch, debug) -> None:  # noqa: F811
     def refuse(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "/some/where")
 
@@ -170,7 +170,7 @@ def test_a_run_that_would_never_end_is_refused_with_its_numbers(tmp_path: Path, 
 # ---- files from outside
 
 
-def test_a_meta_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_meta_model_is_one_sentence(tmp_path: Path) -> None:
     import torch
 
     selector = MetaSelector(4, 0.1, 0.5, 0)
@@ -190,7 +190,7 @@ def test_a_meta_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"
 
 
-def test_no_command_of_a_terminal_comes_through(command, finished, tmp_path: Path) -> None:  # noqa: F811
+def test_terminal_control_sequences_are_escaped(command, finished, tmp_path: Path) -> None:  # noqa: F811
     place = tmp_path / "run"
     shutil.copytree(finished("fedavg").directory, place)
     for name, change in (("config.toml", r"\u001b]0;owned\u0007\u001b[31m"), ("summary.json", r"\u001b]0;owned\u0007")):
@@ -264,9 +264,7 @@ CHANGES = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_state_that_makes_no_sense_is_one_sentence_though_its_checksums_are_right(
-    tmp_path: Path, change: str
-) -> None:
+def test_an_invalid_state_with_valid_checksums_is_one_sentence(tmp_path: Path, change: str) -> None:
     place = tmp_path / "run"
     with pytest.raises(Stopped):
         small("fedavg", run=SAVED | {"checkpoint_every": 25.0}).run(60, out=place, observers=[StopAt(45.0)])
@@ -326,7 +324,7 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
 # ---- Ray's folder
 
 
-def test_rays_folder_is_private_and_those_of_the_dead_go(tmp_path: Path, monkeypatch) -> None:
+def test_rays_folder_is_private_and_leftover_folders_are_removed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(on_ray.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(on_ray, "_MAX_TEMP_LENGTH", 1000)
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -339,7 +337,7 @@ def test_rays_folder_is_private_and_those_of_the_dead_go(tmp_path: Path, monkeyp
     assert sorted(tmp_path.iterdir()) == sorted([made, mine, tmp_path / "freshet-ray-nonsense"])
 
 
-def test_a_run_whose_uploads_are_all_rejected_says_so(command, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_that_rejects_all_uploads_reports_it(command, tmp_path: Path) -> None:  # noqa: F811
     result = small("fedavg", model="mlp", training={"lr": 1e38}, run={"diverged": "continue"}).run(
         40, out=tmp_path / "r"
     )
@@ -360,7 +358,7 @@ TORN = [
 
 
 @pytest.mark.parametrize("torn", TORN, ids=range(len(TORN)))
-def test_a_torn_journal_of_a_study_goes_on_or_is_one_sentence(tmp_path: Path, torn: str) -> None:
+def test_a_truncated_journal_of_a_study_is_resumed_or_is_one_sentence(tmp_path: Path, torn: str) -> None:
     tune = pytest.importorskip("freshet.experiments.tune")
     optuna = tune.load_optuna()
     make = tune.Tuner("fedprox", {"method": {"name": "fedprox"}}, tmp_path, tune.Budget(1, 1))

@@ -1,4 +1,4 @@
-"""Memory runs out, a disk cannot be written, a clock jumps: one sentence, and nothing is taken for what it is not."""
+"""Memory runs out, a disk cannot be written, a clock jumps: one sentence, and no file is called damaged wrongly."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ def panic(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("fails", [short_of_memory, panic])
-def test_memory_that_torch_does_not_get_is_one_sentence(command: Any, monkeypatch: Any, fails: Any) -> None:  # noqa: F811
+def test_torch_out_of_memory_is_one_sentence(command: Any, monkeypatch: Any, fails: Any) -> None:  # noqa: F811
     monkeypatch.setattr("freshet.cli.inspect.RunDirectory", fails)
     done = command("show", "run")
     assert (done.code, done.err) == (2, "freshet: there is not enough memory (--debug shows the traceback)\n")
@@ -96,7 +96,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     assert 0 <= result.summary["wall_seconds"] < 1e6
 
 
-def test_real_time_is_taken_from_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_time_comes_from_a_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Stopwatch(5.0)
     monkeypatch.setattr("time.time", lambda: -1e9)
     assert 5.0 <= watch.seconds() < 60.0

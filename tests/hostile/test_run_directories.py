@@ -1,4 +1,4 @@
-"""A run directory from anybody, or one that two want: nothing outside it is written, nothing it names is imported."""
+"""Run directories from strangers or with two users: nothing outside is written, no code that they name is imported."""
 
 import os
 import shutil
@@ -83,7 +83,7 @@ def pipe(path: Path, victim: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [symlink, hard_link, pipe])
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", LOCK])
-def test_resume_writes_to_nothing_that_is_not_a_file_of_the_run(
+def test_resume_writes_only_to_files_of_the_run(
     stopped: Path, tmp_path: Path, name: str, how: Callable[[Path, Path], None]
 ) -> None:
     victim = tmp_path / "victim"
@@ -96,9 +96,7 @@ def test_resume_writes_to_nothing_that_is_not_a_file_of_the_run(
 
 
 @pytest.mark.parametrize("name", ["summary.json", "model.safetensors"])
-def test_what_is_replaced_as_a_whole_replaces_a_link_and_not_its_target(
-    stopped: Path, tmp_path: Path, name: str
-) -> None:
+def test_an_atomic_write_replaces_a_link_and_not_its_target(stopped: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     precious = (stopped / name).read_bytes()
     victim.write_bytes(precious)
@@ -109,7 +107,7 @@ def test_what_is_replaced_as_a_whole_replaces_a_link_and_not_its_target(
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "devices"])
-def test_folders_that_lead_elsewhere_are_refused(stopped: Path, tmp_path: Path, name: str) -> None:
+def test_folders_that_are_links_are_refused(stopped: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     if name == "checkpoint":
         shutil.move(stopped / name, victim)
@@ -141,7 +139,7 @@ def test_a_second_owner_gets_one_sentence_with_process_and_host(stopped: Path) -
     assert again().resume(stopped).summary["status"] == "finished"
 
 
-def test_a_lock_that_a_killed_process_left_behind_locks_nobody_out(stopped: Path) -> None:
+def test_the_lock_of_a_killed_process_locks_nobody_out(stopped: Path) -> None:
     program = (
         "import os, sys, time; from pathlib import Path; from freshet.runs.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
@@ -165,9 +163,7 @@ def test_a_lock_file_may_say_anything(tmp_path: Path, content: str) -> None:
     lock.release()
 
 
-def test_an_owner_that_has_just_taken_the_lock_is_named_as_soon_as_it_says_who_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_that_has_just_taken_the_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = RunLock(tmp_path)
     said = (tmp_path / LOCK).read_bytes()
     (tmp_path / LOCK).write_bytes(b"")
@@ -178,9 +174,7 @@ def test_an_owner_that_has_just_taken_the_lock_is_named_as_soon_as_it_says_who_i
     lock.release()
 
 
-def test_a_run_that_ends_owns_its_directory_until_it_has_tidied_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_owns_its_directory_until_it_has_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prune, held = checkpoint.prune, []
 
     def looking(directory: Path, keep: int) -> None:
@@ -196,7 +190,7 @@ def test_a_run_that_ends_owns_its_directory_until_it_has_tidied_up(
     assert held[-1] == 1 and len(list((tmp_path / "run" / "checkpoint").iterdir())) == 1
 
 
-def test_of_many_that_race_for_a_directory_one_owns_it_at_a_time(tmp_path: Path) -> None:
+def test_one_of_several_racing_processes_owns_a_directory(tmp_path: Path) -> None:
     owners: list[int] = []
     most = 0
 
@@ -220,7 +214,7 @@ def test_of_many_that_race_for_a_directory_one_owns_it_at_a_time(tmp_path: Path)
     assert not (tmp_path / LOCK).exists()
 
 
-def test_of_concurrent_resumers_one_goes_on_and_the_others_say_why(stopped: Path) -> None:
+def test_one_of_several_concurrent_resumes_continues_and_the_others_say_why(stopped: Path) -> None:
     line = [sys.executable, "-m", "freshet", "resume", stopped, "--quiet"]
     shutil.rmtree(stopped)
     config = {"data": {"train_samples": 240, "test_samples": 60}, "fleet": {"devices": 8}, "run": SAVED}
@@ -252,7 +246,7 @@ class Removed(Observer):
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_run_whose_directory_is_gone_stops_with_one_sentence(tmp_path: Path, other: bool) -> None:
+def test_a_run_stops_with_one_sentence_if_its_directory_is_removed(tmp_path: Path, other: bool) -> None:
     place = tmp_path / "run"
     with pytest.raises(RunError, match="was removed or replaced during its run; nothing more is written"):
         small("fedavg", run=SAVED).run(100, out=place, observers=[Removed(place, other)])
@@ -289,7 +283,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
-def test_no_command_that_reads_a_run_imports_what_it_names(command: Any, trapped: Path, tmp_path: Path, line) -> None:  # noqa: F811
+def test_no_command_imports_code_that_a_run_names(command: Any, trapped: Path, tmp_path: Path, line) -> None:  # noqa: F811
     done = command(*(trapped if part == "RUN" else part for part in line))
     assert not (tmp_path / "trace").exists()
     assert done.code == {"resume": 2, "audit": 3}.get(line[0], 0), done
@@ -305,7 +299,7 @@ def test_watch_imports_nothing(trapped: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_federation_resumes_only_a_run_of_its_own_method(trapped: Path, tmp_path: Path) -> None:
+def test_a_federation_resumes_only_runs_of_its_method(trapped: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="another configuration: its method is evilmod:Mine"):
         again().resume(trapped)
     assert not (tmp_path / "trace").exists()
@@ -342,7 +336,7 @@ def test_settings_changed_since_the_run_began_are_noticed(tmp_path: Path, old: s
         assert federation.resume(place).summary["target"] == 0.7
 
 
-def test_sentences_for_what_the_machine_refuses() -> None:
+def test_errors_of_the_machine_as_sentences() -> None:
     assert (
         error_sentence(OSError(28, "No space left on device", "/x"))
         == "/x: No space left on device (--debug shows the traceback)"

@@ -1,4 +1,4 @@
-"""Compressed parts of a log from anybody: one sentence, at once, in little memory, whatever is in them."""
+"""Compressed segments from strangers: one sentence, at once, in little memory, whatever they contain."""
 
 import io
 import os
@@ -104,7 +104,7 @@ def refused(place: Path, words: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", BYTES)
-def test_a_segment_that_is_not_what_it_should_be_is_one_sentence(place: Path, kind: str) -> None:
+def test_an_invalid_segment_is_one_sentence(place: Path, kind: str) -> None:
     change, words = BYTES[kind]
     (place / SECOND).write_bytes(change((place / SECOND).read_bytes()))
     refused(place, words)
@@ -133,14 +133,14 @@ def test_only_regular_files_are_read(place: Path, make: Callable[[Path], None]) 
         checkpoint.read(place)
 
 
-def test_a_gap_in_the_numbers_is_said(place: Path) -> None:
+def test_a_missing_segment_is_named(place: Path) -> None:
     (place / FIRST).unlink()
     refused(place, f"{FIRST} is missing")
     with pytest.raises(RunError, match=f"{FIRST} is missing"):
         checkpoint.read(place)
 
 
-def test_a_last_segment_that_is_gone_is_noticed(place: Path) -> None:
+def test_a_missing_last_segment_is_noticed(place: Path) -> None:
     (place / SECOND).unlink()
     assert audit(RunDirectory(place)).problem
     with pytest.raises(RunError, match=r"no checkpoint to resume from \(checkpoint .* is damaged"):
@@ -153,7 +153,7 @@ def test_segments_in_the_wrong_order_are_noticed(place: Path) -> None:
     assert "line 1 " in str(audit(RunDirectory(place)).problem)
 
 
-def test_a_segment_is_removed_only_if_the_live_file_holds_the_very_same(place: Path) -> None:
+def test_a_segment_is_removed_only_if_the_live_file_holds_the_same_lines(place: Path) -> None:
     content = b"".join(segments.lines(place / LIVE))
     (place / SECOND).unlink()
     (place / LIVE).write_bytes(content)
@@ -207,7 +207,7 @@ def test_no_command_shows_a_traceback(command: Any, place: Path, line: list[str]
         assert len(done.err.strip().splitlines()) == 1 and SECOND in done.err
 
 
-def test_a_run_with_a_damaged_segment_is_not_resumed_and_stays_as_it_is(place: Path) -> None:
+def test_a_run_with_a_damaged_segment_is_not_resumed_and_not_changed(place: Path) -> None:
     (place / SECOND).write_bytes(b"nonsense" * 100)
     before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
     with pytest.raises(RunError, match=f"{SECOND} is damaged"):
@@ -215,7 +215,7 @@ def test_a_run_with_a_damaged_segment_is_not_resumed_and_stays_as_it_is(place: P
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
 
 
-def test_watch_shows_what_came_before(place: Path) -> None:
+def test_watch_shows_the_lines_before_the_damage(place: Path) -> None:
     (place / SECOND).write_bytes(b"nonsense" * 100)
     with live.WatchServer(place) as server:
         assert b"what follows is not shown" in (server.run.answer("") or b"")
@@ -241,7 +241,7 @@ def test_random_damage_is_a_result_or_one_sentence(base: Path, hurt: Callable[[b
 LONG = b'{"seq":1,"time":0.0,"kind":"note","about":"x","a":[' + b"1.5," * 10_000_000 + b"1]}\n"
 
 
-def test_a_line_that_would_take_much_memory_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_a_line_that_needs_much_memory_is_refused_unparsed(tmp_path: Path) -> None:
     """6 kB on the disk, 40 MB as a line, and most of a gigabyte as objects."""
     (tmp_path / LIVE).write_bytes(EVENT.replace(b'"seq":1', b'"seq":2'))
     (tmp_path / FIRST).write_bytes(pack(LONG, level=3))
@@ -250,7 +250,7 @@ def test_a_line_that_would_take_much_memory_is_refused_before_it_is_parsed(tmp_p
         list(segments.lines(tmp_path / LIVE))
 
 
-def test_a_line_that_no_reader_would_take_is_not_compressed(tmp_path: Path) -> None:
+def test_a_line_that_readers_reject_is_not_compressed(tmp_path: Path) -> None:
     (tmp_path / LIVE).write_bytes(LONG)
     assert not segments.rotate(tmp_path / LIVE, len(LONG))
     assert [path.name for path in tmp_path.iterdir()] == [LIVE] and (tmp_path / LIVE).stat().st_size == len(LONG)

@@ -1,4 +1,4 @@
-"""Folders of comparisons and studies from anybody: nothing outside is written, nothing they name is imported."""
+"""Comparisons and studies from strangers: nothing outside is written, no code that they name is imported."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ KINDS = pytest.mark.parametrize("how", [symlink, hard_link, pipe])
 
 @KINDS
 @pytest.mark.timeout(300)
-def test_the_lock_of_a_folder_is_a_file_of_that_folder(tmp_path: Path, how: Any) -> None:
+def test_a_lock_outside_its_folder_is_refused(tmp_path: Path, how: Any) -> None:
     folder, victim = tmp_path / "study", tmp_path / "victim"
     folder.mkdir()
     victim.write_text("precious")
@@ -43,7 +43,7 @@ def tuner(tmp_path: Path) -> Any:
 
 @KINDS
 @pytest.mark.timeout(300)
-def test_the_journal_of_a_study_is_a_file_of_its_folder(tmp_path: Path, tuner: Any, how: Any) -> None:
+def test_a_journal_outside_its_folder_is_refused(tmp_path: Path, tuner: Any, how: Any) -> None:
     victim = tmp_path / "victim"
     victim.write_text("")
     how(tmp_path / "study" / "study.journal", victim)
@@ -53,7 +53,7 @@ def test_the_journal_of_a_study_is_a_file_of_its_folder(tmp_path: Path, tuner: A
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])
-def test_a_study_goes_on_after_a_kill_in_the_midst_of_a_line(tmp_path: Path, tuner: Any, cut: int) -> None:
+def test_a_study_resumes_after_a_kill_in_the_middle_of_a_line(tmp_path: Path, tuner: Any, cut: int) -> None:
     study = tuner()
     study.tell(study.ask(), 0.5)
     journal = tmp_path / "study" / "study.journal"
@@ -78,7 +78,7 @@ BUDGET = {"trials": 1, "seeds": 1, "until": 1.0}
 COMPARE = ("compare", "-m", "fedavg", "--seeds", "1", "--list", "--tuned")
 
 
-def test_a_study_that_names_foreign_code_does_not_get_it_imported(
+def test_foreign_code_that_a_study_names_is_not_imported(
     command: Any,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_a_study_of_nonsense_is_one_sentence(command: Any, tmp_path: Path, given
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1, done
 
 
-def test_no_cell_of_a_table_of_results_is_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cell_of_a_results_table_is_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "rows", lambda results: [{"world": "=1+1", "method": "@x\x1b[31m", "lr": -1.5}])
     _, table = results.write({}, tmp_path)
     assert table.read_text() == "world,method,lr\n'=1+1,'@x\\x1b[31m,-1.5\n"
@@ -122,7 +122,7 @@ def test_no_cell_of_a_table_of_results_is_a_formula(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_finished_run_that_was_killed_before_it_tidied_up_is_tidied_up(tmp_path: Path, keep: bool) -> None:
+def test_leftovers_of_a_finished_run_that_was_killed_are_removed(tmp_path: Path, keep: bool) -> None:
     place, run = tmp_path / "run", SAVED | {"keep_checkpoint": keep}
     with pytest.raises(Stopped):
         small("fedavg", run=run).run(60, out=place, observers=[StopAt(35.0)])

@@ -1,4 +1,4 @@
-"""Run directories made by hand, line by line, for reports."""
+"""Handwritten run directories for the tests of reports."""
 
 import json
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Said once for all tests of reports: hostile names, lines of a log, results of a grid, a page that is served."""
+"""Shared by the tests of reports: hostile names, lines of a log, results of a grid, a server of the page."""
 
 import json
 import threading

@@ -115,7 +115,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_the_page_draws_everything_and_asks_nobody(opened: Callable[..., Driver], runs: list[Path]) -> None:
+def test_the_page_draws_everything_without_a_request(opened: Callable[..., Driver], runs: list[Path]) -> None:
     page = opened(*runs)
     drawn = page.execute_script(
         "return [...document.querySelectorAll('#chart-accuracy .scatterlayer .js-line')]"
@@ -215,7 +215,7 @@ def test_ties_are_shown_as_ties(opened: Callable[..., Driver], written: Write) -
     assert errors(page) == []
 
 
-def test_data_sets_have_tables_of_their_own_and_curves_by_choice(opened: Callable[..., Driver], written: Write) -> None:
+def test_each_data_set_has_its_table_and_selectable_curves(opened: Callable[..., Driver], written: Write) -> None:
     one = written("a", data={"name": "digits"})
     two = written("b", data={"name": "cifar10"}, method="fedavg", accuracy=[0.1, 0.2, 0.3], run={"target": 0.25})
     page = opened(one, two)
@@ -280,7 +280,7 @@ def test_foreign_text_is_text(opened: Callable[..., Driver], written: Write) -> 
     assert requests(page) == []
 
 
-def test_nothing_foreign_could_run_even_if_it_got_in(opened: Callable[..., Driver], written: Write) -> None:
+def test_the_policy_blocks_injected_scripts(opened: Callable[..., Driver], written: Write) -> None:
     page = opened(written("a"))
     page.execute_script(
         "const s = document.createElement('script'); s.textContent = 'window.intruder = 1'; document.body.append(s);"
@@ -405,7 +405,7 @@ def test_experiments_are_drawn_with_their_tables(browser: Driver, runs: list[Pat
 
 
 @pytest.mark.parametrize("target", [None, 15.0])
-def test_no_per_cent_and_no_target_that_nobody_set(
+def test_another_metric_has_no_per_cent_and_no_default_target(
     browser: Driver,
     written: Write,
     tmp_path: Path,

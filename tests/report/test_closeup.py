@@ -61,7 +61,7 @@ def test_data_given_from_python_are_shown_too(written: Write) -> None:
     assert figure["layout"]["yaxis"]["ticktext"] == ["cat", "dog"]
 
 
-def test_without_a_world_weights_are_coloured_by_device_and_it_is_said(written: Write) -> None:
+def test_without_a_world_weights_are_coloured_by_device_with_a_note(written: Write) -> None:
     part = {"device": 1, "base": 1, "staleness": 2, "weight": 0.5}
     place = written("old", events=[{"time": 1.0, "kind": "aggregate", "contributions": [part], "alpha": 0.5}])
     assert closeup(read(place))["alpha"]["data"][0]["marker"]["color"] == [10.0]
@@ -76,14 +76,14 @@ def test_without_a_world_weights_are_coloured_by_device_and_it_is_said(written: 
     ]
 
 
-def test_a_broken_world_is_said_in_one_sentence_and_not_used(written: Write) -> None:
+def test_a_broken_world_is_one_note_and_not_used(written: Write) -> None:
     place = written("broken", world={"loss": "high"})
     run = read(place)
     assert run.world is None and closeup(run)["partition"] is None
     assert run.notes == [f"{place / 'world.json'} cannot be used: loss must be a number from 0 to 1"]
 
 
-def test_a_world_that_comes_while_a_run_is_watched_is_taken_in(written: Write) -> None:
+def test_a_world_written_while_a_run_is_watched_is_read(written: Write) -> None:
     place = written("new", status=None)
     world = (place / "world.json").rename(place / "later")
     reader = RunFollower(place)
@@ -130,7 +130,7 @@ def test_controls_by_device(written: Write, finished: Callable[[str], Result]) -
 HEAT = ["warmth", "upload", "heat", "h", "of the device"]
 
 
-def test_what_is_drawn_stands_in_the_run_directory(written: Write) -> None:
+def test_the_run_directory_names_the_curves(written: Write) -> None:
     events = [{"time": 1.0, "kind": "upload", "device": 3, "heat": 7, "lambda": 1.0}]
     assert controls(read(written("a", method="mine:Mine", events=events))) == {}  # nothing is imported to find out
     world = {"curves": [HEAT, ["none", "merge", *HEAT[2:]]]}
@@ -166,7 +166,7 @@ def test_slots_over_time(written: Write, finished: Callable[[str], Result]) -> N
     assert slot_shares(plain, trips_of(plain)) is None
 
 
-def test_a_closeup_of_an_empty_run_has_nothing_and_fails_nowhere(written: Write) -> None:
+def test_a_closeup_of_an_empty_run_is_empty(written: Write) -> None:
     place = written("a", accuracy=[], status=None)
     (place / "world.json").unlink()
     found = closeup(read(place))
@@ -204,7 +204,7 @@ def test_scatters_hold_a_point_per_device_with_a_score(written: Write) -> None:
     json.dumps(figures, allow_nan=False)
 
 
-def test_without_such_tests_there_is_nothing(written: Write) -> None:
+def test_without_device_evaluations_there_is_no_figure(written: Write) -> None:
     assert closeup(read(written("a")))["devices"] is None
 
 

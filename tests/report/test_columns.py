@@ -1,4 +1,4 @@
-"""The columns of tables of results: named once, written by each medium in its own way."""
+"""The columns of results tables: named once, formatted by each medium."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from .helpers import spread
 Record = dict[str, Any]
 
 
-def test_every_column_is_in_a_line_of_results_and_every_counted_one_in_a_summary(written: Write) -> None:
+def test_columns_match_results_lines_and_summaries(written: Write) -> None:
     facts: Record = {column.summary: 3 for column in SUMMARY_COLUMNS}
     (group,) = group_runs(read_all([written("a", summary=facts)]))
     line = headline(group, 0.8, 10.0, None)
@@ -24,7 +24,7 @@ def test_every_column_is_in_a_line_of_results_and_every_counted_one_in_a_summary
     assert [line[column.key]["median"] for column in SUMMARY_COLUMNS] == [3.0] * len(SUMMARY_COLUMNS)
 
 
-def test_what_is_seldom_wanted_is_shown_where_somebody_has_it() -> None:
+def test_rare_columns_are_shown_if_a_line_has_a_value() -> None:
     none, some = {"rejected": spread(0.0), "lost": spread(0.0)}, {"rejected": spread(2.0), "lost": spread(0.0)}
     assert [column.key for column in choose_columns(("rejected", "lost"), [none, none])] == ["lost"]
     assert [column.key for column in choose_columns(("rejected", "lost"), [none, some])] == ["rejected", "lost"]
@@ -41,7 +41,7 @@ def test_the_best_of_several_lines() -> None:
     assert best_median(COLUMNS["time_raw"], [lines[1]] * 2) is None, "nobody got there"
 
 
-def test_the_page_is_told_its_columns_with_the_best(written: Write) -> None:
+def test_the_page_gets_columns_with_their_best_values(written: Write) -> None:
     groups = group_runs(read_all([written("a", accuracy=[0.9]), written("b", method="fedavg", accuracy=[0.4])]))
     found = table_columns([headline(group, 0.8, 10.0, None) for group in groups], ("accuracy", "rejected"))
     assert found[0] == {"key": "accuracy", "title": "final accuracy", "kind": "share", "best": 0.9}

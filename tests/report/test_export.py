@@ -71,7 +71,7 @@ def test_latex_by_hand(written: Write) -> None:
 @pytest.mark.parametrize(
     ("target", "times"), [(15.0, " & First crossing of 15 (s) & 5-point mean (s)"), (None, ""), (-0.5, " & First")]
 )
-def test_latex_of_a_metric_that_is_no_accuracy(written: Write, target: float | None, times: str) -> None:
+def test_latex_of_a_metric_other_than_accuracy(written: Write, target: float | None, times: str) -> None:
     runs = [written(f"r{seed}", seed=seed, metric="rmse", accuracy=[2e4, 14.25 + 1e4 * seed]) for seed in (0, 1)]
     lines = latex(group_runs(read_all(runs)), target).splitlines()
     heads, cells = (next(line for line in lines if line.startswith(word)) for word in ("Method &", "fedasmu &"))
@@ -81,7 +81,7 @@ def test_latex_of_a_metric_that_is_no_accuracy(written: Write, target: float | N
     assert cells.count("&") == heads.count("&")
 
 
-def test_the_target_is_held_against_the_metric(written: Write, tmp_path: Path) -> None:
+def test_the_target_is_checked_against_the_metric(written: Write, tmp_path: Path) -> None:
     to_latex(read_all([written("r", metric="rmse", accuracy=[20.0, 14.0])]), tmp_path / "t.tex", 15.0)
     assert "crossing of 15 (s)" in (tmp_path / "t.tex").read_text()
     for write in (to_latex, to_pdf):
@@ -90,7 +90,7 @@ def test_the_target_is_held_against_the_metric(written: Write, tmp_path: Path) -
     assert not (tmp_path / "no").exists()
 
 
-def test_what_is_asked_for_is_written_or_nothing(
+def test_all_requested_files_are_written_or_none(
     written: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, files = [written("a")], {"csv": tmp_path / "m.csv", "pdf": tmp_path / "f.pdf"}

@@ -1,4 +1,4 @@
-"""Figures for a paper: axes and words follow what the runs are judged by."""
+"""Figures for a paper: axes and labels follow the metric of the runs."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_the_axis_follows_the_metric(
 @pytest.mark.parametrize(
     ("metric", "first", "last", "said"), [("accuracy", 0.1, 0.9, "to 80 % (s)"), ("rmse", 0.9, 0.1, "to 0.8 (s)")]
 )
-def test_a_method_that_never_got_there_stays_inside_the_axes(
+def test_a_method_that_misses_the_target_stays_inside_the_axes(
     written: Write, metric: str, first: float, last: float, said: str
 ) -> None:
     runs = [
@@ -55,7 +55,7 @@ def test_a_method_that_never_got_there_stays_inside_the_axes(
 
 
 @pytest.mark.parametrize("target", [None, 15.0])
-def test_the_picture_of_runs_with_a_metric_of_their_own(written: Write, tmp_path: Path, target: float | None) -> None:
+def test_the_figure_of_runs_with_another_metric(written: Write, tmp_path: Path, target: float | None) -> None:
     facts = {"metric": "rmse", "direction": "min", "target": target, "time_to_target": target and 20.0}
     run = RunDirectory(written("a", metric="rmse", accuracy=[20.0, 16.0, 14.0], summary=facts))
     assert accuracy_figure([run], tmp_path / "a.png").stat().st_size > 1000

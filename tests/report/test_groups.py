@@ -29,7 +29,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_group(written: Write) -> No
     assert (group.label, len(group.ended_runs)) == ("fedasmu", 3)
 
 
-def test_what_decides_nothing_splits_no_group_and_the_run_itself_says_what_that_is(written: Write) -> None:
+def test_settings_that_world_json_sets_aside_do_not_split_groups(written: Write) -> None:
     runs = [written("a", run={"target": 0.5, "new": 1}), written("b", seed=2, run={"target": 0.6, "new": 2})]
     assert [group.label for group in group_runs(read_all(runs))] == ["fedasmu (new=1)", "fedasmu (new=2)"]
     later = [
@@ -45,7 +45,7 @@ def test_without_a_world_only_the_seed_is_set_aside(written: Write) -> None:
     assert len(group_runs(read_all(places))) == 2
 
 
-def test_labels_name_what_differs(written: Write) -> None:
+def test_labels_name_the_settings_that_differ(written: Write) -> None:
     plain, lossy, other = written("a"), written("b", fleet={"loss": 0.05}), written("c", method="fedavg")
     more = written("d", fleet={"loss": 0.5})
     assert [group.label for group in group_runs(read_all([plain, lossy, other, more]))] == [
@@ -56,7 +56,7 @@ def test_labels_name_what_differs(written: Write) -> None:
     ]
 
 
-def test_a_setting_that_older_runs_do_not_have_splits_no_group(written: Write) -> None:
+def test_a_setting_that_older_runs_lack_does_not_split_groups(written: Write) -> None:
     assert len(group_runs(read_all([written("old"), written("new", seed=2, training={"augment": False})]))) == 1
 
 
@@ -76,7 +76,7 @@ def test_unfinished_runs_are_not_averaged(written: Write) -> None:
     assert line["accuracy"] == {"median": 0.9, "low": 0.9, "high": 0.9, "count": 1, "of": 1}
 
 
-def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
+def test_a_diverged_run_counts_as_ended(written: Write) -> None:
     runs = read_all(
         [
             written("good", seed=1, accuracy=[0.1, 0.5, 0.9, 0.9]),
@@ -98,7 +98,7 @@ def test_a_diverged_run_has_ended_and_counts_as_it_is(written: Write) -> None:
     assert [run["diverged"] for run in page["runs"]] == [None, 12.5]
 
 
-def test_a_method_is_held_against_the_reference_of_its_kind_in_the_report(written: Write) -> None:
+def test_a_method_is_compared_with_the_reference_of_its_kind(written: Write) -> None:
     curve = {"fedasync": [0.1, 0.1, 0.9], "fedasmu": [0.1, 0.9, 0.9], "fedavg": [0.1, 0.1], "fedprox": [0.9, 0.9]}
     runs = [
         written(name, method=name, accuracy=values, run={"trigger": "rounds" if name[3] in "ap" else "periodic"})
@@ -156,19 +156,19 @@ def test_damaged_and_half_written_logs_are_read_as_far_as_they_go(written: Write
     assert run.notes == ["metrics.jsonl is damaged at line 3; what follows is not shown"]
 
 
-def test_the_same_run_twice_counts_once_and_namesakes_are_told_apart(written: Write) -> None:
+def test_a_run_given_twice_counts_once_and_equal_names_get_their_folders(written: Write) -> None:
     a, b = written("x/run"), written("y/run", seed=2)
     assert [run.name for run in read_all([a, b, a / ".." / "run"])] == ["x/run", "y/run"]
 
 
-def test_tests_that_only_the_events_have_yet_are_shown(written: Write) -> None:
+def test_tests_that_are_only_in_the_events_are_shown(written: Write) -> None:
     """The two logs of a run that goes on reach the disk at different times."""
     tests = [{"time": 10.0 * i, "kind": "evaluate", "version": i, "accuracy": i / 10, "loss": 1.0} for i in range(4)]
     run = read(written("a", status=None, accuracy=[0.0, 0.1], events=tests))
     assert (run.column("accuracy"), run.column("bytes_up")) == ([0.0, 0.1, 0.2, 0.3], [0.0, 1000.0, None, None])
 
 
-def test_runs_on_different_data_have_tables_of_their_own(written: Write) -> None:
+def test_runs_on_different_data_have_separate_tables(written: Write) -> None:
     runs = [
         written("a", data={"name": "digits"}),
         written("b", data={"name": "cifar10"}, run={"target": 0.4}),
@@ -198,7 +198,7 @@ def test_fleet_partition_and_training_may_differ_and_the_labels_say_so(written: 
     ]
 
 
-def test_a_network_a_held_out_part_and_other_custom_data_are_worlds_of_their_own(written: Write) -> None:
+def test_other_networks_held_out_parts_and_custom_data_are_not_comparable(written: Write) -> None:
     base = written("a")
     others = {
         "network": written("b", model={"name": "lenet5"}),
@@ -222,7 +222,7 @@ def test_a_network_a_held_out_part_and_other_custom_data_are_worlds_of_their_own
     ]
 
 
-def test_exports_keep_worlds_apart_too(written: Write, tmp_path: Path) -> None:
+def test_exports_separate_comparables_too(written: Write, tmp_path: Path) -> None:
     runs = read_all([written("a", data={"name": "digits"}), written("b", data={"name": "cifar10"}, accuracy=[0.3])])
     to_latex(runs, tmp_path / "t.tex")
     table = (tmp_path / "t.tex").read_text()
@@ -249,7 +249,7 @@ def test_without_them_the_first_of_each_kind():
     assert held("fedasync fedbuff fedavg fedprox") == [None, "fedasync", None, "fedavg"]
 
 
-def test_who_is_alone_of_its_kind_is_held_against_the_other_kinds_reference():
+def test_a_method_alone_of_its_kind_is_compared_with_the_other_reference():
     assert held("fedasmu fedasmu-da fedavg") == [None, "fedasmu", "fedasmu"]
     assert held("fedavg fedprox fedasmu") == [None, "fedavg", "fedavg"]
     assert held("fedasmu fedavg") == [None, "fedasmu"]
@@ -279,5 +279,5 @@ def test_more_than_one_means_longer():
         ((100.0, 100.0, 0.0, 0.0), None),
     ],
 )
-def test_a_side_that_never_got_there_gives_a_bound_or_nothing(sides, ratio):
+def test_a_missed_target_gives_a_bound_or_no_ratio(sides, ratio):
     assert time_ratio(*sides) == ratio

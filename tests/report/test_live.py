@@ -1,4 +1,4 @@
-"""The server of ``freshet watch``: two addresses, loopback only, and news only when there are some."""
+"""The server of ``freshet watch``: two addresses, loopback only, and data only if they are new."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ def test_the_page_and_its_data_and_nothing_else(server: live.WatchServer) -> Non
     assert get(server, "/", host="evil.example:80")[0] == 403
 
 
-def test_news_as_the_run_goes_on(server: live.WatchServer, tmp_path: Path) -> None:
+def test_new_data_as_the_run_continues(server: live.WatchServer, tmp_path: Path) -> None:
     first = news(server)
     assert first["document"]["runs"][0]["status"] == "unfinished"
     assert news(server, first["version"]) is None
@@ -69,7 +69,7 @@ def test_news_as_the_run_goes_on(server: live.WatchServer, tmp_path: Path) -> No
     assert news(server, third["version"])["document"]["runs"][0]["accuracy"] == 0.5, "cut back, as a resumed run is"
 
 
-def test_a_client_that_drips_is_left_as_soon_as_one_that_is_silent(
+def test_a_slow_client_is_disconnected_as_soon_as_a_silent_one(
     server: live.WatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live._Handler, "timeout", 1.0)
@@ -84,7 +84,7 @@ def test_a_client_that_drips_is_left_as_soon_as_one_that_is_silent(
     assert get(server, "/")[0] == 200
 
 
-def test_one_connection_serves_question_after_question(server: live.WatchServer) -> None:
+def test_one_connection_serves_several_requests(server: live.WatchServer) -> None:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     for _ in range(3):
         connection.request("GET", "/data.json", headers={"Host": f"127.0.0.1:{server.server_port}"})

@@ -1,4 +1,4 @@
-"""The page as a file: complete in itself, and safe whatever a run directory says."""
+"""The page as a file: self-contained, and safe whatever a run directory contains."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_the_file_is_complete(finished: Callable[[str], Result], tmp_path: Path)
     assert path.stat().st_size < 8_000_000
 
 
-def test_what_the_page_is_told(finished: Callable[[str], Result]) -> None:
+def test_the_content_of_the_page(finished: Callable[[str], Result]) -> None:
     runs = read_all(finished(method).directory for method in ("fedasmu", "fedavg"))
     data = document(runs)
     [world] = data["worlds"]
@@ -63,7 +63,7 @@ def test_what_the_page_is_told(finished: Callable[[str], Result]) -> None:
     json.dumps(data, allow_nan=False)
 
 
-def test_wall_time_is_shown_where_it_is_logged(written: Write) -> None:
+def test_wall_time_is_shown_if_it_is_logged(written: Write) -> None:
     place = written("a")
     rows = [json.loads(line) | {"wall": 2.0 * i} for i, line in enumerate((place / "metrics.jsonl").open())]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -71,7 +71,7 @@ def test_wall_time_is_shown_where_it_is_logged(written: Write) -> None:
     assert figure["data"][0]["x"] == [0.0, 2.0, 4.0]
 
 
-def test_rounds_are_an_axis_where_they_are_logged(written: Write) -> None:
+def test_rounds_are_an_axis_if_they_are_logged(written: Write) -> None:
     place = written("a")
     assert "rounds" not in document([read(place)])["worlds"][0]["accuracy"]
     rows = [json.loads(line) | {"rounds": 3 * i} for i, line in enumerate((place / "metrics.jsonl").open())]
@@ -138,7 +138,7 @@ def test_python_takes_the_folders_that_the_command_takes(written: Write, tmp_pat
     assert report(str(places[0]), tmp_path / "one.html").is_file()
 
 
-def test_mistakes_in_one_sentence(written: Write, tmp_path: Path) -> None:
+def test_mistakes_are_one_sentence(written: Write, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run directory: the folder does not exist"):
         report([tmp_path / "nowhere"], tmp_path / "r.html")
     with pytest.raises(ConfigError, match="cannot be written"):

@@ -11,27 +11,27 @@ from freshet.report.page import SCRIPTS, render
 from freshet.report.palette import COLOURS, LIGHT, ORDER, THEMES, dash, paint, styles, variables
 
 
-def test_the_papers_methods_have_colours_of_their_own():
+def test_each_method_of_the_paper_has_its_own_colour():
     assert ORDER[:12] == METHODS and len(set(LIGHT)) == COLOURS == len(METHODS)
     assert styles(METHODS) == list(range(12))
 
 
-def test_further_methods_of_freshet_have_lines_of_their_own():
+def test_other_methods_have_distinct_lines():
     assert set(ORDER) == set(registry())
     assert [dash(style) for style in styles(ORDER[12:])] == ["dash"] * (len(ORDER) - 12)
 
 
-def test_a_method_keeps_its_colour_whoever_is_with_it():
+def test_a_method_keeps_its_colour_beside_any_others():
     assert styles(["fedavg", "fedasmu"]) == [ORDER.index("fedavg"), 0]
     assert styles(["fedasmu", "fedasmu-da", "fedavg", "mine"]) == [0, 1, 7, 2]
 
 
-def test_namesakes_and_many_lines_are_told_apart():
+def test_equal_names_and_many_lines_have_distinct_styles():
     assert len(set(styles(["fedasmu"] * 30))) == 30
     assert dash(0) == "solid" and dash(COLOURS) == "dash" and paint(COLOURS) == paint(0)
 
 
-def test_the_page_has_no_colours_of_its_own():
+def test_the_page_uses_only_palette_colours():
     """Scripts and styles name colours; the page is given both themes of the palette."""
     assets = files("freshet.report") / "assets"
     for name in (*SCRIPTS, "page.css", "page.html"):
@@ -63,7 +63,7 @@ def test_every_name_that_styles_and_scripts_use_is_in_the_palette():
     assert names <= THEMES["light"].keys()
 
 
-def test_no_figure_brings_colours_of_its_own():
+def test_figures_use_only_palette_colours():
     """Neither reports nor experiments nor the terminal's pictures: one palette for all."""
     sources = [path for path in Path(str(files("freshet"))).rglob("*.py") if path.name != "palette.py"]
     assert [path.name for path in sources if re.search(r"[\"']#[0-9a-f]{6}[\"']", path.read_text())] == []

@@ -1,4 +1,4 @@
-"""The figure of an experiment: the paper's layout as data, drawn to files, and put on the page."""
+"""The figure of an experiment: the paper's layout as data, in files and on the page."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_ablations_have_accuracy_above_time_with_a_column_per_cell() -> None:
     assert "diverged" in footnote(rows, 2)
 
 
-def test_a_common_head_of_names_is_left_out() -> None:
+def test_a_common_prefix_of_names_is_left_out() -> None:
     assert short_names(["a@x=1", "a@x=2"]) == ["x=1", "x=2"]
     assert short_names(["a", "a@x=2"]) == ["a", "a@x=2"]
     assert short_names(["a@x=1"]) == ["a@x=1"]
@@ -123,7 +123,7 @@ def test_results_without_their_runs_are_a_report_too(tmp_path: Path) -> None:
     json.dumps(page, allow_nan=False)
 
 
-def test_the_table_of_an_experiment_has_rejected_uploads_and_devices_where_there_are_some() -> None:
+def test_an_experiments_table_shows_rejected_uploads_and_devices_if_any() -> None:
     more = {"rejected": spread(3.0), "devices_worst": spread(0.0), "devices_jain": spread(0.9)}
     plain, rich = (
         experiment(results("curves", [world("w", lines)]))["worlds"][0]
@@ -160,7 +160,7 @@ def by_rmse(look: str, target: float | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", [15.0, None])
-def test_figures_and_tables_follow_what_the_runs_are_judged_by(target: float | None, tmp_path: Path) -> None:
+def test_figures_and_tables_use_the_metric_of_the_runs(target: float | None, tmp_path: Path) -> None:
     for look in ("curves", "settings", "methods"):
         found = by_rmse(look, target)
         flat = [panel for row in panels(found) for panel in row]

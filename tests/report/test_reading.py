@@ -25,7 +25,7 @@ from .conftest import Write
 from .helpers import lines
 
 
-def test_a_run_is_itself_and_a_folder_of_runs_its_runs(written: Write, tmp_path: Path) -> None:
+def test_runs_are_found_as_folders_and_in_folders(written: Write, tmp_path: Path) -> None:
     a, b = written("runs/a"), written("runs/b")
     assert find([tmp_path / "runs"]).runs == [a, b]
     assert find([a, tmp_path / "nowhere"]).runs == [a, tmp_path / "nowhere"], "whoever reads it says so"
@@ -43,7 +43,7 @@ def test_what_compare_tune_and_paper_write_is_found_also_side_by_side(written: W
     assert find([tmp_path / "all" / "tune"]).runs == grids[2:]
 
 
-def test_runs_hidden_folders_and_links_are_not_looked_into(written: Write, tmp_path: Path) -> None:
+def test_the_search_skips_the_insides_of_runs_hidden_folders_and_links(written: Write, tmp_path: Path) -> None:
     a = written("runs/a")
     written("runs/a/checkpoint/inner")
     written("runs/.hidden/b")
@@ -52,18 +52,18 @@ def test_runs_hidden_folders_and_links_are_not_looked_into(written: Write, tmp_p
     assert find([tmp_path / "runs"]).results == [], "a run's own files are not results"
 
 
-def test_a_folder_with_neither_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_without_runs_and_results_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         find([tmp_path])
 
 
-def test_a_single_place_needs_no_list_and_may_be_a_text(written: Write, tmp_path: Path) -> None:
+def test_a_single_place_may_be_a_path_or_a_string(written: Write, tmp_path: Path) -> None:
     a = written("runs/a")
     assert find(a) == find(str(a)) == find([str(a)])
     assert find(str(tmp_path / "runs")).runs == [a]
 
 
-def test_results_alone_are_no_run(tmp_path: Path) -> None:
+def test_results_alone_are_not_runs(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text("{}")
     with pytest.raises(RunError, match="there is no run to export"):
         runs_to("export", tmp_path)
@@ -113,7 +113,7 @@ def many(trips: int = TRIPS) -> Iterator[dict[str, Any]]:
         yield {"time": at + 0.5, "kind": "aggregate", "version": base, "device": device, "trip": trip, **numbers}
 
 
-def test_no_more_than_a_few_records_are_held_at_once(written: Write, tmp_path: Path, counted: type[Counted]) -> None:
+def test_only_a_few_records_are_held_at_once(written: Write, tmp_path: Path, counted: type[Counted]) -> None:
     place = written("a", method="fedasync", events=many(), summary={"aggregations": TRIPS, "merges": 0})
     (run,) = read_all([place])
     assert run.events.kinds == {"trigger": TRIPS, "upload": TRIPS, "aggregate": TRIPS}
@@ -125,7 +125,7 @@ def test_no_more_than_a_few_records_are_held_at_once(written: Write, tmp_path: P
     assert 1 <= counted.most <= FEW
 
 
-def test_events_of_a_kind_and_all_of_them_as_often_as_they_are_wanted(written: Write) -> None:
+def test_events_can_be_read_repeatedly_by_kind_or_all(written: Write) -> None:
     events = read(written("a", method="fedasync", events=many(20))).events
     for _ in range(2):
         assert [event["kind"] for event in events] == ["trigger", "upload", "aggregate"] * 20
@@ -141,7 +141,7 @@ def empty_log(folder: Path) -> tuple[Path, Log]:
     return folder / "events.jsonl", Log(RunDirectory(folder))
 
 
-def test_only_what_is_complete_is_read_and_what_is_new_is_added(tmp_path: Path) -> None:
+def test_only_complete_and_new_lines_are_read(tmp_path: Path) -> None:
     path, found = empty_log(tmp_path)
     first, second = lines([{"seq": 1, "time": 1.0, "kind": "upload"}]), '{"seq": 2, "time": 2.0'
     path.write_text(first + second)
@@ -153,7 +153,7 @@ def test_only_what_is_complete_is_read_and_what_is_new_is_added(tmp_path: Path) 
     assert found.read() and len(found) == 1
 
 
-def test_a_damaged_line_ends_the_reading_with_a_note_and_what_came_before_stays(tmp_path: Path) -> None:
+def test_a_damaged_line_ends_reading_with_a_note(tmp_path: Path) -> None:
     path, found = empty_log(tmp_path)
     path.write_text('{"time": 1.0, "kind": "upload"}\nnonsense\n{"time": 2.0, "kind": "upload"}\n')
     found.read()
@@ -161,7 +161,7 @@ def test_a_damaged_line_ends_the_reading_with_a_note_and_what_came_before_stays(
     assert [event["time"] for event in found] == [1.0]
 
 
-def test_events_whose_times_go_back_are_put_in_order(tmp_path: Path) -> None:
+def test_events_out_of_order_are_sorted_by_time(tmp_path: Path) -> None:
     path, found = empty_log(tmp_path)
     path.write_text(lines({"time": float(time), "kind": "upload"} for time in (3, 1, 2)))
     found.read()
@@ -171,7 +171,7 @@ def test_events_whose_times_go_back_are_put_in_order(tmp_path: Path) -> None:
 # ---- the bar
 
 
-def test_the_bar_hears_of_every_byte_that_is_read(written: Write, tmp_path: Path) -> None:
+def test_the_progress_bar_counts_every_byte_read(written: Write, tmp_path: Path) -> None:
     place, read_bytes = written("a", method="fedasync", events=many(50)), 0
 
     def seen(count: int) -> None:
@@ -186,7 +186,7 @@ def test_the_bar_hears_of_every_byte_that_is_read(written: Write, tmp_path: Path
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
+def test_a_progress_bar_is_shown_for_long_logs_on_a_terminal(
     written: Write, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     place = written("a", events=many(50))
@@ -201,7 +201,7 @@ def test_a_bar_is_shown_for_long_logs_where_somebody_watches(
 # ---- watching
 
 
-def test_of_a_long_log_the_first_answer_comes_before_it_is_read(
+def test_the_first_answer_does_not_wait_for_a_long_log(
     finished: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "MAX_WAITING_BYTES", 1000)

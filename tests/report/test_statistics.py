@@ -30,7 +30,7 @@ def test_median_and_extremes_over_seeds() -> None:
     assert over_seeds([]) == Spread(None, None, None, 0, 0)
 
 
-def test_a_seed_that_never_arrives_counts_as_later_than_all_others() -> None:
+def test_a_seed_that_misses_the_target_counts_as_latest() -> None:
     assert over_seeds_reached([30.0, None, 10.0]) == Spread(30.0, 10.0, 30.0, 2, 3)
     assert over_seeds_reached([30.0, None]) == Spread(None, 30.0, 30.0, 1, 2)
     assert over_seeds_reached([None, None, 5.0]).median is None

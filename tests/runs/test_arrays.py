@@ -1,4 +1,4 @@
-"""Array files: what other readers of safetensors expect, and nothing that does not fit is believed."""
+"""Array files: compatible with safetensors, and checked when they are read."""
 
 import json
 from pathlib import Path
@@ -30,13 +30,13 @@ def some() -> dict[str, np.ndarray]:
     }
 
 
-def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
+def test_safetensors_reads_our_files(tmp_path: Path) -> None:
     back = load_file(written(tmp_path / "a", some(), {"who": "me"}))
     assert back.keys() == some().keys()
     assert all(np.array_equal(back[name], array) and back[name].dtype == array.dtype for name, array in some().items())
 
 
-def test_we_read_what_we_write(tmp_path: Path) -> None:
+def test_arrays_survive_a_round_trip(tmp_path: Path) -> None:
     with written(tmp_path / "a", some(), {"who": "me"}).open("rb") as file:
         back, (_, notes) = views(file), contents(file)
     assert notes == {"who": "me"}
@@ -47,7 +47,7 @@ def test_we_read_what_we_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arrays", [{"x": np.zeros(2, complex)}, {"x": np.zeros(2, ">f4")}, {"__metadata__": np.zeros(2)}]
 )
-def test_what_cannot_be_stored_is_named(arrays: dict) -> None:
+def test_an_array_that_cannot_be_stored_is_named(arrays: dict) -> None:
     with pytest.raises(ValueError, match="cannot be stored"):
         list(serialise(arrays))
 
@@ -85,7 +85,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_file_that_does_not_fit_is_a_sentence(case: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_one_sentence(case: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile"
     path.write_bytes(HOSTILE[case])
     with path.open("rb") as file, pytest.raises(ValueError, match="the header of its arrays"):
@@ -93,7 +93,7 @@ def test_a_file_that_does_not_fit_is_a_sentence(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_checkpoint_with_such_a_file_is_not_used_even_if_its_checksum_is_right(case: str, tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_invalid_array_file_is_not_used(case: str, tmp_path: Path) -> None:
     for name in ("events", "metrics"):
         (tmp_path / f"{name}.jsonl").touch()
     folder = checkpoint.write(tmp_path, {"log": {"events": 0, "metrics": 0, "seq": 0}, "x": np.zeros(3)})

@@ -37,7 +37,7 @@ def last(events: Events, kind: str, **wanted: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "method", ["fedasmu", "fedssmu", "fedavg", "fedasmu-da", "fedasmu-fa", "fedasmu-0", "fedssmu-0"]
 )
-def test_what_a_run_wrote_passes(finished, method):
+def test_the_log_of_a_run_passes(finished, method):
     found = audit(RunDirectory(finished(method).directory))
     assert found.problem is None
     summary = finished(method).summary
@@ -177,7 +177,7 @@ def test_a_flag_does_not_switch_the_audit_off(tampered):
     assert not tampered("fedasmu", change).passed
 
 
-def test_an_aggregation_of_a_device_that_uploaded_nothing_is_found(tampered):
+def test_an_aggregation_without_an_upload_is_found(tampered):
     def change(events):
         aggregate = next(e for e in events if e["kind"] == "aggregate" and not e["adapted"])
         others = {e["device"] for e in events if e["kind"] == "aggregate"}
@@ -217,7 +217,7 @@ def test_malformed_events_give_a_sentence(tampered, change):
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedavg"])
-def test_a_contribution_of_a_device_that_uploaded_nothing_is_found(tampered, method):
+def test_a_contribution_without_an_upload_is_found(tampered, method):
     """Even where its weight is that of the device whose name it took away."""
 
     def change(events):
@@ -226,7 +226,7 @@ def test_a_contribution_of_a_device_that_uploaded_nothing_is_found(tampered, met
     assert "has not uploaded" in tampered(method, change).problem
 
 
-def test_a_verdict_that_comes_twice_is_found(tampered):
+def test_a_repeated_verdict_is_found(tampered):
     def change(events):
         place = next(i for i, e in enumerate(events) if e["kind"] == "aggregate")
         who = {key: events[place][key] for key in ("time", "device", "trip")}
@@ -245,7 +245,7 @@ def test_a_contribution_that_counts_twice_is_found(tampered):
     assert "has not uploaded" in tampered("fedavg", change).problem
 
 
-def test_kinds_that_are_not_known_are_skipped_and_counted(tampered):
+def test_unknown_kinds_are_skipped_and_counted(tampered):
     def change(events):
         events[20:20] = [{"kind": "weather", "time": events[20]["time"], "sky": "grey"}] * 2
         events.append({"kind": "x" * 100, "time": events[-1]["time"]})

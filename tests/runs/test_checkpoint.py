@@ -23,38 +23,38 @@ def through_json(tree):
     return unpack(json.loads(json.dumps(plain)), arrays)
 
 
-def test_keys_and_tuples_come_back_as_they_were():
+def test_keys_and_tuples_survive_a_round_trip():
     memory = {"count": {1: 5, "1": 6, (2, "x"): (7, [8])}, 3: None, "$array": "a0", "n": {np.int64(4): np.float64(0.5)}}
     found = through_json({"memory": memory})["memory"]
     assert repr(found) == repr(memory | {"n": {4: 0.5}})
 
 
-def test_arrays_in_tuples_are_owned_too():
+def test_arrays_in_tuples_are_copied_too():
     (kept,) = copy_arrays((np.broadcast_to(np.float32(1), 3),))
     assert kept.flags.writeable
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), {1}, b"x", object(), np.array([None])])
 @pytest.mark.parametrize("tree", [lambda m: {"devices": {"memory": {"3": m}}}, lambda m: {"memory": m}])
-def test_what_a_device_cannot_remember_is_named(tree, value):
+def test_a_device_memory_that_cannot_be_stored_is_named(tree, value):
     elsewhere = LazyArray((1,), np.dtype(np.float32), lambda: np.ones(1, np.float32))
     with pytest.raises(RunError, match=r"^local.memory\['last'\]\[0\] is a .*; use numbers, strings, lists"):
         pack(tree({"far": elsewhere, "last": [value]}))
 
 
-def test_what_else_cannot_be_stored_is_named():
+def test_a_state_that_cannot_be_stored_is_named():
     with pytest.raises(RunError, match=r"^the state\['a'\]\[1\] is a set; use numbers"):
         pack({"a": [0, {1}]})
 
 
 @pytest.mark.parametrize("key", ["[1]", '{"a": 1}', '{"$array": "a0"}', '{"$tuple": [[1]]}'])
-def test_a_key_that_no_dict_can_have_is_refused(key):
+def test_an_invalid_key_is_refused(key):
     with pytest.raises(ValueError, match="is not a key"):
         unpack(json.loads(f'{{"$pairs": [[{key}, 1]]}}'), {"a0": np.ones(1)})
 
 
 @pytest.mark.parametrize("plain", ['{"$pairs": [1]}', '{"$pairs": [[1]]}', '{"$pairs": 3}', '{"$tuple": 3}'])
-def test_pairs_that_are_none_are_refused(plain):
+def test_invalid_pairs_are_refused(plain):
     with pytest.raises((TypeError, ValueError)):
         unpack(json.loads(plain), {})
 
@@ -118,7 +118,7 @@ class Remembering(Counting):
 
 
 @pytest.mark.parametrize("method", [Counting, Remembering])
-def test_a_resumed_run_ends_like_one_that_was_never_stopped(method, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     federation(method).run(until=20, out=tmp_path / "a")
     resumed = federation(method).resume(tmp_path / "a", until=40)
     whole = federation(method).run(until=40, out=tmp_path / "b")
@@ -161,7 +161,7 @@ def test_a_state_that_cannot_be_saved_ends_the_run_with_its_first_upload(value, 
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["uploads"] <= 1
 
 
-def test_a_state_that_is_no_dataclass_is_refused(tmp_path):
+def test_a_state_that_is_not_a_dataclass_is_refused(tmp_path):
     class Plain(Counting):
         def receive(self, server, upload, trip):
             self.state = {"n": 1}
@@ -192,7 +192,7 @@ def test_weights_of_another_type_are_named(tmp_path):
         federation(Double).run(until=60, out=tmp_path / "a")
 
 
-def test_a_method_that_writes_to_the_global_model_is_told_so(tmp_path):
+def test_a_method_that_writes_to_the_global_model_gets_an_error(tmp_path):
     class Writing(Counting):
         def receive(self, server, upload, trip):
             weights = server.weights

@@ -1,4 +1,4 @@
-"""The life of a run over any driver: here one without fleet, training or simulator, whose events are ticks."""
+"""The life of a run with any driver; here the driver only ticks, without fleet, training or simulator."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def test_a_finished_run_leaves_its_files_and_no_checkpoint(stage: Stage) -> None
     assert (ended.directory, ended.summary["status"], ended.rows) == (stage.directory, "finished", [])
 
 
-def test_the_summary_says_what_the_run_is_then_its_tests_its_drivers_facts_and_what_the_method_adds(stage: Stage):
+def test_the_order_of_keys_in_the_summary(stage: Stage):
     stage.server.method.summary = lambda: {"adaptations": 5}  # type: ignore[method-assign]
     summary = stage.live().summary
     assert stage.summary() == summary
@@ -194,7 +194,7 @@ def test_the_tests_of_the_model_are_in_the_summary(stage: Stage, wall: list[floa
     assert [row["wall_seconds"] for row in ended.rows] == [1.5, 3.0, 4.5]
 
 
-def test_what_the_method_says_first_and_what_the_figures_hide_is_said(stage: Stage) -> None:
+def test_notices_of_the_method_and_remarks_are_sent_to_observers(stage: Stage) -> None:
     stage.server.method.notices = lambda: ["mind the gap"]  # type: ignore[method-assign]
     stage.server.method.summary = lambda: {"adaptations": 1, "adaptations_skipped": 3}  # type: ignore[method-assign]
     stage.live({1: lambda _: stage.said.append("first event")})
@@ -229,7 +229,7 @@ def test_a_run_that_diverged_has_ended_too(stage: Stage, stop: bool, status: str
 @pytest.mark.parametrize(
     ("every", "times"), [(3.0, [0.0, 3.0, 6.0, 9.0]), (4.5, [0.0, 5.0]), (1.0, [float(t) for t in range(10)])]
 )
-def test_a_driver_is_saved_at_its_start_and_every_so_many_of_its_seconds(stage: Stage, every: float, times: list):
+def test_a_driver_is_saved_at_its_start_and_at_intervals_of_its_time(stage: Stage, every: float, times: list):
     stage.live(checkpoint_every=every)
     assert stage.driver.saved == times
 
@@ -241,14 +241,14 @@ def slowly(wall: list[float], seconds: float) -> dict[int, Act]:
     return dict.fromkeys(range(1, 11), wait)
 
 
-def test_a_driver_is_saved_every_so_many_minutes_of_real_time(stage: Stage, wall: list[float]) -> None:
+def test_a_driver_is_saved_at_intervals_of_real_time(stage: Stage, wall: list[float]) -> None:
     """Events of 25 s: after three of them a minute is over, counted from the last save."""
     ended = stage.live(slowly(wall, 25.0), checkpoint_every=0.0, checkpoint_minutes=1.0)
     assert stage.driver.saved == [0.0, 3.0, 6.0, 9.0]
     assert ended.summary["wall_seconds"] == 250.0
 
 
-def test_both_clocks_start_anew_with_every_save(stage: Stage, wall: list[float]) -> None:
+def test_each_save_restarts_both_intervals(stage: Stage, wall: list[float]) -> None:
     stage.live(slowly(wall, 25.0), checkpoint_every=2.0, checkpoint_minutes=1.0)
     assert stage.driver.saved == [0.0, 2.0, 4.0, 6.0, 8.0], "the minute never comes"
     other = Stage(stage.directory.parent / "other")
@@ -278,7 +278,7 @@ def test_ctrl_c_ends_a_run_before_its_next_event_with_a_checkpoint_of_that_momen
     assert stage.closed == 1
 
 
-def test_an_interrupted_run_goes_on_to_the_same_log_and_counts_the_time_before(stage: Stage, wall: list[float]) -> None:
+def test_an_interrupted_run_resumes_to_the_same_log_and_adds_its_real_time(stage: Stage, wall: list[float]) -> None:
     whole = Stage(stage.directory.parent / "whole")
     whole.live()
     stage.live(slowly(wall, 10.0) | {5: press})
@@ -318,7 +318,7 @@ def test_ctrl_c_in_the_last_event_changes_nothing(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("happens", [{}, {5: press}, {5: press_twice}])
-def test_ctrl_c_means_afterwards_what_it_meant_before(stage: Stage, happens: dict[int, Act]) -> None:
+def test_the_signal_handlers_are_restored_after_a_run(stage: Stage, happens: dict[int, Act]) -> None:
     before = signal.getsignal(signal.SIGINT)
     stage.live(happens)
     assert signal.getsignal(signal.SIGINT) is before
@@ -353,7 +353,7 @@ def fail(driver: Ticking) -> None:
     raise Broken
 
 
-def test_a_failure_is_raised_after_everything_is_written_and_tidied_up(stage: Stage) -> None:
+def test_a_failure_is_raised_after_all_files_are_written(stage: Stage) -> None:
     with pytest.raises(Broken):
         stage.live({5: fail})
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -389,7 +389,7 @@ def test_numbers_that_came_before_the_failure_are_in_the_log(stage: Stage) -> No
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
 
 
-def test_numbers_on_their_way_when_a_run_fails_are_awaited_so_that_the_log_does_not_depend_on_the_workers_speed(stage):
+def test_a_failing_run_waits_for_pending_numbers_so_the_log_does_not_depend_on_worker_speed(stage):
     late: Future[int] = Future()
 
     def fail_before(driver: Ticking) -> None:
@@ -405,7 +405,9 @@ def test_numbers_on_their_way_when_a_run_fails_are_awaited_so_that_the_log_does_
     assert stage.events() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
 
 
-def test_a_state_that_cannot_be_taken_up_fails_the_run_and_stays(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_be_restored_fails_the_run_and_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage.live({5: press})
     monkeypatch.setattr(Ticking, "restore", lambda self, tree, until: fail(self))
     with pytest.raises(Broken):
@@ -414,7 +416,7 @@ def test_a_state_that_cannot_be_taken_up_fails_the_run_and_stays(stage: Stage, m
     assert checkpoint.read(stage.directory).tree["ticks"] == 5
 
 
-def test_a_run_that_cannot_be_made_ready_writes_nothing(stage: Stage) -> None:
+def test_a_run_that_cannot_be_opened_writes_nothing(stage: Stage) -> None:
     @contextmanager
     def opened() -> Iterator[OpenRun]:
         raise Broken
@@ -427,7 +429,7 @@ def test_a_run_that_cannot_be_made_ready_writes_nothing(stage: Stage) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_stopwatch_goes_on_where_it_was(wall: list[float]) -> None:
+def test_a_stopwatch_continues_from_its_saved_time(wall: list[float]) -> None:
     watch = Stopwatch(30.0)
     wall[0] += 12.0
     assert watch.seconds() == pytest.approx(42.0)

@@ -1,4 +1,4 @@
-"""A run that is stopped, by an observer or at its target, leaves all its files whole and can go on later."""
+"""A run that is stopped, by an observer or at its target, has complete files and can be resumed."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class StopIn(Observer):
 
 
 @pytest.mark.parametrize("method", ["on_event", "on_metrics", "on_progress"])
-def test_an_observer_ends_a_run_and_it_can_go_on_to_the_same_end(method: str, tmp_path: Path) -> None:
+def test_a_run_that_an_observer_stops_resumes_to_the_same_end(method: str, tmp_path: Path) -> None:
     whole = small("fedasmu").run(100, out=tmp_path / "whole")
     observer = StopIn(method, 3 if method == "on_metrics" else 20, "enough")
     cut = small("fedasmu").run(100, out=tmp_path / "cut", observers=[observer])
@@ -50,7 +50,7 @@ def test_an_observer_ends_a_run_and_it_can_go_on_to_the_same_end(method: str, tm
     assert outputs(cut.directory) == outputs(whole.directory)
 
 
-def test_a_stop_in_the_midst_of_an_event_waits_for_its_end_and_for_every_other_observer(tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_end_of_the_event_and_for_all_observers(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Second(Observer):
@@ -78,7 +78,7 @@ def test_a_run_stops_with_the_first_test_that_reaches_its_target(executor: str, 
     assert outputs(cut.directory) == outputs(whole.directory), "with its target behind it, it goes on to its end"
 
 
-def test_ctrl_c_at_the_test_that_reaches_the_target_does_not_make_the_run_forget_it(tmp_path: Path) -> None:
+def test_a_reached_target_counts_even_with_ctrl_c_at_that_test(tmp_path: Path) -> None:
     run = {"target": 0.2, "stop_at_target": True}
     whole = small("fedavg", run=run).run(300, out=tmp_path / "whole")
     assert (whole.summary["status"], whole.summary["virtual_time"]) == ("stopped", whole.time_to(0.2))

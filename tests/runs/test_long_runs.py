@@ -1,4 +1,4 @@
-"""A long run does not grow: what a run holds depends on its devices, not on how long it lasts."""
+"""The memory of a run depends on its devices, not on its length."""
 
 import gc
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What a log's lines say, read in one place."""
+"""Records of a log: lines, numbers, contributors and metrics."""
 
 import json
 from typing import Any
@@ -17,29 +17,29 @@ def test_one_upload_has_its_alpha() -> None:
     assert contributors(one) == [Contributor(4, 2, 3, 0.7)]
 
 
-def test_a_rounds_members_have_their_shares() -> None:
+def test_the_uploads_of_a_round_have_their_shares() -> None:
     rounds = {"contributions": [part(2, 7, 1, 0.25), part(5, 7, 1, 0.75)], "alpha": 1.0}
     assert contributors(rounds) == [(2, 7, 1, 0.25), (5, 7, 1, 0.75)]
 
 
-def test_members_of_a_buffer_share_the_step() -> None:
+def test_the_uploads_of_a_buffer_share_the_step() -> None:
     buffer = {"contributions": [part(2, 9, 1, 0.5), part(5, 6, 4, 0.25)], "alpha": 1.5, "device": 5, "trip": 1}
     assert contributors(buffer) == [(2, 9, 1, 1.0), (5, 6, 4, 0.5)], "alpha = eta_g * sum of the weights"
 
 
-def test_without_an_alpha_the_weights_stand_as_they_are() -> None:
+def test_without_an_alpha_the_weights_are_unchanged() -> None:
     assert contributors({"contributions": [part(2, 9, 1, 0.5), part(5, 6, 4, 0.25)]}) == [
         (2, 9, 1, 0.5),
         (5, 6, 4, 0.25),
     ]
 
 
-def test_an_aggregation_of_nobody_has_no_contributors() -> None:
+def test_an_empty_aggregation_has_no_contributors() -> None:
     assert contributors({"contributions": [], "alpha": 0.0}) == []
     assert contributors({}) == []
 
 
-def test_what_is_missing_or_makes_no_sense_is_none() -> None:
+def test_missing_and_invalid_values_are_none() -> None:
     odd = {"contributions": [part(1, None, "x", "no"), part(True, 1.5, [], None), {}]}
     assert contributors(odd) == [(1, None, None, None), (None, None, None, None), (None, None, None, None)]
     assert contributors({"contributions": [7, "x"], "alpha": 1.0}) == contributors({"contributions": {}}) == []
@@ -53,21 +53,21 @@ def test_first_crossing_is_the_first_value_at_or_above_the_target() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], float("nan"), float("inf"), 10**400])
-def test_what_is_no_finite_number(value: object) -> None:
+def test_values_that_are_not_finite_numbers_are_none(value: object) -> None:
     assert number(value) is None and integer(value) is None
     assert (number(3), integer(3), integer(3.0), integer(2**53)) == (3.0, 3, None, None)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e-320, 5e-324, 1.7976931348623157e308, 2**53 + 1, -1.0, 0.30000000000000004])
-def test_a_number_is_read_back_as_it_was_written(value: float) -> None:
+def test_a_number_reads_back_unchanged(value: float) -> None:
     line = json.dumps({"a": value}).encode()
     assert parse_line(line) == {"a": value} and type((parse_line(line) or {})["a"]) is type(value)
 
 
-def test_what_is_unusual_is_read_all_the_same() -> None:
+def test_unusual_lines_are_read() -> None:
     assert parse_line(b'{"a": NaN}\n') != {} and parse_line(b'{"a": %s}' % (b"9" * 400)) == {"a": int("9" * 400)}
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[1]", b"3", b'{"a": 1', b"[" * 100_000, b'{"a": "\xff"}'])
-def test_what_is_no_line_of_a_log_is_none(line: bytes) -> None:
+def test_an_invalid_line_is_none(line: bytes) -> None:
     assert parse_line(line) is None

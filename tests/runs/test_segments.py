@@ -33,9 +33,7 @@ def whole(directory: Path) -> bytes:
     return b"".join(lines(directory / LIVE))
 
 
-def test_lines_are_the_same_wherever_the_blocks_end_that_they_are_read_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"".join(b'{"seq": %d, "text": "%s\r\\n"}\n' % (number, b"x" * number) for number in range(1, 60))
     (tmp_path / LIVE).write_bytes(content + b'{"seq": 60')
     expected = (content + b'{"seq": 60').split(b"\n")
@@ -158,7 +156,7 @@ def test_a_kill_at_any_moment_leaves_a_directory_that_resumes_to_the_same_log(
     assert double >= 3 and half >= 6 and resumed > 60, "the moments between the steps were among them"
 
 
-def test_a_rotation_that_fails_ends_the_run_with_a_sentence_and_is_made_up_for(
+def test_a_failed_rotation_ends_the_run_with_one_sentence_and_is_repeated(
     tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in ("_pack", "_drop_start"):
@@ -174,7 +172,7 @@ def test_a_rotation_that_fails_ends_the_run_with_a_sentence_and_is_made_up_for(
 
 @pytest.mark.parametrize("step", ["_pack", "_drop_start"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_disk_too_full_for_the_last_rotation_costs_a_finished_run_nothing(
+def test_a_full_disk_at_the_last_rotation_does_not_fail_a_finished_run(
     tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch, step: str, keep: bool
 ) -> None:
     stage = Stage(tmp_path / "run")
@@ -194,7 +192,7 @@ def test_a_disk_too_full_for_the_last_rotation_costs_a_finished_run_nothing(
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("every", [0.0, 1.0, 20.0])
-def test_at_the_end_everything_is_compressed_that_no_kept_checkpoint_cuts_off(
+def test_the_end_compresses_all_lines_before_the_kept_checkpoint(
     tmp_path: Path, reference: bytes, keep: bool, every: float
 ) -> None:
     stage = Stage(tmp_path / "run")
@@ -210,7 +208,7 @@ def test_at_the_end_everything_is_compressed_that_no_kept_checkpoint_cuts_off(
         assert found.tree["log"]["events"] == len(reference) and found.problems == []
 
 
-def test_little_is_not_compressed_and_an_interrupted_run_keeps_two_ways_back(tmp_path: Path) -> None:
+def test_short_logs_stay_uncompressed_and_an_interrupted_run_keeps_two_checkpoints(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "run")
     stage.live(keep=True, rotate_bytes=10_000, checkpoint_every=1.0)
     assert packed(stage.directory) == []
@@ -226,7 +224,7 @@ def test_little_is_not_compressed_and_an_interrupted_run_keeps_two_ways_back(tmp
     assert checkpoint.read(stage.directory).tree["ticks"] == 7
 
 
-def test_what_shrinks_beyond_all_measure_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_compress_too_well_stay_uncompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "UNCHECKED_BYTES", 1000)
     content = b'{"seq":1,"note":"' + bytes(1_000_000).replace(b"\0", b"x") + b'"}\n'
     (tmp_path / LIVE).write_bytes(content)
@@ -247,7 +245,7 @@ class Crash(Observer):
             raise CrashError
 
 
-def test_a_simulation_crashes_is_resumed_and_is_given_a_later_end(
+def test_a_simulation_crashes_is_resumed_and_is_extended(
     federate: Callable[..., Federation], finished: Callable[[str], Any], tmp_path: Path
 ) -> None:
     rotated = federate("fedasmu", run={"checkpoint_every": 4.0, "rotate_log": 0.002})
@@ -274,7 +272,7 @@ def pair(finished: Callable[[str], Any], tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "plain", tmp_path / "pieces"
 
 
-def test_every_reader_reads_the_same(pair: tuple[Path, Path]) -> None:
+def test_all_readers_read_the_same(pair: tuple[Path, Path]) -> None:
     plain, pieces = pair
     assert len(packed(pieces)) == 3
     assert list(RunDirectory(plain).events()) == list(RunDirectory(pieces).events())
@@ -296,7 +294,7 @@ def test_every_reader_reads_the_same(pair: tuple[Path, Path]) -> None:
         assert counted == segments.size(place / LIVE) == (plain / LIVE).stat().st_size
 
 
-def test_the_bar_knows_how_much_there_is_uncompressed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_knows_the_uncompressed_size(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     totals: list[float] = []
     monkeypatch.setattr("freshet.cli.util.Progress.add_task", lambda self, text, total: totals.append(total) or 0)
     for place in pair:
@@ -314,7 +312,7 @@ def test_an_audit_counts_lines_through_all_pieces(pair: tuple[Path, Path]) -> No
     assert f"events.jsonl, line {behind + 3} (" in str(audit(RunDirectory(pieces)).problem)
 
 
-def test_a_log_that_is_rotated_while_it_is_read_is_read_whole(pair: tuple[Path, Path]) -> None:
+def test_a_log_that_is_rotated_while_it_is_read_is_read_completely(pair: tuple[Path, Path]) -> None:
     plain, pieces = pair
     shutil.copyfile(plain / LIVE, pieces / LIVE)
     for path in pieces.glob("*.zst"):
@@ -325,7 +323,7 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_whole(pair: tuple[Path, 
     assert first + b"".join(going) == (plain / LIVE).read_bytes()
 
 
-def test_a_watched_log_goes_on_over_a_rotation(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_following_a_log_continues_over_a_rotation(pair: tuple[Path, Path], tmp_path: Path) -> None:
     content = (pair[0] / LIVE).read_bytes()
     cuts = [content.index(b"\n", int(share * len(content))) + 1 for share in (0.2, 0.5, 0.8)]
     (tmp_path / "config.toml").touch()
@@ -363,7 +361,7 @@ def test_a_reader_holds_no_more_than_a_portion_of_a_segment(tmp_path: Path) -> N
 # ---- the library
 
 
-def test_without_the_library_the_remedy_is_named(
+def test_an_error_names_the_remedy_if_zstandard_is_missing(
     pair: tuple[Path, Path], federate: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(segments, "find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""What is said of a run in which nothing came, or whose first test already failed."""
+"""Remarks on runs without uploads, and on runs that diverge at the first test."""
 
 import json
 from pathlib import Path
@@ -38,15 +38,15 @@ def summary_of(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_silence_is_one_sentence(changes: dict[str, Any], sentences: list[str]):
+def test_a_run_without_uploads_has_one_remark(changes: dict[str, Any], sentences: list[str]):
     assert remarks(summary_of(**changes), [{"time": 0.0, "loss": None}]) == sentences
 
 
-def test_lost_trips_are_told_of_once():
+def test_lost_trips_have_one_remark():
     assert len(remarks(summary_of(trips=4, lost=4), [])) == 1
 
 
-def test_a_fleet_that_is_never_there_is_said(tmp_path: Path, caplog):
+def test_a_fleet_that_is_never_online_has_a_remark(tmp_path: Path, caplog):
     trace = tmp_path / "off.csv"
     trace.write_text("device,seconds_per_sample,available\n" + "".join(f"{k},0.1,0\n" for k in range(6)))
     data = {"train_samples": 160, "test_samples": 40}

@@ -1,4 +1,4 @@
-"""world.json: what a run's fleet and data were, written once, read with suspicion."""
+"""world.json: fleet and data of a run, written once, checked when it is read."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ WORLD = RunWorld(
 )
 
 
-def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
+def test_a_world_reads_back_bit_for_bit(tmp_path: Path) -> None:
     write_world(tmp_path, WORLD)
     assert read_world(tmp_path) == WORLD
     assert [path.name for path in tmp_path.iterdir()] == ["world.json"], "written as a whole, nothing left behind"
@@ -53,7 +53,7 @@ def test_seconds_on_the_links() -> None:
     ) == WORLD.down(1, 2_600)
 
 
-def test_a_run_says_what_its_fleet_and_data_were(finished: Callable[[str], Result]) -> None:
+def test_a_run_describes_its_fleet_and_data(finished: Callable[[str], Result]) -> None:
     result = finished("fedasmu")
     world = read_world(result.directory)
     assert world is not None
@@ -89,7 +89,7 @@ class Crasher(Observer):
             raise Crash
 
 
-def test_it_is_there_from_the_start_and_a_resume_leaves_it_alone(
+def test_it_is_written_at_the_start_and_a_resume_does_not_change_it(
     federate: Callable[..., Federation], tmp_path: Path
 ) -> None:
     federation = federate("fedasmu", run={"checkpoint_every": 5.0})
@@ -104,7 +104,7 @@ def test_it_is_there_from_the_start_and_a_resume_leaves_it_alone(
 # ---- nothing in it is trusted
 
 
-def test_a_run_without_one_has_none(tmp_path: Path) -> None:
+def test_a_run_without_world_json_has_no_world(tmp_path: Path) -> None:
     assert read_world(tmp_path) is None
 
 
@@ -140,7 +140,7 @@ def test_a_run_without_one_has_none(tmp_path: Path) -> None:
         ("fingerprint", {"data": 1}, "fingerprint must be text"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(tmp_path: Path, key: str, value: Any, problem: str) -> None:
+def test_an_invalid_value_is_named(tmp_path: Path, key: str, value: Any, problem: str) -> None:
     write_world(tmp_path, WORLD)
     found = json.loads((tmp_path / "world.json").read_text())
     (tmp_path / "world.json").write_text(json.dumps(found | {key: value}))
@@ -149,7 +149,7 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, key: str, value: Any
     assert str(caught.value) == f"{tmp_path / 'world.json'} cannot be used: {problem}"
 
 
-def test_every_key_is_needed_and_further_ones_are_passed_over(tmp_path: Path) -> None:
+def test_every_key_is_required_and_others_are_ignored(tmp_path: Path) -> None:
     write_world(tmp_path, WORLD)
     path = tmp_path / "world.json"
     found = json.loads(path.read_text())
@@ -167,13 +167,13 @@ def test_every_key_is_needed_and_further_ones_are_passed_over(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null", b"[" * 100_000])
-def test_what_is_no_json_object_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_json_object_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "world.json").write_bytes(content)
     with pytest.raises(RunError, match=r"world\.json cannot be used: ") as caught:
         read_world(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"run\.out.*world\.json cannot be written"):
         write_world(tmp_path / "nowhere", replace(WORLD, loss=0.0))

@@ -90,7 +90,7 @@ def test_discard_rejected_and_lost_name_their_reason(federate, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedasmu", "fedssmu"])
-def test_values_of_the_log_have_their_meaning(finished, method):
+def test_logged_values_mean_what_the_page_says(finished, method):
     events = rows(finished(method).directory)
     aggregates = [e for e in events if e["kind"] == "aggregate"]
     assert {e["adapted"] for e in aggregates} == {True, False}
@@ -163,7 +163,7 @@ def test_floats_of_the_configuration_come_back_bit_for_bit(federate, tmp_path):
     assert config["training"]["lr"] == 1 / 7
 
 
-def test_events_are_in_memory_as_they_are_on_disk(federate, tmp_path):
+def test_observers_see_events_as_they_are_on_disk(federate, tmp_path):
     class Keep(Observer):
         def __init__(self):
             self.events = []
@@ -176,7 +176,7 @@ def test_events_are_in_memory_as_they_are_on_disk(federate, tmp_path):
     assert keep.events == rows(result.directory)
 
 
-def test_events_of_an_instant_are_written_as_if_one_by_one(tmp_path):
+def test_events_written_together_equal_events_written_one_by_one(tmp_path):
     happened = [
         Triggered(3, 1, 9, 5, 0.1),
         Uploaded(3, 1, 9, 9, 32),
@@ -199,7 +199,7 @@ def test_events_of_an_instant_are_written_as_if_one_by_one(tmp_path):
     assert [json.loads(line)["seq"] for line in logs[0][1].splitlines()] == [1, 2, 3, 4]
 
 
-def test_what_is_not_finite_becomes_null():
+def test_a_number_that_is_not_finite_becomes_null():
     values = {"a": [float("nan"), 1.5, (float("inf"),)], "b": {"c": -float("inf")}, "d": "nan"}
     assert json_safe(values) == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "nan"}
 
@@ -227,7 +227,7 @@ def test_a_federation_can_be_run_twice(federate, tmp_path):
 # ---- whole files
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_part_of_the_new(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     write_atomically(path, b"old")
 
@@ -288,13 +288,13 @@ class Halfway:
         (print, "observers: must be a list"),
     ],
 )
-def test_what_is_no_observer_is_refused_before_anything_is_written(given, sentence, federate, tmp_path):
+def test_an_invalid_observer_is_refused_before_anything_is_written(given, sentence, federate, tmp_path):
     with pytest.raises(ConfigError) as told:
         federate("fedavg").run(10, out=tmp_path / "run", observers=given)
     assert sentence in str(told.value) and "\n" not in str(told.value)
 
 
-def test_not_even_a_folder_with_a_name_of_its_own_is_left_behind(federate, tmp_path, monkeypatch):
+def test_an_invalid_observer_leaves_no_default_folder(federate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="observers"):
         federate("fedavg").run(10, observers=[print])
@@ -303,7 +303,7 @@ def test_not_even_a_folder_with_a_name_of_its_own_is_left_behind(federate, tmp_p
     federate("fedavg").run(10, out=tmp_path / "run")
 
 
-def test_a_run_that_is_resumed_refuses_it_and_stays_as_it_was(federate, tmp_path):
+def test_a_resume_refuses_an_invalid_observer_and_changes_nothing(federate, tmp_path):
     federate("fedavg", run={"keep_checkpoint": True}).run(10, out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
     with pytest.raises(ConfigError, match="has no on_event"):
@@ -312,7 +312,7 @@ def test_a_run_that_is_resumed_refuses_it_and_stays_as_it_was(federate, tmp_path
     assert after == before
 
 
-def test_whatever_looks_like_an_observer_is_one():
+def test_any_object_with_the_methods_is_an_observer():
     class Mine(Observer):
         pass
 

@@ -142,10 +142,10 @@ def _measure_figure(groups: Sequence[Group], measure: Measure, axis: str) -> Fig
     return {"data": data, "layout": layout} if data else None
 
 
-def _target_note(y: float, said: str) -> Record:
+def _target_note(y: float, target: str) -> Record:
     return {
         "xref": "paper", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "xshift": 6,
-        "text": f"target {said}", "showarrow": False, "font": {"color": "@muted", "size": 11},
+        "text": f"target {target}", "showarrow": False, "font": {"color": "@muted", "size": 11},
     }  # fmt: skip
 
 

@@ -57,35 +57,37 @@ def latest_device_scores(rows: Rows) -> Record:
 
 def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     """What to know about a run before reading its numbers, one sentence each."""
-    said, uploads, rejected = [], summary["uploads"], summary["rejected"]
+    sentences, uploads, rejected = [], summary["uploads"], summary["rejected"]
     diverged = summary.get("diverged")
     if diverged is not None:
         loss = next((row["loss"] for row in rows if row["time"] == diverged), None)
-        said.append(f"{summary['method']} {_divergence(diverged, loss)}")
+        sentences.append(f"{summary['method']} {_divergence(diverged, loss)}")
     if summary.get("stopped"):
-        said.append(f"{summary['method']} was stopped at {summary['virtual_time']:g} s: {summary['stopped']}")
+        sentences.append(f"{summary['method']} was stopped at {summary['virtual_time']:g} s: {summary['stopped']}")
     skipped = summary.get("adaptations_skipped")
     if skipped:
         whole = skipped + summary["adaptations"]
-        said.append(f"{summary['method']}: {skipped} of {whole} adaptations were skipped: their steps were forgotten")
+        sentences.append(
+            f"{summary['method']}: {skipped} of {whole} adaptations were skipped: their steps were forgotten"
+        )
     stalled = summary.get("stalled")
     if stalled is not None:
         waits = f"has waited since {stalled:g} s of {summary['virtual_time']:g} for devices that do not return"
-        said.append(f"{summary['method']} {waits}; set run.round_deadline (seconds) to give them up")
+        sentences.append(f"{summary['method']} {waits}; set run.round_deadline (seconds) to give them up")
     lost, trips = summary.get("lost", 0), summary.get("trips", 0)
     if summary.get("status") == "finished" and not uploads and 2 * lost <= trips and stalled is None:
-        said.append(f"{summary['method']}: {_silence(summary['virtual_time'], trips)}")
+        sentences.append(f"{summary['method']}: {_silence(summary['virtual_time'], trips)}")
     if 2 * lost > trips:
         away = "a device that is online for less than a trip (fleet.on_seconds) never uploads"
-        said.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {SEE_REASONS}")
+        sentences.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {SEE_REASONS}")
     if rejected and REJECTED_SHARE * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         wild = 2 * summary.get("wild", 0) > rejected
         remedy = "most were not finite or far larger than usual; try a smaller training.lr" if wild else SEE_REASONS
-        said.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
+        sentences.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
     if summary.get("privacy"):
-        said.append(describe(summary["privacy"]))
-    return said
+        sentences.append(describe(summary["privacy"]))
+    return sentences
 
 
 def _divergence(time: float, loss: float | None) -> str:
