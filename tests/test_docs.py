@@ -179,7 +179,7 @@ def test_the_first_run_prints_what_start_md_shows(finished, monkeypatch) -> None
 def test_the_pages_agree_that_a_folder_holds_one_comparison() -> None:
     for name in ("experiments.md", "howto/compare.md"):
         text = " ".join((DOCS / name).read_text(encoding="utf-8").split())
-        assert "a comparison of something else a folder of its own" in text
+        assert "Use another folder for another comparison" in text
         assert "many comparisons" not in text and "every comparison a folder" not in text
 
 
