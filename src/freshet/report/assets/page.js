@@ -24,9 +24,9 @@
       `network ${about.models.join(", ")}`, `${seconds(about.end)} of virtual time`,
     ];
     if (about.finished < about.runs) facts.push(`${about.runs - about.finished} not finished`);
-    $$("subtitle").textContent = doc.runs.length ? facts.join(" · ") : "Results of a grid whose runs are not here.";
+    $$("subtitle").textContent = doc.runs.length ? facts.join(" · ") : "Results of a grid without its runs.";
     $$("footer").textContent = `Made by Freshet ${doc.freshet}, ${doc.made}. `
-      + "This file is complete in itself: it loads nothing and sends nothing.";
+      + "This file is self-contained: it loads nothing and sends nothing.";
   }
 
   function results() {
@@ -57,7 +57,7 @@
   function axes() {
     return Object.entries(AXES).map(([key, words]) => {
       const button = el("button", { type: "button", "aria-pressed": String(key === axis) }, words);
-      if (!world().accuracy[key]) { button.disabled = true; button.title = "These runs' logs do not have it"; }
+      if (!world().accuracy[key]) { button.disabled = true; button.title = "The logs of these runs do not have it"; }
       button.addEventListener("click", () => { axis = key; comparison(); });
       return button;
     });
@@ -141,7 +141,7 @@
     const item = current(), run = doc.runs[item.run], line = item.timeline;
     const left = doc.runs.length - doc.closeups.length;
     const said = ["One lane per device; point at a trip for its numbers."];
-    if (line && !line.legs) said.push("How long downloads and uploads took is not known: bars span whole trips.");
+    if (line && !line.legs) said.push("The times of downloads and uploads are unknown: bars span whole trips.");
     if (line && line.left_out) {
       const there = line.trips.device.length;
       said.push(`The last ${count(there, "trip")} of ${local(line.left_out + there)}.`);
@@ -170,12 +170,12 @@
     $$("devices").hidden = $$("devices-link").hidden = !found;
     if (!found) return;
     $$("devices-note").textContent = sentences(
-      "The global model on what each device is tested on: its own test set, or the classes that it holds.",
+      "The global model, tested for each device on its own test set or on the classes that it holds.",
       doc.closeups.length > 1 && `Run: ${run.label}, seed ${run.seed ?? "–"}.`,
     );
     Theme.draw("chart-devices", sized(found.band, Theme.narrow() ? 300 : 360));
     const at = `At ${whole(found.time)} s, one point per device`;
-    const nothing = "The fleet of this run is not known.";
+    const nothing = "The fleet of this run is unknown.";
     $$("speed-note").textContent = `${at}, coloured by its samples.`;
     $$("samples-note").textContent = `${at}, coloured by its training time.`;
     Theme.draw("chart-speed", sized(found.speed, 330), nothing);

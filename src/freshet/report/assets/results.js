@@ -115,8 +115,8 @@ const Results = (() => {
   }
   function devices(world) {
     if (!world.devices.length) return [];
-    const said = "The last model on what each device is tested on: its own test set, or the classes that it holds. "
-      + "Jain index: 1 when all devices fare alike, 1/n when one has everything. Personalised: after local steps.";
+    const said = "The last model, tested for each device on its own test set or on the classes that it holds. "
+      + "Jain index: 1 if all devices are equal, 1/n if one has everything. Personalised: after local steps.";
     return [
       el("h3", {}, "On the devices"), framed("headline", outcome(world, world.devices, false)),
       el("p", { class: "fine" }, said),
