@@ -1,4 +1,4 @@
-"""The commands of experiments as a user types them."""
+"""The commands compare and tune as a user types them."""
 
 import pytest
 import typer

@@ -1,4 +1,4 @@
-"""A world so small that a run takes a fraction of a second."""
+"""Settings so small that a run takes a fraction of a second."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def jobs(methods: str = "fedasmu,fedavg", seeds: Sequence[int] = (0, 1), setting
 
 
 class Diary(GridObserver):
-    """Remembers what a grid did."""
+    """Records what a grid did."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, State]] = []

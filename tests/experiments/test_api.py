@@ -61,7 +61,7 @@ def test_the_result_has_a_table_the_runs_and_the_best(compared: Comparison) -> N
     assert RunDirectory(compared.runs["fedbuff@K=2"][0].directory).config()["method"]["K"] == 2
 
 
-def test_a_run_of_it_is_the_run_that_the_federation_makes_alone(compared: Comparison, tmp_path: Path) -> None:
+def test_a_run_of_it_equals_a_run_of_the_federation_alone(compared: Comparison, tmp_path: Path) -> None:
     alone = make({"name": "fedasync", "alpha": 0.4}, 1).run(out=tmp_path / "run")
     again = compared.runs["fedasync@alpha=0.4"][1]
     assert again.summary["weights_sha256"] == alone.summary["weights_sha256"]
@@ -95,7 +95,7 @@ def test_other_data_are_other_runs(tmp_path: Path) -> None:
     assert len({key for key, _ in diary.begun}) == 2, "the settings are the same, the data are not"
 
 
-def test_of_an_interrupted_comparison_nobody_is_the_best(tmp_path: Path) -> None:
+def test_an_interrupted_comparison_has_no_best(tmp_path: Path) -> None:
     class Late(Diary):
         def on_begin(self, job: Job, state: State) -> None:
             super().on_begin(job, state)
@@ -107,7 +107,7 @@ def test_of_an_interrupted_comparison_nobody_is_the_best(tmp_path: Path) -> None
 
 
 class Halving(FedAsync):
-    """Somebody's method, which no module has: a class in a notebook."""
+    """A method that no module has, like a class in a notebook."""
 
     about = About("halving", "async", "half of each", "nobody")
 
@@ -133,7 +133,7 @@ def test_a_class_is_tuned(tmp_path: Path) -> None:
     assert "training.lr" in found.best
 
 
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Crash(Diary):
@@ -167,7 +167,7 @@ def test_all_runs_share_one_pool_of_workers(tmp_path: Path, monkeypatch: pytest.
     assert len(started) == 2 and len(set(started)) == 1 and not found.failures
 
 
-def test_a_run_that_crashes_is_told_and_tried_again_on_request(tmp_path: Path) -> None:
+def test_a_crash_is_reported_and_retried_on_request(tmp_path: Path) -> None:
     class Angry(Diary):
         def on_progress(self, time: float) -> None:
             raise ValueError("no")
@@ -178,10 +178,10 @@ def test_a_run_that_crashes_is_told_and_tried_again_on_request(tmp_path: Path) -
     assert freshet.compare(make, ["fedavg"], seeds=1, out=tmp_path, retry=True).failures == {}
 
 
-# ---- what make owes
+# ---- what make must return
 
 
-def test_make_has_to_heed_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_make_must_return_what_it_is_asked_for(tmp_path: Path) -> None:
     wrong = {
         "write Federation\\(seed=seed\\)": lambda method, seed: make(method, 7),
         "write Federation\\(method=method\\)": lambda method, seed: make("fedprox", seed),
@@ -202,7 +202,7 @@ def test_make_has_to_heed_what_it_is_asked_for(tmp_path: Path) -> None:
             freshet.compare(make, ["fedavg"], seeds=seeds, out=tmp_path / "never")
 
 
-def test_a_make_that_gives_something_else_each_time_is_found_out(tmp_path: Path) -> None:
+def test_a_make_that_is_not_repeatable_is_detected(tmp_path: Path) -> None:
     calls = iter(range(10))
     found = freshet.compare(lambda m, s: make(m, s, X + np.float32(next(calls))), ["fedavg"], seeds=1, out=tmp_path)
     assert "gives another federation each time" in next(iter(found.failures.values()))
@@ -226,7 +226,7 @@ def test_tuning_holds_out_training_data_and_gives_values_to_use(tmp_path: Path) 
     assert changed.config.method.mu == tuning.best["method.mu"]
 
 
-def test_tuning_goes_on_where_it_ended_and_not_over_other_data(tmp_path: Path) -> None:
+def test_tuning_continues_but_not_on_other_data(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     diary = Diary()
     first = freshet.tune(make, "fedavg", trials=1, seeds=1, out=tmp_path, watch=diary)
@@ -278,6 +278,6 @@ def test_runs_keep_their_checkpoints_if_asked(run: dict, kept: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("given", ["x", None, 3])
-def test_what_is_no_function_is_refused(given, tmp_path: Path):
+def test_a_make_that_is_not_a_function_is_refused(given, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"^make: must be a function of \(method, seed\), but .* was given"):
         freshet.compare(given, ["fedavg"], seeds=1, out=tmp_path)

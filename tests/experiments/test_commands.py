@@ -51,7 +51,7 @@ def test_compare_says_how_much_faster_than_the_reference(command, tmp_path):
         command(*line, "--reference", "port")
 
 
-def test_a_cells_length_is_said(command):
+def test_the_length_of_a_cell_is_printed(command):
     done = command("compare", "-m", "fedasmu", "--cell", "lenet-fmnist", "--seeds", 1, "--list")
     assert "500 synchronous rounds of 46.7 s" in done.output.replace("\n", " ")
 

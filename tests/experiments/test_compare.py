@@ -1,4 +1,4 @@
-"""Running a grid: nothing twice, nothing lost, and a crash that stays alone."""
+"""Running a grid: no run is repeated or lost, and a crash does not stop the others."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from .helpers import Diary, jobs
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts what really runs."""
+    """Counts the runs that are started."""
     found = {"run": 0, "resume": 0}
     for name in found:
         real = getattr(Federation, name)
@@ -66,7 +66,7 @@ class CtrlC(Diary):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_ends_the_grid_and_the_same_command_goes_on_to_the_same_bits(tmp_path, calls):
+def test_after_ctrl_c_the_same_command_continues_to_the_same_bits(tmp_path, calls):
     grid = jobs("fedasmu,fedavg", (0,))
     plain, store = Store(tmp_path / "plain"), Store(tmp_path / "stopped")
     run_grid(grid, plain)
@@ -82,21 +82,21 @@ def test_ctrl_c_ends_the_grid_and_the_same_command_goes_on_to_the_same_bits(tmp_
 
 
 class LateCtrlC(Diary):
-    """Presses Ctrl-C when a run is at its last test, and so ends anyway."""
+    """Presses Ctrl-C at the last test of a run, which ends anyway."""
 
     def on_metrics(self, row):
         if row["time"] == 24.0:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_at_the_last_test_of_a_run_keeps_the_next_one_from_beginning(tmp_path):
+def test_ctrl_c_at_the_last_test_of_a_run_prevents_the_next_run(tmp_path):
     grid, store = jobs("fedasmu,fedavg", (0,)), Store(tmp_path)
     assert not run_grid(grid, store, watch=LateCtrlC())
     assert [store.state(job.key) for job in grid] == [State.FINISHED, State.MISSING]
     assert run_grid(grid, store, watch=LateCtrlC()), "there is no next one"
 
 
-def test_ctrl_c_in_a_run_that_crashes_keeps_the_next_one_from_beginning(tmp_path):
+def test_ctrl_c_in_a_run_that_crashes_prevents_the_next_run(tmp_path):
     class Unlucky(CtrlC):
         def on_metrics(self, row):
             super().on_metrics(row)
@@ -193,7 +193,7 @@ def test_two_commands_do_not_work_in_one_folder(tmp_path):
         run_grid(jobs("fedavg", (0,)), Store(tmp_path))
 
 
-def test_a_directory_whose_settings_were_edited_is_not_gone_on_with(tmp_path):
+def test_a_directory_with_edited_settings_is_not_resumed(tmp_path):
     grid, store = jobs("fedavg", (0,)), Store(tmp_path)
     run_grid(grid, store, watch=CtrlC())
     path = store.directory(grid[0].key) / "config.toml"

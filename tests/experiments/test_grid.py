@@ -1,4 +1,4 @@
-"""The grid as plain data: keys that follow the bits, settings that reach whom they should, fair comparisons."""
+"""The grid as plain data: keys follow the bits, settings reach the right methods, comparisons are fair."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def only(methods, **given):
         {"target": 0.33},
     ],
 )
-def test_where_a_run_trains_and_how_often_it_is_saved_do_not_change_its_key(aside):
+def test_executor_and_checkpoints_do_not_change_the_key(aside):
     assert run_key(config(run=aside)) == run_key(config())
 
 
@@ -81,7 +81,7 @@ def test_a_key_can_be_read_and_is_a_file_name():
     assert "/" not in run_key(replace(config(), method_name="my/module:Class"))
 
 
-def test_a_written_default_is_the_same_as_no_word_about_it():
+def test_a_written_default_does_not_change_the_key():
     assert run_key(config(training={"epochs": 5}, fleet={"ratio": 5})) == run_key(config())
 
 
@@ -113,7 +113,7 @@ def test_seeds_are_a_number_or_a_list():
             parse_seeds(wrong)
 
 
-# ---- the product
+# ---- expanding the grid
 
 
 def test_the_grid_is_worlds_times_seeds_times_methods():
@@ -178,7 +178,7 @@ def test_settings_reach_all_or_one_method():
 
 
 @pytest.mark.parametrize("setting", ["method.alpha=1", "fedbuff.K=3", "nonsense.x=1"])
-def test_a_setting_that_concerns_nobody_or_everybody_differently_is_refused(setting):
+def test_a_setting_that_applies_to_nothing_or_to_unnamed_methods_is_refused(setting):
     with pytest.raises(ConfigError, match="--set"):
         only("fedasmu,fedavg", settings=[setting])
 
@@ -195,7 +195,7 @@ def test_tuning_brings_options_and_learning_rate_to_its_method():
 
 
 def study(name, lr, **options):
-    """A study's best.toml: every option is written there, also those that nobody tuned."""
+    """A study's best.toml; it holds every option, tuned or not."""
     return resolve({"method": {"name": name, **options}, "training": {"lr": lr}}).tables()
 
 
@@ -237,7 +237,7 @@ def test_a_config_file_is_handed_to_variants_in_the_same_way():
     assert [each.eta_iota for each in found.values()] == [1e-4, 1e-4, 0.005]
 
 
-def test_a_cell_gives_its_rates_to_those_whom_they_concern():
+def test_a_cell_gives_its_rates_to_the_methods_that_have_them():
     scenario = cell_scenario(CELLS["lenet-cifar10"])
     found = {j.entry.label: j.config for j in expand(parse_entries("fedasmu,fedssmu,fedbuff"), [0], None, [scenario])}
     assert (found["fedasmu"].method.eta_gamma, found["fedssmu"].method.eta_gamma) == (0.1, 0.1)

@@ -1,4 +1,4 @@
-"""How long a cell runs: the formula against simulations, and who follows it."""
+"""The length of a run in synchronous rounds: the formula against simulations, and its use."""
 
 from math import comb
 
@@ -133,11 +133,11 @@ def test_a_given_length_has_a_sensible_test_interval():
     assert (run["until"], run["eval_every"]) == (600.0, 6.0)
 
 
-def test_a_mistake_in_a_setting_is_told_as_ever():
+def test_a_wrong_setting_is_refused():
     with pytest.raises(ConfigError, match=r"fleet\.ratio"):
         with_length({"fleet": {"ratio": 0.5}}, 500)
 
 
-def test_the_length_is_said():
+def test_the_length_note():
     note = length_note(resolve(cell_tables(CELLS["lenet-fmnist"], "fedavg")), "lenet-fmnist")
     assert note.startswith("lenet-fmnist: 23,345 s") and "500 synchronous rounds of 46.7 s (10 of 100 devices" in note

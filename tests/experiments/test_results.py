@@ -1,4 +1,4 @@
-"""The table of a comparison against numbers computed by hand, from run directories written by hand."""
+"""The table of a comparison from handwritten run directories, against numbers computed by hand."""
 
 import csv
 import io
@@ -121,7 +121,7 @@ def test_a_crashed_run_is_shown_as_failed_and_not_averaged(tmp_path, grid):
     assert "ValueError: out of [red] paint" in text
 
 
-def test_a_run_that_was_not_yet_made_is_missing_and_not_averaged(grid, tmp_path):
+def test_a_missing_run_is_not_averaged(grid, tmp_path):
     store = Store(tmp_path / "empty")
     found = document(grid, store, title="t")
     line = found["worlds"][0]["lines"][0]
@@ -169,7 +169,7 @@ def test_files_hold_everything_and_agree(grid, store, tmp_path):
     assert (table[1]["reference"], table[1]["time_raw_bound"]) == ("fedasmu", ">")
 
 
-def test_runs_of_different_versions_are_pointed_out(grid, store):
+def test_runs_of_different_versions_get_a_note(grid, store):
     path = store.directory(grid[0].key) / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"freshet": "9.9"}))
     assert "0.1, 9.9" in document(grid, store, title="t")["notes"][-1]
@@ -185,7 +185,7 @@ def test_published_numbers_stand_in_the_table_beside_ours(tmp_path):
     assert "0.800" in row and "0.858" in row and "11,603" in row
 
 
-# ---- how much faster
+# ---- references
 
 
 def curves(store, grid, **by_label):
@@ -264,7 +264,7 @@ def test_a_run_that_went_on_after_diverging_is_marked_too(tmp_path):
     assert "1/1 1 diverged at 30 s" in shown(document(grid, store, title="t"))
 
 
-def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
+def test_rejected_uploads_have_a_column_if_there_are_any(tmp_path):
     grid, store = jobs("fedasmu", (0, 1), GRID), Store(tmp_path)
     finish(store, grid[0], CURVES["fedasmu", 0])
     assert "rejected" not in shown(document(grid, store, title="t"))
@@ -274,7 +274,7 @@ def test_rejected_uploads_have_a_column_where_there_are_any(tmp_path):
     assert rows(document(grid, store, title="t"))[0]["rejected"] == 4
 
 
-def test_the_devices_have_columns_where_they_were_tested(tmp_path):
+def test_the_devices_have_columns_if_they_were_tested(tmp_path):
     grid, store = jobs("fedasmu,fedavg", (0, 1), GRID), Store(tmp_path)
     finish(store, grid[0], CURVES["fedasmu", 0])
     assert "worst device" not in shown(document(grid, store, title="t"))

@@ -58,7 +58,7 @@ def test_a_variant_has_the_space_of_its_method():
 
 
 @pytest.mark.parametrize("method", ["port", "fedbuff"])
-def test_nobody_waits_for_more_uploads_than_devices_train_at_once(method):
+def test_no_method_waits_for_more_uploads_than_devices_in_flight(method):
     ends = {in_flight: space_for(method, in_flight)["method.K"] for in_flight in (1, 8, 30)}
     assert {n: (each.low, each.high, each.whole) for n, each in ends.items()} == {
         1: (1, 1, True), 8: (2, 8, True), 30: (2, 20, True),
@@ -66,7 +66,7 @@ def test_nobody_waits_for_more_uploads_than_devices_train_at_once(method):
     assert {**space_for(method, 8), "method.K": None} == {**space_for(method), "method.K": None}
 
 
-# ---- what is scored
+# ---- scores
 
 
 def test_a_trial_is_scored_on_held_out_training_data_whatever_the_config_says():
@@ -88,7 +88,7 @@ def test_steps_of_the_second_seed_follow_those_of_the_first():
     assert step_of({"time": 0.0}, 1, config) > 6
 
 
-def test_without_optuna_there_is_one_sentence(monkeypatch):
+def test_a_missing_optuna_is_one_sentence(monkeypatch):
     def gone(name):
         raise ImportError(name)
 
@@ -114,13 +114,13 @@ def test_the_tuner_never_scores_on_the_test_set(tmp_path, monkeypatch, optuna):
     train = {row.tobytes() for row in whole.x_train}
     test = {row.tobytes() for row in whole.x_test} - train
     scored = []
-    real = Federation._drive
+    real = Federation.run
 
-    def watched(self, *args):
+    def watched(self, *args, **options):
         scored.append(self.dataset)
-        return real(self, *args)
+        return real(self, *args, **options)
 
-    monkeypatch.setattr(Federation, "_drive", watched)
+    monkeypatch.setattr(Federation, "run", watched)
     assert Tuner("fedprox", tables(), tmp_path, Budget(2, 2)).run()
     assert scored
     for dataset in scored:
@@ -164,7 +164,7 @@ def counted(monkeypatch):
     return calls
 
 
-def test_an_interrupted_study_goes_on_to_the_same_result(tmp_path, monkeypatch, optuna):
+def test_an_interrupted_study_continues_to_the_same_result(tmp_path, monkeypatch, optuna):
     whole = Tuner("fedprox", tables(), tmp_path / "whole", Budget(3, 2))
     assert whole.run()
     parts = Tuner("fedprox", tables(), tmp_path / "parts", Budget(3, 2))
@@ -196,7 +196,7 @@ def test_ctrl_c_at_the_last_test_of_a_run_ends_the_study_there(tmp_path, monkeyp
     assert [t["value"] for t in one["trials"]] == [t["value"] for t in two["trials"]]
 
 
-def test_a_study_of_something_else_is_not_gone_on_with(tmp_path, optuna):
+def test_a_study_of_other_settings_is_not_continued(tmp_path, optuna):
     Tuner("fedprox", tables(), tmp_path, Budget(1, 1)).run()
     with pytest.raises(FreshetError, match="other settings"):
         Tuner("fedprox", tables("fedprox", ["fleet.ratio=9.0"]), tmp_path, Budget(1, 1)).run()

@@ -35,3 +35,13 @@ def archive(tmp_path: Path) -> Path:
         write_run(tmp_path, "fedbuff", seed, [0.1] + [0.6] * 6, None)
     write_run(tmp_path, "port", 0, [0.1] * 7, None)
     return tmp_path
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """The folder of a comparison in the cell cnn-cifar10, one of its runs unfinished."""
+    world = ("cifar10", "cnn")
+    for method in ("fedasmu", "fedasync"):
+        write_run(tmp_path / "grid", method, 0, [0.1] * 11, world=world)
+    (write_run(tmp_path / "grid", "fedbuff", 0, [0.1] * 4, world=world) / "summary.json").unlink()
+    return tmp_path / "grid"

@@ -58,16 +58,6 @@ def test_an_interrupted_run_is_not_imported(archive, tmp_path):
     assert (tmp_path / "into" / "runs" / "fedasmu-seed1-0").exists()
 
 
-@pytest.fixture
-def grid(tmp_path):
-    """The folder of a comparison in the cell cnn-cifar10, one of its runs unfinished."""
-    world = ("cifar10", "cnn")
-    for method in ("fedasmu", "fedasync"):
-        write_run(tmp_path / "grid", method, 0, [0.1] * 11, world=world)
-    (write_run(tmp_path / "grid", "fedbuff", 0, [0.1] * 4, world=world) / "summary.json").unlink()
-    return tmp_path / "grid"
-
-
 def test_nothing_is_imported_from_a_folder_with_a_broken_run(grid, tmp_path):
     change(grid / "runs" / "fedasync-seed0-0", uploads=None)
     with pytest.raises(RunError, match="fedasync-seed0-0 cannot be used: uploads"):

@@ -1,4 +1,4 @@
-"""Every kept run of a tuned cell has the settings that its own study found, but for what its suite is about."""
+"""Every archived run of a tuned cell has its study's settings, except what its suite varies."""
 
 import tomllib
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 RESULTS = Path(__file__).parents[2] / "results"
 RATES = {"eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon"}
-#: What a suite varies on purpose.
+#: What a suite varies.
 VARIED = {"slots": {"slot"}, "ours": {"controls", "probe", "distance", *RATES}}
-#: What makes the variants that have no study of their own, and so that of FedASMU.
+#: The options of the variants without their own study, which use FedASMU's.
 ABLATED = {
     "fedasmu-da": {"dynamic_server"},
     "fedasmu-fa": {"adaptive_device"},

@@ -218,7 +218,7 @@ def test_initial_controls_are_ours_and_rates_the_papers():
     assert not any(choice.stated for method in ("fedbuff", "fedlws") for choice in found[method])
 
 
-def test_the_command_says_it_all(monkeypatch):
+def test_the_command_prints_every_setting(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     app = typer.Typer()
     app.command("cells")(inspect.cells)
@@ -245,7 +245,7 @@ CLASSES = {"fashion-mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet":
 
 
 def stand_in(name: str) -> DataSet:
-    """Random samples of the right shape, where the data set is not on this machine."""
+    """Random samples of the right shape, for a data set that is not on this machine."""
     rng, classes = np.random.default_rng(0), CLASSES[name]
     y = np.arange(600) % classes
     if name == "imdb":

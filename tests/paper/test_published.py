@@ -99,35 +99,35 @@ def test_the_printed_formulas_have_the_papers_numbers_and_our_own_have_none():
 
 
 @pytest.mark.parametrize("setting", OVERRIDES)
-def test_an_override_of_whatever_decides_a_number_takes_it_away(setting):
+def test_an_override_that_changes_results_removes_the_number(setting):
     assert numbers(settings=[setting]) == {"fedasmu": None}
 
 
 @pytest.mark.parametrize("setting", HARMLESS)
-def test_where_it_trains_or_a_value_that_is_the_cells_own_does_not(setting):
+def test_an_override_that_changes_nothing_keeps_it(setting):
     assert numbers(settings=[setting])["fedasmu"] is not None
 
 
-def test_options_of_an_entry_take_it_away():
+def test_options_of_an_entry_remove_it():
     found = numbers("fedasmu,fedasmu@lambda0=50,fedasmu@slot=h1,fedasmu@slot=rl,fedbuff,fedbuff@K=5")
     assert found["fedasmu"] == found["fedasmu@slot=rl"] is not None, "rl is what it does anyway"
     assert found["fedbuff"] is not None
     assert found["fedasmu@lambda0=50"] is found["fedasmu@slot=h1"] is found["fedbuff@K=5"] is None
 
 
-def test_tuned_settings_take_it_away_from_the_method_that_was_tuned():
+def test_tuned_settings_remove_it_for_the_tuned_method():
     tuned = resolve({"method": {"name": "fedasmu", "lambda0": 2.0}, "training": {"lr": 0.01}}).tables()
     found = numbers("fedasmu,fedavg", tuned=[tuned])
     assert found["fedasmu"] is None and found["fedavg"] is not None
 
 
-def test_a_config_file_takes_it_away_unless_it_is_the_cells_own():
+def test_a_config_file_removes_it_unless_it_equals_the_cell():
     assert numbers(tables={"fleet": {"ratio": 7.0}})["fedasmu"] is None
     whole = resolve(cell_tables(CELLS[CELL], "fedasmu")).tables()
     assert numbers(tables=whole)["fedasmu"] is not None
 
 
-def test_without_a_cell_there_is_none():
+def test_a_scenario_without_a_cell_has_no_number():
     assert numbers(scenario=Scenario()) == {"fedasmu": None}
 
 
@@ -221,7 +221,7 @@ def gains(lead, other):
     return accuracy, time
 
 
-def test_every_number_of_the_papers_evaluation_is_said_by_a_suite(paper):  # noqa: F811
+def test_every_number_of_the_papers_evaluation_is_in_a_suite(paper):  # noqa: F811
     start = paper.index(r"\subsubsection{Performance Overview}")
     ours = said(" ".join(sentence for suite in SUITES.values() for sentence in suite.published))
     theirs = said(paper[start : paper.index(r"\bibliographystyle")])

@@ -14,16 +14,6 @@ from .archived_runs import write_run
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def grid(tmp_path):
-    """The folder of a comparison in the cell cnn-cifar10, one of its runs unfinished."""
-    world = ("cifar10", "cnn")
-    for method in ("fedasmu", "fedasync"):
-        write_run(tmp_path / "grid", method, 0, [0.1] * 11, world=world)
-    (write_run(tmp_path / "grid", "fedbuff", 0, [0.1] * 4, world=world) / "summary.json").unlink()
-    return tmp_path / "grid"
-
-
 def main_runs(results):
     for seed in range(3):
         write_run(results / "lenet-fmnist", "fedasmu", seed, [0.5] * 61)

@@ -1,4 +1,4 @@
-"""The paper's suites: the right grids, the scale said everywhere."""
+"""The paper's suites: the right grids, and the scale in every output."""
 
 import json
 
@@ -166,7 +166,7 @@ def test_every_output_says_the_scale(tmp_path):
     assert {row["scale"] for row in results.rows(record)} == {0.1}
 
 
-def test_a_full_suite_says_nothing_of_a_scale():
+def test_a_full_suite_does_not_mention_a_scale():
     found = grid("ablation")
     assert (found.stem, found.scale_record) == ("ablation", None)
     assert not any("SCALED" in text for text in (found.title, *found.notes))
@@ -184,12 +184,12 @@ def test_published_numbers_stand_beside_ours_in_every_line_of_the_table(tmp_path
     assert all(line["published"] for line in lines.values())
 
 
-def test_they_stand_only_beside_the_world_they_were_measured_in(tmp_path):
+def test_published_numbers_stand_only_beside_the_setting_of_the_table(tmp_path):
     found = grid("devices", methods="fedasmu")
     record = results.document(found.jobs, Store(tmp_path), title="t", published=found.published)
     assert [bool(world["lines"][0]["published"]) for world in record["worlds"]] == [True, False, False]
 
 
-def test_what_was_changed_is_said():
+def test_overrides_get_a_note():
     notes = grid("slots", settings=["model.name=mlp", "run.executor=serial", "fedasmu.epsilon=0.2"]).notes
     assert "changed by --set: model.name=mlp, fedasmu.epsilon=0.2" in notes

@@ -78,7 +78,7 @@ def test_a_kind_without_ours_or_without_rivals_has_dashes(results, tmp_path):
     assert alone == ["vgg-cifar10", "–", "–", "–", "0.45", "0 s: fedssmu", "0 s", "–"]
 
 
-def test_the_scale_is_said_first_and_what_was_not_run_last(results):
+def test_the_scale_comes_first_and_missing_runs_last(results):
     lines = cells_section(read_others(results))
     assert lines[0] == "## The other ten cells"
     for words in ("part of the training samples", "one seed", "short virtual time", "nothing tuned", "no verdict"):

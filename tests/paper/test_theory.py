@@ -1,4 +1,4 @@
-"""``freshet paper theory``: what it measures, on short runs, and the command."""
+"""The check of Theorem 1 on short runs, and ``freshet paper theory``."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_step_is_noted_with_exact_moments():
 
 
 def test_measurements_change_nothing(tmp_path):
-    """The same world under plain FedASMU, with batches of the whole shard, ends in the same model."""
+    """Plain FedASMU in the same world, with whole shards as batches, ends in the same model."""
     watched = theory.federation(replace(SHORT, tau=99))
     tables = watched.config.tables()
     method = {k: v for k, v in tables["method"].items() if k not in ("mu", "batch", "every", "name")}
@@ -86,7 +86,7 @@ def test_measurements_change_nothing(tmp_path):
 
 
 def test_influence_makes_the_last_model_of_all_uploads():
-    """Mixing and merging forwards, with displacements of any size, gives w_1 plus the weighted displacements."""
+    """Mixing and merging forwards, with any displacements, gives w_1 plus the weighted displacements."""
     rng, rows, versions, moved = np.random.default_rng(5), [], [np.array([1.0, -2.0])], []
     for t in range(1, 60):
         base = int(rng.integers(max(1, t - 8), t + 1))
@@ -196,7 +196,7 @@ def test_an_interrupted_command_says_so(few, command, monkeypatch, tmp_path):
     assert not (tmp_path / "theory.json").exists()
 
 
-def test_ctrl_c_at_the_end_of_a_run_keeps_the_next_one_from_beginning(monkeypatch, tmp_path):
+def test_ctrl_c_at_the_end_of_a_run_prevents_the_next_run(monkeypatch, tmp_path):
     settings, done = theory.settings([0], 5)[:2], []
 
     def pressed(setting, scratch):
