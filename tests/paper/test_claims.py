@@ -7,7 +7,7 @@ import pytest
 
 from freshet.methods import class_and_preset
 from freshet.paper.archive import compare_paired, read
-from freshet.paper.claims import BASELINES, CLAIMS, Claim, answer, claims_section, verdict
+from freshet.paper.claims import BASELINES, CLAIMS, Claim, answer, claims_section, claims_summary, verdict
 from freshet.paper.studies import STUDIES, StudyRuns
 
 from .archived_runs import write_run
@@ -103,3 +103,12 @@ def test_figures_and_verdicts_use_the_seeds_that_both_have(tmp_path):
     claim = next(one for one in CLAIMS if one.rivals == ("slot = h1",) and one.gain == "accuracy")
     figures, said = answer(claim, [StudyRuns(STUDIES[0], runs, tmp_path / "suites")])
     assert figures == ["+100.0 %"] and said == "undecided (too few seeds)"
+
+
+def test_the_summary_counts_the_verdicts_of_each_suite(archive):
+    lines = claims_summary([StudyRuns(STUDIES[0], read(archive), archive / "suites")], "more.md")
+    table = [[entry.strip() for entry in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert table[0] == ["suite", "confirmed", "not confirmed", "not run"]
+    assert table[1] == ["table", "3", "1", "16"], "over fedbuff twice, over fedasync in time; a tie in accuracy"
+    assert table[-1][0] == "all" and sum(map(int, table[-1][1:])) == 51
+    assert "(more.md#every-number-of-the-paper)" in lines[0]

@@ -143,8 +143,8 @@ def claims_summary(found: Sequence[StudyRuns], appendix: str) -> list[str]:
     """How many claims of each suite are confirmed, for the first page."""
     counts: dict[str, Counter[str]] = {}
     for claim in CLAIMS:
-        said = answer(claim, found)[1]
-        kind = next(verdict for verdict in VERDICTS if said.startswith(verdict))
+        text = answer(claim, found)[1]
+        kind = next(kind for kind in VERDICTS if text.startswith(kind))
         counts.setdefault(claim.suite, Counter())[kind] += 1
     shown = [kind for kind in VERDICTS if any(count[kind] for count in counts.values())]
     rows = {**counts, "all": sum(counts.values(), Counter[str]())}
@@ -163,11 +163,11 @@ def claims_section(found: Sequence[StudyRuns]) -> list[str]:
     lines = [SECTION_HEAD, f"| the paper | {names} | verdict |", "|---" * (len(found) + 2) + "|"]
     missing = []
     for claim in CLAIMS:
-        figures, said = answer(claim, found)
-        if said == "not run":
+        figures, text = answer(claim, found)
+        if text == "not run":
             missing.append(str(claim))
         else:
-            lines.append(f"| {claim} | {' | '.join(figures)} | {said} |")
+            lines.append(f"| {claim} | {' | '.join(figures)} | {text} |")
     return [*lines, "", *([f"Not run: {'; '.join(missing)}.", ""] if missing else [])]
 
 
@@ -180,11 +180,11 @@ def answer(claim: Claim, found: Sequence[StudyRuns]) -> tuple[list[str], str]:
         outcomes += [one for outcomes_here, _ in compared for one in outcomes_here]
         figures.append("; ".join(", ".join(here) or "not run" for _, here in compared) or "–")
     decided: list[Outcome] = [one for one in outcomes if one != "none"]
-    said = verdict(decided)
-    if said == "confirmed":
-        return figures, said if decided == outcomes else "confirmed where it was run"
+    text = verdict(decided)
+    if text == "confirmed":
+        return figures, text if decided == outcomes else "confirmed where it was run"
     words = sorted({"too few seeds" if one == "few" else one for one in decided})
-    return figures, f"{said} ({', '.join(words)})" if decided else "not run"
+    return figures, f"{text} ({', '.join(words)})" if decided else "not run"
 
 
 def groups_of(claim: Claim, study: Study, runs: Runs, suites: Path) -> list[Runs]:
