@@ -185,7 +185,7 @@ def test_shards_given_from_python_leave_out_what_is_held_out() -> None:
 
 def test_a_changed_federation_keeps_what_was_brought() -> None:
     first = federation()
-    other = first.changed({"training.lr": 0.01, "run.seed": 0})
+    other = first.with_settings({"training.lr": 0.01, "run.seed": 0})
     assert (other.config.training.lr, other.fingerprint) == (0.01, first.fingerprint)
     with pytest.raises(ValueError, match=r"lr: is not a setting; write section\.key"):
-        first.changed({"lr": 1})
+        first.with_settings({"lr": 1})

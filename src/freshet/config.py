@@ -288,18 +288,18 @@ def non_semantic_keys(sections: Mapping[str, type[BaseModel]]) -> list[str]:
         f"{section}.{key}"
         for section, model in sections.items()
         for key in model.model_fields
-        if _declared(model, key).get("decides") is False
+        if _field_marks(model, key).get("decides") is False
     ]
 
 
-def _declared(model: type[BaseModel], key: str) -> Mapping[str, Any]:
+def _field_marks(model: type[BaseModel], key: str) -> Mapping[str, Any]:
     """What a field declares beside its type, default and description."""
     extra = model.model_fields[key].json_schema_extra if key in model.model_fields else None
     return extra if isinstance(extra, dict) else {}
 
 
 def _is_added_default(model: type[BaseModel], key: str, value: Any) -> bool:
-    return _declared(model, key).get("added") is True and value == model.model_fields[key].default
+    return _field_marks(model, key).get("added") is True and value == model.model_fields[key].default
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
