@@ -22,7 +22,7 @@ from freshet.core.messages import Request, Slot, Upload
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 MERGED = {"beta": 0.2, "n1": 0}
 

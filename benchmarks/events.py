@@ -28,7 +28,7 @@ from freshet.methods import class_and_preset, method_options
 from freshet.runs.writer import RunWriter
 from freshet.sim.driver import Simulation
 from freshet.sim.fleet import Fleet, FleetOptions
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 
 class NoLog(RunWriter):

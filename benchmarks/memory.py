@@ -26,7 +26,7 @@ from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint
 from freshet.sim.fleet import Fleet, FleetOptions
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 SHAPE, SAMPLES, PARAMETERS = (3, 32, 32), 50_000, 62_006
 

@@ -20,7 +20,7 @@ from idle import resident
 from numpy.typing import NDArray
 
 from freshet import Observer
-from freshet.compute.executor import SerialExecutor, Setup
+from freshet.compute.executor import SerialExecutor
 from freshet.compute.host import keep_freed_memory
 from freshet.core.coordinator import Coordinator
 from freshet.core.layout import Layout
@@ -38,8 +38,9 @@ from freshet.sim.fleet import Fleet
 from freshet.sim.traces import History, Row, Trace
 from freshet.training.batches import FederatedData
 from freshet.training.network import FlatModel, initial_weights
+from freshet.training.optimisers import constant
 from freshet.training.options import TrainingOptions
-from freshet.training.schedules import constant
+from freshet.training.trainer import Setup
 
 HOUR = 3600.0
 SIZES = {"LeNet5": 61_706, "ResNet20": 269_722, "AlexNet": 2_472_266, "VGG-11": 9_750_922}

@@ -22,9 +22,9 @@ import torch
 from common import LR, factory_of, normalise, synthetic, textbook
 
 from freshet import Federation
-from freshet.compute.executor import SerialExecutor, Setup
+from freshet.compute.executor import SerialExecutor
 from freshet.compute.processes import WorkerPool
-from freshet.training.trainer import TripInput
+from freshet.training.trainer import Setup, TripInput
 from freshet.training.trip import TripOutcome
 
 DEVICES, EPOCHS = 100, 5

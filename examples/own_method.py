@@ -9,9 +9,8 @@ from pydantic import Field
 
 from freshet import About, Method, Options
 from freshet.core.about import Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Contribution
-from freshet.core.method import Aggregate
+from freshet.core.method import Aggregate, expect
 from freshet.core.vectors import combine, distance
 
 

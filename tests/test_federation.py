@@ -147,7 +147,9 @@ def test_options_that_follow_from_the_run_are_in_its_configuration(tmp_path):
     assert settled("fedsa", None, tmp_path, rounds=20)["stage1_updates"] == 0.1 * 20 * 3
     trips = build(method="asofed").fleet
     model = 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    fastest = min(trips.download_seconds(k, model) + trips.train_seconds[k] + trips.upload_seconds(k, model) for k in range(4))
+    fastest = min(
+        trips.download_seconds(k, model) + trips.train_seconds[k] + trips.upload_seconds(k, model) for k in range(4)
+    )
     assert settled("asofed", 1.0, tmp_path)["delay_unit"] == pytest.approx(fastest, rel=1e-12)
 
 

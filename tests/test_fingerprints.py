@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from freshet import Federation, Fleet, RunError, Stop
-from freshet.fingerprints import WORDS, differing, digest, unequal
+from freshet.assembly import WORDS, differing, digest, unequal
 from freshet.runs.writer import Observer
 
 rng = np.random.default_rng(0)

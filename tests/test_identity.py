@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation, Result
-from freshet.config import SECTIONS, resolve, non_semantic_keys
+from freshet.config import SECTIONS, non_semantic_keys, resolve
 from freshet.errors import RunError
 from freshet.experiments.grid import run_key
 from freshet.report.groups import group_runs

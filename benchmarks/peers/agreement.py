@@ -22,9 +22,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from freshet import Federation
+from freshet.core.server import VersionStore
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector
-from freshet.core.versions import VersionStore
 from freshet.runs.reader import RunDirectory
 from freshet.training.network import FlatModel
 

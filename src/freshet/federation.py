@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from freshet.assembly import Assembly, Overrides
+from freshet.assembly import Assembly, Overrides, differing, unequal
 from freshet.compute.choice import open_executor
 from freshet.compute.executor import Executor, WarmupExecutor
 from freshet.compute.pool import Pool, PoolExecutor
@@ -21,7 +21,6 @@ from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.data.dataset import DataSet, own_data
 from freshet.errors import ConfigError, RunError
-from freshet.fingerprints import differing, unequal
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, drive
@@ -30,8 +29,7 @@ from freshet.runs.reader import RunDirectory
 from freshet.runs.records import integer
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, check_observers, default_directory, write_config
-from freshet.sim.device_evaluations import EvaluationSchedule
-from freshet.sim.driver import Simulation, check_state
+from freshet.sim.driver import EvaluationSchedule, Simulation, check_state
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import with_channels_last
 from freshet.training.network import Factory, as_factory

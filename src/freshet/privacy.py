@@ -31,9 +31,7 @@ from freshet.errors import ConfigError
 class PrivacyOptions(Options):
     """Clipping and noise on each device: local differential privacy for all samples of a device together."""
 
-    clip: float = Field(
-        0.0, ge=0, description="C, the largest norm of an update (0: no clipping, no noise)"
-    )
+    clip: float = Field(0.0, ge=0, description="C, the largest norm of an update (0: no clipping, no noise)")
     noise: float = Field(1.0, gt=0, description="standard deviation of the noise on each number, in units of C")
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is reported")
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from freshet.compute.executor import Setup
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
 from freshet.errors import ConfigError
@@ -21,7 +20,7 @@ from freshet.result import Result
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.network import initial_weights
 from freshet.training.options import TrainingOptions
-from freshet.training.trainer import TripInput
+from freshet.training.trainer import Setup, TripInput
 from freshet.training.trip import TripOutcome
 
 #: Seconds of virtual time.

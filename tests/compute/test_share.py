@@ -5,10 +5,10 @@ import os
 import numpy as np
 import torch
 
-from freshet.compute.executor import Setup
 from freshet.compute.share import BlockFile, map_blocks, pack_setup, unpack_setup
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Setup
 
 from .helpers import linear, make_setup
 

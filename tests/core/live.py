@@ -18,7 +18,7 @@ from freshet.core.streams import stream
 from freshet.runs.writer import RunWriter
 from freshet.training.batches import FederatedData
 from freshet.training.network import Factory, build_module, initial_weights, layout_of
-from freshet.training.schedules import exponential
+from freshet.training.optimisers import exponential
 from freshet.training.trainer import Trainer
 from freshet.training.trip import LocalTrip
 

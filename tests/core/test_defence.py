@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.audit import Mismatch
 from freshet.core.defence import (
     MIN_AGREEMENTS,
     MIN_MEASURES,
@@ -26,6 +25,7 @@ from freshet.core.defence import (
 from freshet.core.events import Noted
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
+from freshet.core.method import Mismatch
 from freshet.core.server import ActiveTrip
 
 N = 40

@@ -17,7 +17,7 @@ from freshet.core.scheduling import Trigger
 from freshet.core.server import RequestRefused, Server
 from freshet.errors import RunError
 from freshet.methods import class_and_preset, method_options
-from freshet.training.schedules import constant, exponential
+from freshet.training.optimisers import constant, exponential
 
 SIZE = 4
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from freshet.core.versions import VersionStore
+from freshet.core.server import VersionStore
 
 
 def model(version: int) -> np.ndarray:

@@ -10,12 +10,12 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from freshet import ConfigError, DataError, Federation
-from freshet.compute.executor import Setup
 from freshet.compute.share import pack_setup, unpack_setup
 from freshet.data import from_arrays
 from freshet.data.adapters import LazyRows, stored_labels
 from freshet.training.batches import FederatedData, Samples
 from freshet.training.options import TrainingOptions
+from freshet.training.trainer import Setup
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3

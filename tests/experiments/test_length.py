@@ -9,8 +9,15 @@ from freshet.config import resolve
 from freshet.data import load
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.experiments.grid import UserSettings, expand, parse_entries
-from freshet.experiments.length import length_note, model_bytes, round_seconds, with_length
+from freshet.experiments.grid import (
+    UserSettings,
+    expand,
+    length_note,
+    model_bytes,
+    parse_entries,
+    round_seconds,
+    with_length,
+)
 from freshet.federation import Federation
 from freshet.paper.cells import CELLS, METHODS, cell_scenario, cell_settings, cell_tables
 from freshet.runs.reader import RunDirectory

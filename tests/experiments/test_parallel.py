@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from freshet.experiments.parallel import run_each
+from freshet.experiments.compare import run_each
 from freshet.runs.lifecycle import interruptible
 
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from freshet.cli.screen import print_results
 from freshet.errors import ConfigError
 from freshet.experiments.compare import run_grid, to_do
-from freshet.experiments.grid import Scenario, expand, parse_entries
-from freshet.experiments.length import model_bytes
+from freshet.experiments.grid import Scenario, expand, model_bytes, parse_entries
 from freshet.experiments.results import document, rows, write
 from freshet.experiments.store import Store
 from freshet.report.columns import overhead

@@ -16,7 +16,7 @@ from freshet.core.method import Method, MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
 from freshet.training.network import FlatModel
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 FEATURES, CLASSES, SAMPLES = 5, 3, 24
 

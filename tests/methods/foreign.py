@@ -12,9 +12,8 @@ from pydantic import Field
 from freshet import About, ConfigError, Method
 from freshet import Options as BaseOptions
 from freshet.core.about import Curve, Range, UploadCount
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.method import Discard, Facts
+from freshet.core.method import Discard, Facts, expect
 from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
 
 

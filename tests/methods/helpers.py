@@ -17,8 +17,8 @@ from freshet.core.vectors import Vector
 from freshet.data.dataset import from_arrays
 from freshet.methods import class_and_preset, method_options
 from freshet.training.batches import FederatedData
+from freshet.training.optimisers import constant
 from freshet.training.options import TrainingOptions
-from freshet.training.schedules import constant
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import TripOutcome
 

@@ -16,7 +16,7 @@ from freshet.methods.asmu.meta import MetaSelector
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 from tests.methods.asmu_helpers import plain_layout
 from tests.methods.conftest import SMALL
 

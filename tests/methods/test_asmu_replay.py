@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated
+from freshet.core.method import Mismatch
 from freshet.federation import Federation
 from freshet.methods.fedasmu import FedASMU
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 from tests.methods.asmu_helpers import plain_layout, server_of, trigger, upload
 from tests.methods.conftest import SMALL
 

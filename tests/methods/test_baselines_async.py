@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Hurried, Record, Triggered
 from freshet.core.messages import Upload
-from freshet.core.method import Wait
+from freshet.core.method import Mismatch, Wait
 from freshet.core.server import Server
 from freshet.errors import ConfigError
 from freshet.methods.fedasync import FedAsyncOptions

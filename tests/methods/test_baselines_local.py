@@ -14,9 +14,9 @@ from freshet.core.method import LocalRule
 from freshet.core.vectors import Vector, distance
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
-from freshet.methods._shared.proximal import Proximal, proximal
 from freshet.methods.asofed import ASOFed, ASOFedOptions, StepRule, TripRule, delay_factor, scale_features
 from freshet.methods.feddyn import DualRule
+from freshet.methods.fedprox import Proximal, proximal
 from freshet.methods.moon import ContrastiveRule, contrastive_loss
 from freshet.models.registry import build
 from freshet.training.batches import FederatedData

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.audit import Mismatch
 from freshet.core.events import Aggregated, Noted
 from freshet.core.messages import Request, Slot, Upload
-from freshet.core.method import MethodContext
+from freshet.core.method import MethodContext, Mismatch
 from freshet.core.server import Server
 from freshet.errors import RunError
 from freshet.methods.asofed import ASOFed
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 from tests.methods import contract_methods
 from tests.methods.helpers import LAYOUT, REPORTS, SYNCHRONOUS, fly, hold_round, logged, same, send, server_of, vector
 

@@ -12,8 +12,7 @@ from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods import class_and_preset, method_options
 from freshet.methods.fednova import path_length
-from freshet.training.optimisers import sgd
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant, sgd
 from tests.methods.helpers import (
     LAYOUT,
     LEARNABLE,

@@ -6,7 +6,7 @@ import pytest
 
 from freshet.errors import ConfigError
 from freshet.experiments import results
-from freshet.experiments.length import round_seconds
+from freshet.experiments.grid import round_seconds
 from freshet.experiments.store import Store
 from freshet.paper.cells import CELLS, METHODS
 from freshet.paper.suites import SUITES, plan

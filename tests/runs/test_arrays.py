@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from freshet.errors import RunError
 from freshet.runs import checkpoint
-from freshet.runs.arrays import contents, serialise, views
+from freshet.runs.checkpoint import contents, serialise, views
 
 
 def written(path: Path, arrays: dict, notes: dict | None = None) -> Path:

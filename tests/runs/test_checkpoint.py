@@ -14,8 +14,7 @@ from freshet.core.events import Contribution
 from freshet.core.method import Aggregate, Wait
 from freshet.core.vectors import mix
 from freshet.errors import RunError
-from freshet.runs.arrays import LazyArray
-from freshet.runs.checkpoint import _read, copy_arrays, pack, unpack, write
+from freshet.runs.checkpoint import LazyArray, _read, copy_arrays, pack, unpack, write
 
 
 def through_json(tree):

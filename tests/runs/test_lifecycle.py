@@ -24,7 +24,7 @@ from freshet.methods import class_and_preset, method_options
 from freshet.runs import checkpoint, lifecycle
 from freshet.runs.lifecycle import OpenRun, RunOutcome, RunPlan, Stopwatch, drive, interruptible
 from freshet.runs.writer import RunWriter, weights_sha256
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 PLAN = RunPlan("mine:Method", 7, 0.8, 10.0, checkpoint_every=3.0, checkpoint_minutes=0.0, stop_diverged=True)
 FILES = ["config.toml", "events.jsonl", "metrics.jsonl", "model.safetensors", "summary.json"]

@@ -14,7 +14,7 @@ from freshet.core.method import MethodContext
 from freshet.core.scheduling import Trigger
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
-from freshet.training.schedules import constant
+from freshet.training.optimisers import constant
 
 DEVICES, UPLOADS = 8, 800
 #: Where what counts is allocated.

@@ -12,7 +12,7 @@ from freshet.compute.processes import WorkerPool
 from freshet.config import resolve
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.sim.device_evaluations import EvaluationSchedule
+from freshet.sim.driver import EvaluationSchedule
 
 from .helpers import Crash, CrashError, outputs
 

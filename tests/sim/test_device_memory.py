@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from freshet.compute.executor import LazyFuture
 from freshet.core.method import Memory
-from freshet.runs.arrays import LazyArray
-from freshet.runs.checkpoint import copy_arrays
+from freshet.runs.checkpoint import LazyArray, copy_arrays
 from freshet.sim.device_memory import MAX_PENDING, DeviceStore, array_bytes
 from freshet.training.trip import TripOutcome
 

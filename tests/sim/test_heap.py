@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.sim.heap import EventHeap, Rank, Scheduled
+from freshet.sim.driver import EventHeap, Rank, Scheduled
 
 times = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e6))
 entries = st.builds(Scheduled, times, st.sampled_from(list(Rank)), st.integers(0, 4), st.integers(1, 3))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from freshet import ConfigError
-from freshet.training.schedules import constant, cosine, exponential, step
+from freshet.training.optimisers import constant, cosine, exponential, step
 
 
 def test_each_schedule_follows_its_formula():

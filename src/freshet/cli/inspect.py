@@ -122,7 +122,7 @@ def cells(
 def _print_cell(console: Console, cell: "Cell") -> None:
     """Print all settings of a cell, marked as the paper's or ours, and its published results."""
     from freshet.config import resolve
-    from freshet.experiments.length import length_note
+    from freshet.experiments.grid import length_note
     from freshet.paper.cells import all_method_choices, cell_tables, choices
 
     console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)

@@ -68,7 +68,7 @@ def run(
     with quick_imports():
         from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
-        from freshet.experiments.length import with_length
+        from freshet.experiments.grid import with_length
         from freshet.federation import Federation
         from freshet.paper.cells import cell_settings, find_cell
         from freshet.trackers import tracker

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
-from freshet.compute.executor import Executor, SerialExecutor, Setup, estimate_training_seconds
+from freshet.compute.executor import Executor, SerialExecutor, estimate_training_seconds
 from freshet.compute.host import keep_freed_memory
 from freshet.compute.pool import Pool, PoolExecutor
 from freshet.compute.processes import WorkerPool, available_cores
+from freshet.training.trainer import Setup
 
 #: Seconds until worker processes have loaded torch and can train (docs/executors.md).
 WORKER_START_SECONDS = 3.0

@@ -3,19 +3,15 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from freshet.core.vectors import Vector
-from freshet.training.batches import FederatedData
 from freshet.training.device_eval import DeviceEvaluation, DeviceScores
-from freshet.training.network import Factory, build_module
-from freshet.training.options import TrainingOptions
-from freshet.training.outgoing import UNCHANGED, Outgoing
-from freshet.training.task import Score, Task
-from freshet.training.trainer import Trainer, TripInput
+from freshet.training.network import build_module
+from freshet.training.task import Score
+from freshet.training.trainer import Setup, TripInput
 from freshet.training.trip import TripOutcome
 
 T = TypeVar("T")
@@ -66,23 +62,6 @@ class Executor(Protocol):
     def evaluate_devices(self, evaluation: DeviceEvaluation, due: float) -> Future[DeviceScores]: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The part of a federation that does not change. Every worker builds it once."""
-
-    factory: Factory
-    data: FederatedData
-    training: TrainingOptions
-    seed: int
-    #: The user's task. None selects the one that ``training`` names.
-    task: Task | None = None
-    #: How a trained model is changed before it is sent.
-    outgoing: Outgoing = UNCHANGED
-
-    def trainer(self) -> Trainer:
-        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing)
 
 
 class LazyFuture(Generic[T]):

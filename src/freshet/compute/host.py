@@ -18,9 +18,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from freshet.compute.executor import Setup
 from freshet.errors import FreshetError, RunError
-from freshet.training.trainer import Trainer
+from freshet.training.trainer import Setup, Trainer
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 

@@ -14,13 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from freshet.compute.executor import Setup
 from freshet.compute.host import decode_answer, encode_request
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.training.device_eval import DeviceEvaluation, DeviceScores
 from freshet.training.task import Score
-from freshet.training.trainer import TripInput
+from freshet.training.trainer import Setup, TripInput
 from freshet.training.trip import TripOutcome
 
 #: How often a call may kill its worker, and how often in a row a worker may die while it starts.

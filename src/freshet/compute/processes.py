@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 
 from freshet.compute import worker
-from freshet.compute.executor import Setup
 from freshet.compute.fork_server import ForkServerProcess, search_path, take_server
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.share import BlockFile, pack_setup
 from freshet.errors import RunError
+from freshet.training.trainer import Setup
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.compute.executor import Setup
 from freshet.compute.host import Host
 from freshet.compute.pool import Pool, StartFailed, WorkerDied
 from freshet.compute.processes import available_cores
 from freshet.compute.share import pack_setup, unpack_setup
 from freshet.errors import ConfigError, RunError
+from freshet.training.trainer import Setup
 
 #: Seconds without any ready worker after which the pool gives up.
 STARTUP_TIMEOUT_SECONDS = 120.0

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from freshet.compute.executor import Setup
+from freshet.training.trainer import Setup
 
 #: Smaller arrays travel inside the message.
 INLINE_LIMIT_BYTES = 1 << 14

@@ -39,11 +39,10 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core import saving
-from freshet.core.audit import expect
 from freshet.core.events import Noted
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Options
+from freshet.core.method import Options, expect
 from freshet.core.vectors import Vector, combine, distance, dot, is_finite, mix, norm
 
 if TYPE_CHECKING:

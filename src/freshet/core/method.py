@@ -3,6 +3,7 @@
 A new method is one file in ``freshet/methods`` with a subclass of ``Method``; see CONTRIBUTING.md.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from freshet.core.server import ActiveTrip, Server
+
+
+class Mismatch(Exception):
+    """A logged number does not follow from the others. The text says which."""
+
+
+def expect(name: str, logged: float, recomputed: float, tolerance: float = 1e-9) -> None:
+    """Raise ``Mismatch`` unless the two agree to rounding."""
+    if logged != recomputed and not math.isclose(logged, recomputed, rel_tol=tolerance, abs_tol=1e-15):
+        raise Mismatch(f"{name} is logged as {logged!r}, the formula gives {recomputed!r}")
 
 
 #: What a device remembers between its trips: numbers and arrays by name.

@@ -93,9 +93,7 @@ def _by_device(given: Any, devices: int, key: str) -> list[Any]:
     if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
         raise ConfigError(key, f"must be a list or dict of sample numbers per device, but {given!r} was given")
     if getattr(given, "ndim", 2) < 2:
-        raise ConfigError(
-            key, "a flat array was given; give one list or array of sample numbers per device"
-        )
+        raise ConfigError(key, "a flat array was given; give one list or array of sample numbers per device")
     return list(given)
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.assembly import Assembly, Overrides
-from freshet.compute.executor import Setup
 from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Slot, Upload
 from freshet.core.method import Memory
@@ -36,7 +35,7 @@ from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 from freshet.runs.checkpoint import Tree
 from freshet.training.batches import FederatedData
 from freshet.training.network import Factory
-from freshet.training.trainer import Trainer
+from freshet.training.trainer import Setup, Trainer
 from freshet.training.trip import LocalTrip
 
 if TYPE_CHECKING:

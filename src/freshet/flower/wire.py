@@ -19,8 +19,7 @@ from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, U
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.flower import NEEDS_FLOWER
-from freshet.runs.arrays import StoredArray, contents, serialise
-from freshet.runs.checkpoint import Tree, copy_arrays, pack, unpack
+from freshet.runs.checkpoint import StoredArray, Tree, contents, copy_arrays, pack, serialise, unpack
 
 _NOTE = "tree"
 

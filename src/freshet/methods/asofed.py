@@ -36,14 +36,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet.core.about import About, Range, Remark
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Contribution, Event, Triggered, Uploaded
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Local, LocalRule, Method, MethodContext, Options, Verdict
+from freshet.core.method import Aggregate, Local, LocalRule, Method, MethodContext, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, mix
-from freshet.methods._shared.proximal import Proximal, drift
+from freshet.methods.fedprox import Proximal, drift
 
 
 class ASOFedOptions(Options):

@@ -26,10 +26,9 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.method import Aggregate, Method, MethodContext, Mismatch, Options, Reject, Verdict, Wait, expect
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, distance
 from freshet.methods._shared.asynchronous import UploadBuffer, Wide

@@ -24,13 +24,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
-from freshet.core.method import LocalRule, Method, Options, Verdict
+from freshet.core.method import LocalRule, Method, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.asynchronous import hinge_discount, mix_upload, polynomial_discount
-from freshet.methods._shared.proximal import proximal
+from freshet.methods.fedprox import proximal
 
 
 class FedAsyncOptions(Options):

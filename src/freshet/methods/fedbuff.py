@@ -26,10 +26,20 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Discarded, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Discard, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.method import (
+    Aggregate,
+    Discard,
+    Method,
+    MethodContext,
+    Mismatch,
+    Options,
+    Reject,
+    Verdict,
+    Wait,
+    expect,
+)
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
 from freshet.methods._shared.asynchronous import UploadBuffer, Wide, polynomial_discount

@@ -29,13 +29,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number
-from freshet.core.method import Local, LocalRule, MethodContext, Options
+from freshet.core.method import Local, LocalRule, MethodContext, Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite
-from freshet.methods._shared.proximal import drift
 from freshet.methods._shared.rounds import (
     PartialUpload,
     Round,
@@ -45,6 +43,7 @@ from freshet.methods._shared.rounds import (
     accepted_share_instruction,
     with_partial_uploads,
 )
+from freshet.methods.fedprox import drift
 
 
 class FedDynOptions(Options):

@@ -21,9 +21,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.method import Options
+from freshet.core.method import Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
 from freshet.methods._shared.rounds import RoundUpload

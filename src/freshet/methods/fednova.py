@@ -28,14 +28,13 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Upload
-from freshet.core.method import LocalRule, Options
+from freshet.core.method import LocalRule, Mismatch, Options, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine
-from freshet.methods._shared.proximal import proximal
 from freshet.methods._shared.rounds import RoundMethod, RoundUpload
+from freshet.methods.fedprox import proximal
 
 
 class FedNovaOptions(Options):

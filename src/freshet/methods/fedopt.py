@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
-from freshet.core.method import MethodContext, Options
+from freshet.core.method import MethodContext, Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.methods._shared.rounds import Round, RoundMethod, RoundUpload, audit_sample_shares

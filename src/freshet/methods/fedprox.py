@@ -8,19 +8,48 @@ with the term on the raw gradient, before weight decay and momentum. Server: Fed
 
 Partial work (``drop``, from the original evaluation): that share of each round's devices is slow. A slow device trains
 only ``E' ~ U{1, ..., E - 1}`` epochs and is aggregated with its full n_k. Decisions [D]: E' = 1 when E = 1; mu = 0.01
-(the authors tune it in 0.001 ... 1 and offer no universal value).
+(the authors tune it in 0.001 ... 1 and offer no universal value). Other methods add the
+same term through ``proximal``.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.method import LocalRule, Options
+from freshet.core.method import Local, LocalRule, Options
 from freshet.core.server import Server
 from freshet.core.streams import stream
-from freshet.methods._shared.proximal import proximal
 from freshet.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def drift(local: Local) -> "Tensor":
+    """Return ``u - w^b``, the distance of local training from its base. Valid until the next call."""
+    import torch
+
+    if "drift" not in local.scratch:
+        local.scratch["drift"] = torch.empty_like(local.base)
+    out: Tensor = local.scratch["drift"]
+    return torch.sub(local.weights[: local.learnable], local.base, out=out)
+
+
+@dataclass(frozen=True)
+class Proximal(LocalRule):
+    """Minimises ``f_k(u) + rho / 2 |u - w^b|^2``: ``rho (u - w^b)`` joins the raw gradient."""
+
+    rho: float
+
+    def adjust(self, local: Local) -> None:
+        local.gradient.add_(drift(local), alpha=self.rho)
+
+
+def proximal(rho: float) -> LocalRule:
+    """Return the proximal rule, or plain SGD (the same bits) if rho is 0."""
+    return Proximal(rho) if rho else LocalRule()
 
 
 class FedProxOptions(Options):

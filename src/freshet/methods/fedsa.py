@@ -30,13 +30,12 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event, Triggered
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict
+from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
-from freshet.methods._shared.proximal import proximal
+from freshet.methods.fedprox import proximal
 
 
 class FedSAOptions(Options):

@@ -25,10 +25,20 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Facts, Method, MethodContext, Options, Reject, Verdict, Wait
+from freshet.core.method import (
+    Aggregate,
+    Facts,
+    Method,
+    MethodContext,
+    Mismatch,
+    Options,
+    Reject,
+    Verdict,
+    Wait,
+    expect,
+)
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance, dot_differences
 from freshet.errors import ConfigError

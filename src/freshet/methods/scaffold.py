@@ -29,10 +29,9 @@ import numpy as np
 from pydantic import Field
 
 from freshet.core.about import About, Range
-from freshet.core.audit import expect
 from freshet.core.events import Aggregated, Event
 from freshet.core.messages import Number, Vectors
-from freshet.core.method import Local, LocalRule, MethodContext, Options
+from freshet.core.method import Local, LocalRule, MethodContext, Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine, is_finite, mix, norm
 from freshet.methods._shared.rounds import (

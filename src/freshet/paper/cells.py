@@ -12,8 +12,7 @@ from typing import Any
 from freshet.config import resolve
 from freshet.data.catalogue import CATALOGUE
 from freshet.errors import ConfigError
-from freshet.experiments.grid import Scenario, Tables
-from freshet.experiments.length import with_length
+from freshet.experiments.grid import Scenario, Tables, with_length
 from freshet.methods import class_and_preset
 from freshet.report.palette import ORDER
 

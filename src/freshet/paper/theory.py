@@ -41,7 +41,7 @@ from freshet import (
     __version__,
 )
 from freshet.errors import RunError
-from freshet.experiments.parallel import run_each
+from freshet.experiments.compare import run_each
 from freshet.files import write_atomically
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.fedasmu import FedASMU

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.core import defence, events
-from freshet.core.audit import Mismatch
 from freshet.core.events import (
     Aggregated,
     DevicesEvaluated,
@@ -31,7 +30,7 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
-from freshet.core.method import Method, overrides
+from freshet.core.method import Method, Mismatch, overrides
 from freshet.core.server import NO_TRIP
 from freshet.errors import RunError
 from freshet.methods import builtin_about, class_and_preset, method_options

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from freshet.compute.executor import Future
 from freshet.core.method import Memory
 from freshet.files import writing
-from freshet.runs.arrays import LazyArray, contents, serialise, views
-from freshet.runs.checkpoint import copy_arrays, pack, unpack
+from freshet.runs.checkpoint import LazyArray, contents, copy_arrays, pack, serialise, unpack, views
 from freshet.training.trip import TripOutcome
 
 #: Bytes of device memories that stay in main memory by default.

@@ -8,15 +8,20 @@ A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
 Times never depend on what training computes. A trip's training is therefore one piece of work. The executor gets it as
 soon as its inputs are known, and the driver awaits the result only when the upload arrives. Checkpoints do not hold
 running training: it follows from its inputs and is submitted again.
+
+``EventHeap`` is the queue of virtual time. ``EvaluationSchedule`` says when the global model is evaluated on every
+device; these evaluations do not influence the run.
 """
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,13 +34,143 @@ from freshet.core.server import Server
 from freshet.core.streams import stream
 from freshet.runs.checkpoint import copy_arrays
 from freshet.runs.writer import RunWriter
-from freshet.sim.device_evaluations import EvaluationResult, EvaluationSchedule
 from freshet.sim.device_memory import DEFAULT_LIMIT_BYTES, DeviceStore
 from freshet.sim.fleet import Fleet
-from freshet.sim.heap import EventHeap, Rank, Scheduled
+from freshet.training.device_eval import DeviceEvaluation, DeviceScores, summarise_scores
 from freshet.training.task import Score
 from freshet.training.trainer import TripInput
 from freshet.training.trip import TripOutcome
+
+
+class Rank(IntEnum):
+    """Order of events at the same instant: arrivals, then answers, then new trips, then the test of the model."""
+
+    UPLOAD = 0
+    LOST = 1
+    REQUEST = 2
+    MERGE = 3
+    TRIGGER = 4
+    EVALUATE = 5
+
+
+class Scheduled(NamedTuple):
+    """An event to come: when, what, and to which trip of which device (-1: none)."""
+
+    time: float
+    rank: int
+    device: int = -1
+    trip: int = -1
+
+
+class EventHeap:
+    """A priority queue by (time, rank, device). Time never goes back."""
+
+    def __init__(self, entries: Iterable[tuple[float, int, int, int]] = (), now: float = 0.0) -> None:
+        self._heap = [Scheduled(*entry) for entry in entries]
+        heapify(self._heap)
+        self.now = now
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, scheduled: Scheduled) -> None:
+        """Schedule an event, now or later."""
+        if not scheduled.time >= self.now:  # NaN too
+            raise ValueError(f"the event at {scheduled.time} lies before the clock, {self.now}")
+        heappush(self._heap, scheduled)
+
+    def has_event_before(self, end: tuple[float, int]) -> bool:
+        """Return whether an event lies before this time and rank."""
+        return bool(self._heap) and self._heap[0] < end
+
+    def pop(self) -> Scheduled:
+        """Return the next event and move the clock to it."""
+        scheduled = heappop(self._heap)
+        self.now = scheduled.time
+        return scheduled
+
+    def in_order(self) -> list[Scheduled]:
+        """Return all events in order."""
+        return sorted(self._heap)
+
+
+class EvaluationResult(NamedTuple):
+    """The scores of one version: on the test set, on every device and, if asked for, after local training."""
+
+    score: Score
+    plain: DeviceScores
+    personal: DeviceScores | None
+
+    def numbers(self) -> dict[str, Any]:
+        """The scores on the test set, and statistics over the devices."""
+        scores: dict[str, Any] = {**self.score.metrics, "loss": self.score.loss}
+        scores |= {f"devices_{key}": value for key, value in summarise_scores(self.plain.accuracy).items()}
+        if self.personal is not None:
+            scores |= {f"personal_{key}": value for key, value in summarise_scores(self.personal.accuracy).items()}
+        return scores
+
+    def by_device(self) -> dict[str, Any]:
+        """All scores, one entry per device."""
+        scores: dict[str, Any] = {"accuracy": self.plain.accuracy.tolist(), "loss": self.plain.loss.tolist()}
+        if self.personal is not None:
+            scores["personal_accuracy"] = self.personal.accuracy.tolist()
+            scores["personal_loss"] = self.personal.loss.tolist()
+        return scores
+
+
+class PendingEvaluation:
+    """The pending results of one evaluation as one future."""
+
+    def __init__(
+        self, score: Future[Score], plain: Future[DeviceScores], personal: Sequence[Future[DeviceScores]]
+    ) -> None:
+        self._score, self._plain, self._personal = score, plain, personal
+
+    def done(self) -> bool:
+        return all(part.done() for part in (self._score, self._plain, *self._personal))
+
+    def result(self) -> EvaluationResult:
+        parts = [part.result() for part in self._personal]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return EvaluationResult(self._score.result(), self._plain.result(), DeviceScores(*columns) if parts else None)
+
+
+class EvaluationSchedule:
+    """Evaluates at every ``every``-th test (0: only at the last), also after ``steps`` of local training (0: not).
+
+    A version is evaluated once per learning rate of the local training.
+    """
+
+    def __init__(self, every: int, steps: int) -> None:
+        self.every, self.steps = every, steps
+        self._last: tuple[tuple[int, float], Future[DeviceScores], list[Future[DeviceScores]]] | None = None
+
+    @staticmethod
+    def from_options(evaluate_devices: str | int, personalise: int) -> "EvaluationSchedule | None":
+        """Build the schedule from the options of a run. None means never."""
+        if evaluate_devices == "never":
+            return None
+        return EvaluationSchedule(evaluate_devices if isinstance(evaluate_devices, int) else 0, personalise)
+
+    def due(self, time: float, eval_every: float, last: bool) -> bool:
+        """Return whether the test at ``time`` evaluates devices. It depends on time alone, so a resumed run agrees."""
+        return last or (self.every > 0 and round(time / eval_every) % self.every == 0)
+
+    def start(self, executor: Executor, server: Server, score: Future[Score], time: float) -> PendingEvaluation:
+        """Submit one evaluation of all devices, and one per device with local training."""
+        version, lr = server.version, server.learning_rate() if self.steps else 0.0
+        if self._last is None or self._last[0] != (version, lr):
+            weights, devices = server.method.evaluation_model(server), range(server.context.devices)
+            plain = executor.evaluate_devices(DeviceEvaluation(weights, version, devices), time)
+            personal = [
+                DeviceEvaluation(weights, version, [device], self.steps, lr) for device in devices if self.steps
+            ]
+            self._last = (
+                (version, lr),
+                plain,
+                [executor.evaluate_devices(evaluation, time) for evaluation in personal],
+            )
+        return PendingEvaluation(score, *self._last[1:])
 
 
 @contextmanager

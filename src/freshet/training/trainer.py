@@ -1,5 +1,6 @@
 """The trainer of one process. It holds a model, the data and the settings, trains trips and evaluates models."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -90,3 +91,20 @@ def pick_device(name: str) -> str:
     if not found[name]:
         raise ConfigError("training.device", f"this machine has no {name} device; use auto or cpu")
     return name
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The part of a federation that does not change. Every worker builds it once."""
+
+    factory: Factory
+    data: FederatedData
+    training: TrainingOptions
+    seed: int
+    #: The user's task. None selects the one that ``training`` names.
+    task: Task | None = None
+    #: How a trained model is changed before it is sent.
+    outgoing: Outgoing = UNCHANGED
+
+    def trainer(self) -> Trainer:
+        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing)

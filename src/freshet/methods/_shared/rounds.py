@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freshet.core.admission import overflows
-from freshet.core.audit import expect
 from freshet.core.defence import share_of
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import NOTHING, Number, Upload
-from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait
+from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait, expect
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance
 

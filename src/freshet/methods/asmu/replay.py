@@ -3,8 +3,8 @@
 from typing import Any
 
 from freshet.core.about import Kind
-from freshet.core.audit import Mismatch, expect
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Merged, Numbers, Rejected, Requested, Triggered
+from freshet.core.method import Mismatch, expect
 from freshet.methods.asmu.staleness import (
     Control,
     PastUpload,
