@@ -42,7 +42,7 @@ fuzz: $(VENV)/.dev $(VENV)/.fuzz ## the random tests, forty times as long, and g
 	@FRESHET_FUZZ=40 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --timeout 3600 tests/hostile tests/methods/test_norm_gate_runs.py $(ARGS)
 
 bench: $(VENV)/.dev ## measure speed and memory (some minutes; close other programs)
-	@for script in kernel simulator startup aggregation events memory long_run; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
+	@for script in kernel simulator startup aggregation memory long_run; do $(BIN)/python benchmarks/$$script.py || exit 1; echo; done
 
 format: $(VENV)/.dev ## put the code in shape
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

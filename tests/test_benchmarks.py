@@ -15,7 +15,6 @@ from freshet.training.outgoing import AttackOptions, choose_attackers
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SHORT = {
     "aggregation.py --parameters 1000 --repeat 1": ["(mix, fresh)", "(progress, stale, merged)"],
-    "events.py --trips 300": ["fedavg      1,000,000   no", "fedasmu     1,000,000  yes"],
 }
 
 

@@ -1,6 +1,34 @@
-"""What ``freshet deploy`` prints when a run has ended."""
+"""``freshet deploy``: the settings that it writes, and what it prints when a run has ended."""
 
-from freshet.cli.deploy import trip_cost_lines
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from freshet.cli.deploy import deploy_app, trip_cost_lines
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "devices"),
+    [
+        ([], "fedasmu", 4),
+        (["--config", "mine.toml"], "fedbuff", 7),
+        (["--config", "mine.toml", "-m", "fedavg", "-d", "3"], "fedavg", 3),
+        (["--cell", "lenet-fmnist"], "fedasmu", 100),
+    ],
+)
+def test_a_config_file_decides_method_and_devices_unless_options_do(
+    words: list[str], method: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('[method]\nname = "fedbuff"\nK = 2\n[fleet]\ndevices = 7\n')
+    asked = CliRunner().invoke(deploy_app, ["app", "made", *words], catch_exceptions=False)
+    assert asked.exit_code == 0, asked.output
+    (written,) = Path("made").rglob("federation.toml")
+    tables = tomllib.loads(written.read_text())
+    assert (tables["method"]["name"], tables["fleet"]["devices"]) == (method, devices)
 
 
 def test_seconds_of_a_trip_are_printed_by_phase() -> None:

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 deploy_app = typer.Typer(help="Run a federation on real machines over Flower.", no_args_is_help=True)
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment.")]
-Method = Annotated[str, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b].")]
+#: Devices of a deployment, if neither options nor files name a number.
+FEW_DEVICES = 4
+Method = Annotated[
+    str | None, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]. Default: fedasmu.")
+]
 Cell = Annotated[str | None, typer.Option("--cell", help="Use the settings of one of the paper's cells.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
-Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="Number of devices.")]
+Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="Number of devices. Default: 4.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override: section.key=value. Repeatable.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")]
 Node = Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the device.")]
@@ -62,8 +66,8 @@ def _tables(
         run.setdefault("trigger", "concurrency")
     run.setdefault("period", 2.0)
     run.setdefault("checkpoint_every", 30.0)
-    if devices is not None:
-        tables.setdefault("fleet", {})["devices"] = devices
+    fleet = tables.setdefault("fleet", {})
+    fleet["devices"] = fleet.get("devices", FEW_DEVICES) if devices is None else devices
     override(tables, settings or [])
     return tables
 
@@ -75,8 +79,8 @@ def init(
         list[str] | None,
         typer.Option("--host", help="Name or address of the server. Devices use the first one. Default: loopback."),
     ] = None,
-    method: Method = "fedasmu",
-    devices: Devices = 4,
+    method: Method = None,
+    devices: Devices = None,
     cell: Cell = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -95,8 +99,8 @@ def init(
 @deploy_app.command("app")
 def app(
     directory: Dir,
-    method: Method = "fedasmu",
-    devices: Devices = 4,
+    method: Method = None,
+    devices: Devices = None,
     cell: Cell = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -220,8 +224,8 @@ def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
 
 @deploy_app.command("local")
 def local(
-    devices: Devices = 4,
-    method: Method = "fedasmu",
+    devices: Devices = None,
+    method: Method = None,
     cell: Cell = None,
     config: ConfigFile = None,
     until: Annotated[str | None, typer.Option("--until", help="Real time to run: 90, 90s, 10m.")] = None,
