@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from freshet.report.experiment import experiment, read_experiments
 from freshet.report.figures import draw, experiment_figure, footnote
 from freshet.report.page import document
-from freshet.report.panels import Bars, Curves, experiment, panels, read_experiments, short_names
+from freshet.report.panels import Bars, Curves, panels, short_names
 from freshet.report.plots import panel_figure
 from freshet.report.reading import find, read
 

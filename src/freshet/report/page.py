@@ -21,6 +21,7 @@ from freshet.methods import builtin_about
 from freshet.report import plots
 from freshet.report.closeup import closeup
 from freshet.report.columns import DEVICES, best_median, choose_columns, format_target, without_times
+from freshet.report.experiment import Experiment, read_experiments
 from freshet.report.groups import (
     Comparable,
     Group,
@@ -35,7 +36,6 @@ from freshet.report.groups import (
     settings_table,
 )
 from freshet.report.palette import THEMES, dash, variables
-from freshet.report.panels import Experiment, read_experiments
 from freshet.report.reading import Places, Record, RunData, find, read_all
 from freshet.report.trips import MAX_TRIPS, trips_of
 from freshet.runs.reader import OnBytes, ignore_bytes

@@ -250,7 +250,7 @@ class RunData:
 
     @property
     def devices(self) -> int:
-        """Devices of the fleet; without that setting, as many as the log names."""
+        """Number of devices in the fleet; without that setting, the number that the log names."""
         count = integer(self.config.get("fleet", {}).get("devices"))
         if count is not None and 0 < count <= 1_000_000:
             return count
