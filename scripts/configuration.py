@@ -15,7 +15,7 @@ HEAD = """# Configuration
 
 Give settings in a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
 (`Federation(fleet={"ratio": 20})`). Every value is checked. A run writes all values to its `config.toml`.
-`scripts/configuration.py` writes this page from the code.
+`scripts/pages.py` writes this page from the code.
 """
 
 

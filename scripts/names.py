@@ -3,8 +3,8 @@
     python scripts/names.py             the lists; exits with 1 unless all are empty
     python scripts/names.py --counts    one line of counts
 
-A module name may occur twice where the room makes it obvious: a command in ``cli`` bears the name of what it shows, and
-each world has its ``driver``. A function that returns a truth value may be a participle (``finished``, ``stalled``).
+A module name may occur twice where the package tells the two apart: a command in ``cli`` has the name of what it shows,
+and each world has its ``driver``. A function that returns a bool may be a participle (``finished``, ``stalled``).
 """
 
 import ast
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "freshet"
-#: One per world, or one per room by convention.
+#: One per world, or one per package by convention.
 OBVIOUS = {"__init__", "driver", "audit"}
 # fmt: off
 IRREGULAR = {

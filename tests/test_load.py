@@ -65,7 +65,7 @@ def test_what_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     path = result.directory / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-4] + b"\0\0\0\0")
-    with pytest.raises(RunError, match=r"is not the model that summary\.json tells of"):
+    with pytest.raises(RunError, match=r"is not the model that summary\.json names"):
         freshet.load(result.directory)
     path.write_bytes(content[:40])
     with pytest.raises(RunError, match=r"model\.safetensors cannot be used"):

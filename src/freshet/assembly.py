@@ -50,11 +50,11 @@ from freshet.training.outgoing import Outgoing
 from freshet.training.task import TASKS, Task, check_output, check_targets
 from freshet.training.trainer import Setup
 
-#: What each hash is of, in words for a person.
+#: What each hash covers, in words for messages.
 WORDS = {"data": "data", "shards": "shards (which device holds which samples)", "model": "model", "fleet": "fleet"}
-#: What the hashes of parts depend on besides the part: shards are dealt from the data, and a fleet's work from both.
+#: What else the hash of a part depends on: shards depend on the data, and a fleet's work on both.
 FOLLOWS = {"shards": {"data"}, "fleet": {"data", "shards"}}
-#: Inputs outside memory that are looked at, and rows of an array that are hashed at a time.
+#: Number of inputs outside memory that are hashed, and rows of an array that are hashed at a time.
 SAMPLED, ROWS = 64, 1024
 Tables = Mapping[str, Mapping[str, Any]]
 _DIGITS = 16
@@ -156,7 +156,7 @@ USUAL_EPOCHS = TrainingOptions().epochs
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a user brings from Python in the place of what the configuration names."""
+    """What a user passes from Python instead of naming it in the configuration."""
 
     dataset: DataSet | None = None
     factory: Factory | None = None
@@ -168,7 +168,7 @@ class Overrides:
     schedule: CustomSchedule | None = None
 
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """What follows from it where nothing else is said: a partition by groups, as many devices as shards."""
+        """Defaults that these overrides imply: a partition by groups, one device per shard."""
         groups = None if self.dataset is None else self.dataset.groups
         if self.shards is not None:
             devices = device_count(self.shards)
@@ -179,8 +179,8 @@ class Overrides:
         return {"data": {"partition": "natural"}, "fleet": {"devices": len(set(groups.tolist()))}}
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What the configuration says of it."""
-        # The seconds of a fleet from Python are what they say: those of a whole local training.
+        """The settings that these overrides imply."""
+        # The seconds of a fleet from Python are those of a whole local training.
         fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True, "time": "trip"}
         model = {} if self.factory is None else {"name": CUSTOM}
         data = {} if self.dataset is None else {"name": CUSTOM}
@@ -210,7 +210,7 @@ _SHARED = {"task", "_data", "shards", "tests", "fleet", "selection", "factory", 
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """The parts of a federation under one configuration. Each part is made once, by whoever needs it first.
+    """The parts of a federation under one configuration. Each part is made once, on first use.
 
     ``check()`` makes every part that a user can get wrong. A mistake is then one sentence, before a file is written.
     ``begin()`` gives the parts of one run: data, network, shards and fleet are shared, the server is new.
@@ -326,8 +326,7 @@ class Assembly:
     @cached_property
     def initial(self) -> InitialModel:
         """The network at the start. It takes the data, its outputs suit the task, and it suits the method."""
-        config = self.config
-        module = initial_module(self.factory, config.run.seed)
+        module = initial_module(self.factory, self.config.run.seed)
         digest = model_digest(module)
         frozen = {
             name: tensor.detach().numpy().copy()
@@ -336,10 +335,18 @@ class Assembly:
         }
         flat = FlatModel(module)
         weights = flat.dump()
-        config.method_class.rule(config.method).check(module)
-        check_layout(config, flat.layout)
-        _check_outputs(module, self.dataset, self.task)
+        self._check_module(module, flat.layout)
         return InitialModel(flat.layout, weights, frozen, digest)
+
+    def check_network(self) -> None:
+        """Build the network and check it, for a device: the weights come from the server."""
+        module = initial_module(self.factory, self.config.run.seed)
+        self._check_module(module, layout_of(module))
+
+    def _check_module(self, module: nn.Module, layout: Layout) -> None:
+        self.config.method_class.rule(self.config.method).check(module)
+        check_layout(self.config, layout)
+        _check_outputs(module, self.dataset, self.task)
 
     @property
     def layout(self) -> Layout:
@@ -355,9 +362,9 @@ class Assembly:
 
     @cached_property
     def _context(self) -> MethodContext:
-        """What the method may know of the federation, whatever the length of the run.
+        """What the method may know about the federation, whatever the length of the run.
 
-        Under constant concurrency a round's worth of uploads is what is in flight.
+        Under constant concurrency, a round has as many uploads as there are devices in flight.
         """
         config, run = self.config, self.config.run
         per_round = run.in_flight if run.trigger == "concurrency" else run.per_round
@@ -375,14 +382,14 @@ class Assembly:
 
     @cached_property
     def context(self) -> MethodContext:
-        """What the method may know of this run."""
+        """What the method may know about this run."""
         context, config, run = self._context, self.config, self.config.run
-        if self.deployed:
-            return context
         size, trigger = 4 * self.layout.size, config.trigger()
         fleet = scale_links(self.fleet, size, model_bytes(config.links, self.layout))
         uploads = expected_uploads(fleet, trigger, size, run.end, run.rounds, worth=context.per_round)
         check_length(fleet, trigger, size, run.end, uploads, run.eval_every)
+        if self.deployed:
+            return context
         return replace(context, expected_uploads=uploads, fastest_seconds=float(trip_seconds(fleet, size).min()))
 
     def _with_derived(self) -> Config:
@@ -411,7 +418,7 @@ class Assembly:
         return Server(
             config.method_class(config.method, self.context),
             self.context,
-            self.initial.weights,
+            self.initial.weights.copy(),  # a method that writes to it spoils no other run
             make_schedule(config.training, self.overrides.schedule, self._schedule_rounds),
             self.selection,
             None if config.run.gate == "off" else float(config.run.gate),
@@ -551,7 +558,7 @@ def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int6
 
 
 def _work(options: TrainingOptions, shards: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """Samples that each device goes through in one local training: steps x batch, or all of its own once per epoch."""
+    """Samples that each device goes through in one local training: steps x batch, or its whole shard once per epoch."""
     if options.steps:
         return np.full(len(shards), float(options.steps * options.batch_size))
     return np.array([len(shard) for shard in shards]) * float(options.epochs)

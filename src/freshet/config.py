@@ -29,7 +29,7 @@ from freshet.training.outgoing import AttackOptions
 
 #: Stands for data, a model, a fleet or a function given from Python.
 CUSTOM = "custom"
-#: Tasks whose primary metric is an accuracy.
+#: Tasks with an accuracy as their primary metric.
 JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
 
 
@@ -46,13 +46,13 @@ class DataOptions(Options):
         "dirichlet", description="how samples are divided among devices (custom: shards given from Python)"
     )
     concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
-    min_samples: int = Field(5, ge=1, description="smallest number of samples of a device")
+    min_samples: int = Field(5, ge=1, description="smallest number of samples per device")
     shards_per_device: int = Field(2, ge=1, description="shards of one label per device, for partition by_label")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training set that replaces the test set")
     train_samples: int = Field(0, ge=0, description="number of training samples to use (0: all)")
     test_samples: int = Field(0, ge=0, description="number of test samples to use (0: all)")
     lazy: bool = Field(
-        False, description="read a Dataset given from Python batch by batch, never into memory as a whole"
+        False, description="read a Dataset given from Python batch by batch, never all of it into memory"
     )
     input_column: str = Field(
         "", description="for a Hugging Face Dataset: column of the inputs (default: the only one)"
@@ -75,9 +75,9 @@ class ModelOptions(Options):
     hidden: list[int] | None = Field(None, description="mlp: units of the hidden layers (default: [64])")
     hidden_layers: int | None = Field(None, description="vgg11: dense layers of 512 units (default: 2)")
     dropout: float | None = Field(None, description="vgg11, textcnn: dropout rate (default: 0.5)")
-    embedding_dim: int | None = Field(None, description="textcnn: numbers per token (default: 300)")
+    embedding_dim: int | None = Field(None, description="textcnn: size of a token's embedding (default: 300)")
     filters: int | None = Field(None, description="textcnn: filters of each width (default: 100)")
-    widths: list[int] | None = Field(None, description="textcnn: tokens under a filter (default: [3, 4, 5])")
+    widths: list[int] | None = Field(None, description="textcnn: widths of the filters in tokens (default: [3, 4, 5])")
 
     def own(self) -> dict[str, Any]:
         """The options of this network that were given."""
@@ -115,12 +115,14 @@ class RunOptions(Options):
     rounds: int = Field(
         0,
         ge=0,
-        description="end of the run in rounds; an asynchronous round is per_round used uploads (0: none)",
+        description="end of the run in rounds; an asynchronous round is per_round used uploads, or in_flight with the "
+        "trigger concurrency (0: none)",
     )
     eval_every: float = Field(10.0, gt=0, description="seconds of virtual time between tests of the global model")
     target: float | None = Field(
         0.8,
-        description="accuracy whose first crossing is reported; for other tasks, a value of their metric (no default)",
+        description="target accuracy; a run reports when it is first reached. Other tasks: a value of their metric "
+        "(no default)",
         json_schema_extra=NON_SEMANTIC,
     )
     stop_at_target: bool = Field(False, description="end the run at the first test that reaches run.target")
@@ -154,7 +156,7 @@ class RunOptions(Options):
     )
     address: str = Field(
         "",
-        description="Ray cluster to use, host:port (default: RAY_ADDRESS, else one is started)",
+        description="Ray cluster to use, host:port (default: RAY_ADDRESS, else a new one)",
         json_schema_extra=NON_SEMANTIC,
     )
     workers: int = Field(0, ge=0, description="worker processes (0: one per core)", json_schema_extra=NON_SEMANTIC)
@@ -293,9 +295,19 @@ def non_semantic_keys(sections: Mapping[str, type[BaseModel]]) -> list[str]:
 
 
 def _field_marks(model: type[BaseModel], key: str) -> Mapping[str, Any]:
-    """What a field declares beside its type, default and description."""
+    """What a field declares besides its type, default and description."""
     extra = model.model_fields[key].json_schema_extra if key in model.model_fields else None
     return extra if isinstance(extra, dict) else {}
+
+
+def with_added_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an existing run, with what it did where it is older than a setting, whatever the default here."""
+    found = {name: dict(table) for name, table in tables.items()}
+    for section, model in SECTIONS.items():
+        for key, field in model.model_fields.items():
+            if _field_marks(model, key).get("added") is True:
+                found.setdefault(section, {}).setdefault(key, field.default)
+    return found
 
 
 def _is_added_default(model: type[BaseModel], key: str, value: Any) -> bool:

@@ -15,7 +15,7 @@ from freshet.assembly import Assembly, Overrides, differing, unequal
 from freshet.compute.choice import open_executor
 from freshet.compute.executor import Executor, WarmupExecutor
 from freshet.compute.pool import Pool, PoolExecutor
-from freshet.config import CUSTOM, Config, check_section, resolve
+from freshet.config import CUSTOM, Config, check_section, resolve, with_added_settings
 from freshet.core.method import Method
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
@@ -169,6 +169,7 @@ class Federation:
         config, observers = self.config, check_observers(observers)
         if until is not None:
             config = config.with_run(until=_as_seconds(until))
+        _ = self.fingerprint  # once, for all runs of this federation
         assembly = self.assembly.begin(config)
         config = assembly.config
         directory = Path(out) if out else default_directory(config.method_name, config.run.seed)
@@ -192,7 +193,7 @@ class Federation:
         """Serve this federation to real devices on Flower until its run has ended.
 
         The directory holds keys and settings. A stopped run in it is resumed. ``hosts`` are names of this machine
-        (default: loopback only). ``server`` holds first values for server.toml. Devices bring their own samples, and
+        (default: loopback only). ``server`` holds initial values for server.toml. Devices bring their own samples, and
         the network unless it is built in. Samples given here only show the shape of theirs.
         """
         from freshet.flower.hosting import host
@@ -227,12 +228,12 @@ class Federation:
         observers: Sequence[Observer],
         pool: Pool[Any] | None,
     ) -> Result:
-        """Resume in a directory whose lock is held."""
+        """Resume in a directory that is already locked."""
         run = RunDirectory(directory)
         tables = run.trusted_config(self.config.method_name)
         if tables.get("method", {}).get("name") == self.config.method_name:  # it carries the class, if one was given
             tables["method"]["name"] = self.config.method_name
-        made_with = resolve(tables)
+        made_with = resolve(with_added_settings(tables))
         self._check_same(run, made_with)
         config = _resumed_config(made_with, self.config, until, rounds)
         try:

@@ -11,7 +11,7 @@ Nothing else that leaves the device may depend on its samples. Reports are withh
 public. A model that is not finite is sent as noise. Rules that leak otherwise are refused (``LocalRule.leak``).
 
 The trips of a device compose adaptively. Google's dp-accounting computes epsilon at the given delta with Renyi
-differential privacy. A trip counts from its start, even if it is lost, since nobody knows how far its update came.
+differential privacy. A trip counts from its start, even if it is lost, since its update may have been seen.
 """
 
 import math

@@ -94,22 +94,22 @@ class Result:
     def module(self, model: Factory | nn.Module | None = None) -> nn.Module:
         """The final model as a module, ready for prediction on inputs as they are in the data set.
 
-        A run that was opened again needs to be told a model that is not built in.
+        For a run loaded from disk, pass any model that is not built in.
         """
         rebuilt = self._rebuilt if model is None else replace(self._rebuilt, factory=as_factory(model))
         return rebuilt(self.weights)
 
 
 def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:
-    """What a run has left behind: rows, summary, weights, and the final model as a module.
+    """Load the result of a run: rows, summary, weights, and the final model as a module.
 
-    A built-in network is built again from the run's settings; one of your own has to be given, here or to ``module``.
+    A built-in network is rebuilt from the run's settings. Pass your own network here or to ``module``.
     """
     run = RunDirectory(directory)
     summary = run.summary()
     weights, frozen = run.weights()
     if weights_sha256(weights) != summary.get("weights_sha256"):
-        raise RunError(f"{directory}/model.safetensors is not the model that summary.json tells of")
+        raise RunError(f"{directory}/model.safetensors is not the model that summary.json names")
     world = run.world()
     factory = _built_in(run, world) if model is None else as_factory(model)
     rebuilt = ModuleBuilder(factory, resolve(run.config()).run.seed, frozen=frozen)

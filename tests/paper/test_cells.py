@@ -187,7 +187,7 @@ def test_cells_are_frozen() -> None:
         cell.lr = 1.0  # type: ignore[misc]
 
 
-# ---- whose choice is it?
+# ---- where each setting comes from
 
 
 @pytest.mark.parametrize("name", ["lenet-cifar10", "textcnn-imdb"])
@@ -228,7 +228,7 @@ def test_the_command_prints_every_setting(monkeypatch):
     text = done.output
     assert "500 synchronous rounds of" in text and "lambda0" in text and "in_flight" in text
     row = next(line for line in text.splitlines() if line.startswith("training.lr_decay"))
-    assert row.split() == ["training.lr_decay", "0.999", "ours"]
+    assert row.split() == ["training.lr_decay", "0.999", "Freshet"]
     assert next(line for line in text.splitlines() if line.startswith("fleet.devices")).split()[-1] == "paper"
     assert next(line for line in text.splitlines() if line.startswith("feddyn  ")).split() == [
         "feddyn",

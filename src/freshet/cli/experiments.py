@@ -19,7 +19,7 @@ Settings = Annotated[
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="How many seeds (0, 1, ...), or which: 4,7.")]
 ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, serial, processes or ray (same bits).")]
-WorkerCount = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: as many as cores).")]
+WorkerCount = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")]
 Reference = Annotated[
     str | None,
     typer.Option("--reference", help="Compare all with this method, or with one of each kind: ASYNC,SYNC."),

@@ -120,21 +120,21 @@ def cells(
 
 
 def _print_cell(console: Console, cell: "Cell") -> None:
-    """Print all settings of a cell, marked as the paper's or ours, and its published results."""
+    """Print all settings of a cell, marked as the paper's or Freshet's, and its published results."""
     from freshet.config import resolve
     from freshet.experiments.grid import length_note
     from freshet.paper.cells import all_method_choices, cell_tables, choices
 
     console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("setting", "value", "whose"):
+    for heading in ("setting", "value", "source"):
         table.add_column(heading)
     for choice in choices(cell):
-        table.add_row(choice.name, escape(_value(choice.value)), "paper" if choice.stated else "[yellow]ours")
+        table.add_row(choice.name, escape(_value(choice.value)), "paper" if choice.stated else "[yellow]Freshet")
     console.print(table)
     console.print("\nOptions of the methods in this cell", style="bold")
     for method, options in all_method_choices(cell).items():
-        for stated, whose in ((True, "paper"), (False, "[yellow]ours[/yellow]")):
+        for stated, whose in ((True, "paper"), (False, "[yellow]Freshet[/yellow]")):
             values = ", ".join(f"{c.name} {c.value}" for c in options if c.stated is stated)
             if values:
                 console.print(f"[bold]{method}[/bold] ({whose}): {escape(values)}", highlight=False, soft_wrap=True)

@@ -229,7 +229,8 @@ def demo(
     screen = wide_console()
     screen.print(summary_table(screen, [result.summary for result in results]))
     screen.print(
-        "fedasmu, fedssmu: the paper's methods; -course: ours, weighs uploads by the server's course", style="dim"
+        "fedasmu, fedssmu: the paper's methods; -course: our variant, which learns one shared set of weights",
+        style="dim",
     )
     picture = accuracy_figure([RunDirectory(result.directory) for result in results], out / "accuracy.png")
     for result in results:

@@ -47,6 +47,6 @@ class _Announcer(event.Listener):
 
 @contextmanager
 def announce_compiling(say: Callable[[str], None]) -> Iterator[None]:
-    """Call ``say`` as soon as a loop must be compiled in this context, since that takes a while."""
+    """Call ``say`` as soon as a loop must be compiled in this context, since that takes seconds."""
     with event.install_listener("numba:compile", _Announcer(say)):
         yield

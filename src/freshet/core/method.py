@@ -73,7 +73,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method may know of the federation it runs in."""
+    """What a method may know about the federation it runs in."""
 
     devices: int
     samples: NDArray[np.int64]
@@ -335,7 +335,7 @@ class Method:
 
     @classmethod
     def audit(cls, options: Any, event: Event, time: float, memory: dict[Any, Any]) -> None:
-        """Check one logged event against the formulas with ``core.audit.expect``.
+        """Check one logged event against the formulas with ``expect``.
 
         ``memory`` is kept for the replay of one log.
         """

@@ -1,9 +1,9 @@
-"""When to trigger how many devices (``Trigger``), and which idle devices (``Selector``).
+"""When to trigger devices and how many (``Trigger``), and which idle ones (``Selector``).
 
 Triggers are plain functions of what is in flight:
 
 ``periodic``     m' devices every T seconds, if fewer than a cap are busy (the paper's Algorithm 1)
-``concurrency``  as many as keep a constant number in flight, right after each arrival
+``concurrency``  after each arrival, enough devices to keep a constant number in flight
 ``rounds``       m' devices when the last round is over (synchronous methods)
 
 A selector draws uniformly, in proportion to samples, or calls a user's function. Its only state is ``draws``, its place

@@ -99,7 +99,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(slots=True)
 class ActiveTrip:
-    """What the server remembers of a trip in flight."""
+    """What the server remembers about a trip in flight."""
 
     trip: int
     base: int

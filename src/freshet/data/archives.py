@@ -178,7 +178,7 @@ def _tar(path: Path, wanted: NameFilter, limit: int) -> Iterator[tuple[str, byte
 
 
 def _decompress(file: BinaryIO) -> BinaryIO:
-    """Return the tar stream of a file. The first bytes tell the compression."""
+    """Return the tar stream of a file. The first bytes identify the compression."""
     head = file.read(6)
     file.seek(0)
     readers: dict[bytes, Callable[[BinaryIO], object]] = {

@@ -78,7 +78,7 @@ def load(
     """Return the data set ``name`` from the first source that has it.
 
     ``vocabulary`` and ``length`` apply to text only. A copy with an unpublished number of samples is refused unless
-    ``any_size`` is set, so that nobody trains on a truncated file by accident.
+    ``any_size`` is set, so that no run trains on a truncated file by accident.
     """
     spec = find_spec(name)
     options = ReadOptions(spec.classes, vocabulary, length) if spec.kind == "text" else ReadOptions(spec.classes)

@@ -329,7 +329,7 @@ def options_from(table: Mapping[str, Any], method: str) -> dict[str, Any]:
 def _variants_own(table: Mapping[str, Any], name: str, method: str) -> set[str]:
     """Options that one variant does not pass to another: a full config file would make all variants equal.
 
-    These are the options that define the variants, and those whose defaults follow from them where the two differ:
+    These are the options that define the variants, and options with defaults that depend on them where the two differ:
     ``-course`` has its own rates, and ``-progress`` a weight of another scale.
     """
     found, preset = class_and_preset(method)

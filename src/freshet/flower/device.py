@@ -180,7 +180,7 @@ class Device:
             config = replace(config, data=whole)
             overrides = replace(overrides, dataset=own_samples_only(own, config))
         assembly, devices = Assembly(config, overrides), config.fleet.devices
-        _ = assembly.initial  # raises if the network does not take the samples
+        assembly.check_network()
         dataset, shards = assembly.dataset, [np.empty(0, np.int64)] * devices
         if own is None:
             place = node.get("partition-id", device)
@@ -346,7 +346,7 @@ def device_folder(node: NodeConfig, node_id: int) -> Path:
 
 
 def process_start() -> float:
-    """The start time of this process if the system tells it, else now."""
+    """The start time of this process if the system reports it, else now."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])

@@ -444,7 +444,7 @@ class LiveDriver:
         raise RequestRefused(reason)
 
     def _note_refusal(self, effects: Effects) -> None:
-        """Log a refused request, unless there are so many that they could fill the disk."""
+        """Log a refused request, up to a limit, so that refusals cannot fill the disk."""
         self._refusals += 1
         if self._refusals <= LOGGED_REFUSALS:
             self._carry_out(effects)
@@ -488,7 +488,7 @@ class LiveDriver:
     def restore(self, tree: Tree, until: float) -> None:
         """Continue from a saved state. Every trip that was in flight is sent again with its ticket."""
         self.coordinator.restore(tree["coordinator"])
-        self.server.away.clear()  # nobody waits for their messages any more
+        self.server.away.clear()  # no one waits for their messages any more
         for device, samples in enumerate(tree["samples"]):
             self.server.set_samples(device, int(samples))
         self._earlier_seconds, self._start = tree["now"], time.monotonic()
@@ -506,7 +506,7 @@ class LiveDriver:
                 self.seconds[int(device)][phase].extend(values)
 
     def _in_flight(self) -> list[tuple[int, LiveTrip]]:
-        """Trips that were not given up. (The answer to an abandoned trip still tells that its device is free.)"""
+        """Trips that were not given up. (The answer to an abandoned trip still shows that its device is free.)"""
         return [(device, trip) for device, trip in self.trips.items() if self.server.active_trip(*trip.assignment[:2])]
 
     def _restore_trip(self, device: int, tree: Tree) -> LiveTrip:

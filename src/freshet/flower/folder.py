@@ -244,7 +244,7 @@ class Folder:
         return Path(self.server().out or self.root / "run").absolute()
 
     def registered_nodes(self) -> dict[int, int]:
-        """``{device: node}`` of the devices whose keys are registered with the SuperLink."""
+        """``{device: node}`` of the devices with keys registered at the SuperLink."""
         if not self.nodes.is_file():
             return {}
         try:

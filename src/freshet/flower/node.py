@@ -1,4 +1,4 @@
-"""A SuperNode whose process ends when it stops working.
+"""A SuperNode that exits when it stops working.
 
     python -m freshet.flower.node [options of flower-supernode]
 

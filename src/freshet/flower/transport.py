@@ -49,7 +49,7 @@ class FlowerTransport:
         return str(message_id)
 
     def receive(self, messages: list[str]) -> list[Reply]:
-        """Return the complete answers. Cancel the fetch of an answer that nobody waits for."""
+        """Return the complete answers. Cancel the fetch of answers that are no longer awaited."""
         for message_id in self.fetches.keys() - set(messages):
             self.fetches.pop(message_id).cancel()
         waiting = [message_id for message_id in messages if message_id not in self.fetches]
@@ -134,7 +134,7 @@ class _Fetch(threading.Thread):
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Turn every failure into ``ConnectionError``: a SuperLink that is down, or one whose answer makes no sense."""
+    """Turn every failure into ``ConnectionError``: the SuperLink is down, or its answer makes no sense."""
     try:
         return function(*arguments)
     except Exception as error:

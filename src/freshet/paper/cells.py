@@ -271,7 +271,7 @@ def cell_scenario(
     return Scenario(name or cell.name, settings, options or {}, cell.rounds, cell.name)
 
 
-# ---- whose choice is it?
+# ---- where each setting comes from
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The paper's numbers beside ours, and where the paper contradicts its own table (erratum E12).
 
-A published number stands only beside a run whose resolved configuration is that of the bare cell for the same method;
-only seed, data folder, executor and checkpoints may differ. So whatever decides bits (devices, rates, initial controls,
-scale, length, tuning, ...) removes the number, and so does another target, for which the paper has no time.
+A published number is shown only beside a run with the resolved configuration of the bare cell for the same method;
+only seed, data folder, executor, workers, checkpoints and tests on devices may differ. Any other change (rates, initial
+controls, scale, length, tuning, ...) removes the number, and so does another target, for which the paper has no time.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The paper's experiments as grids: which cells, methods and settings, full or scaled down.
 
 Where the paper leaves things open, we decide: in ``heterogeneity`` the fastest device keeps its speed, and the cell of
-``slots`` is LeNet on CIFAR-10. A run is as long as the synchronous rounds of its own setting's fleet
-(``experiments.length``).
+``slots`` is LeNet on CIFAR-10. The length of a run follows the synchronous rounds of its setting's fleet
+(``experiments.grid``).
 """
 
 from collections.abc import Mapping, Sequence

@@ -252,12 +252,12 @@ OTHERS = (
     "vgg-cifar100",
     "resnet-tiny",
 )
-#: The methods planned for each cell: the paper's, and ours.
+#: The methods planned for each cell: the paper's, and our variants.
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 CELLS_TITLE = "## The other ten cells"
 CELLS_SHORT = """One seed, part of the data, a short virtual time, nothing tuned: these runs show a direction and allow
-no verdict. The table shows how far ours are ahead of the best rival of their kind, in percentage points; below one
-point is a tie.
+no verdict. The table shows how far FedASMU, FedSSMU and `-course` are ahead of the best rival of their kind, in
+percentage points; below one point is a tie.
 """
 CELLS_HEAD = """These runs have a part of the training samples, one seed, a short virtual time, and nothing tuned: every
 method has its own defaults and, unless the first table says otherwise, plain SGD with the cell's rate.
@@ -278,7 +278,7 @@ def read_others(results: Path) -> dict[str, Runs]:
 
 
 def cells_summary(cells: Mapping[str, Runs]) -> list[str]:
-    """One row per cell for the first page: how far ours are from the best rival of each kind."""
+    """One row per cell for the first page: how far FedASMU, FedSSMU and ``-course`` are ahead of the best rival."""
     if not cells:
         return []
     heads = ["cell"]
@@ -388,7 +388,7 @@ def _entry(group: Sequence[ArchivedRun] | None, best: str) -> str:
 
 
 def distance_table(cells: Mapping[str, Runs], kind: str) -> list[str]:
-    """Per cell, how far ours are from the best rival, and who reaches the paper's target first."""
+    """Per cell, the distance of FedASMU or FedSSMU from the best rival, and who reaches the paper's target first."""
     ours = _ours(kind)
     heads = ["cell", "best rival", *ours, "target", "first there", *(f"{name} there" for name in ours)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -411,7 +411,7 @@ def _ours(kind: str) -> tuple[str, str]:
 
 
 def _distance_entries(runs: Runs, kind: str) -> list[str]:
-    """The best rival of a kind in one cell, and the distance of ours to it."""
+    """The best rival of a kind in one cell, and the distance of FedASMU or FedSSMU and ``-course`` to it."""
     ours = _ours(kind)
     rivals = {method: group for method, group in runs.items() if _rank(method)[0] != _rank(ours[0])[0]}
     best = max(rivals, key=lambda method: median_accuracy(rivals[method]), default=None)

@@ -128,7 +128,7 @@ def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Ev
 
 
 def _instant_devices(run: RunDirectory) -> frozenset[int]:
-    """Devices whose downlink has neither a limit nor latency, according to world.json."""
+    """Devices with no downlink limit and no downlink latency, according to world.json."""
     with suppress(RunError):  # a damaged world.json is not a fault of the log
         world = run.world()
         if world is not None and not world.down_latency:

@@ -56,7 +56,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run shall do: its method, its end, how often it is saved, and whether it continues when it diverges."""
+    """What a run does: its method, its end, how often it is saved, and whether it continues when it diverges."""
 
     method: str
     seed: int
@@ -81,7 +81,7 @@ class RunPlan:
 
 
 class OpenRun(NamedTuple):
-    """A run about to begin: what brings its events, what decides, what writes."""
+    """A run about to begin: its driver, its server and its writer."""
 
     driver: Driver
     server: Server

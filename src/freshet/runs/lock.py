@@ -1,7 +1,7 @@
 """One owner per run directory: a lock that the operating system releases when its owner dies.
 
 ``.lock`` in the run directory names the owner (process, host, since when) for people. Only ``flock`` on the file
-counts: a file left by a killed run locks nobody out.
+counts: a file left by a killed run does not block the next one.
 """
 
 import fcntl

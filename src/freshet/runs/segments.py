@@ -116,7 +116,7 @@ def _path(live: Path, number: int) -> Path:
 
 
 def _before(live: Path, file: BinaryIO) -> list[Segment]:
-    """The segments whose lines come before those in the live file."""
+    """The segments with lines before those in the live file."""
     segments, first = [_segment(path) for path in _paths(live)], _first(file)
     while segments and first is not None and segments[-1].first >= first:
         segments.pop()
@@ -276,7 +276,7 @@ def _drop_start(live: Path, length: int) -> None:
 
 
 def repair(live: Path) -> None:
-    """Undo an interrupted rotation: remove temporary files, and a segment whose lines are still in the live file."""
+    """Undo an interrupted rotation: remove temporary files, and a segment if its lines are still in the live file."""
     for pattern in (f".{LIVE}.*", ".events-*.jsonl.zst.*"):
         for left_behind in live.parent.glob(pattern):
             left_behind.unlink(missing_ok=True)

@@ -180,7 +180,7 @@ class RunWriter:
     def configure(
         self, metric: Metric = ACCURACY, elapsed: Callable[[], float] = lambda: 0.0, rotate_bytes: int = 0
     ) -> None:
-        """Set what the run is judged by, what tells its seconds of real time, and the bytes of log per segment.
+        """Set the run's metric, its clock of real time, and the bytes of log per segment.
 
         Rows of metrics name the metric if it is not the accuracy. With 0 bytes the log is never compressed.
         """
@@ -260,7 +260,7 @@ class RunWriter:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = RunLock(directory)
-            RunWriter.check_empty(directory)  # again, now that nobody else can begin here
+            RunWriter.check_empty(directory)  # again, now that no other process can begin here
             write_config(directory, config, note)
             return RunWriter(directory, observers, lock=lock, config_sha256=config_sha256)
         except OSError as error:
@@ -337,7 +337,7 @@ class RunWriter:
             self.drain()
 
     def events(self, time: float, complete: Sequence[Event]) -> None:
-        """Log events that miss nothing; in one write if nothing waits and nobody watches."""
+        """Log complete events; in one write if no event waits and there is no observer."""
         if self._queue or self.observers:
             for event in complete:
                 self.event(time, event)
@@ -348,7 +348,7 @@ class RunWriter:
         self.seq += len(lines)
 
     def drain(self, wait: bool = False) -> None:
-        """Write the events whose numbers have arrived, in order; with ``wait``, all events."""
+        """Write the events that are complete, in order; with ``wait``, all events."""
         while self._queue:
             record, pending, fill, row = self._queue[0]
             if pending is not None and fill is not None:
@@ -400,7 +400,7 @@ class RunWriter:
         return writing(self.directory, f"fix this, then run: freshet resume {self.directory}")
 
     def abandon(self, wait: bool) -> None:
-        """Drop the first event whose numbers cannot be had, and all events after it. The log is complete up to there.
+        """Drop the first event that cannot be completed, and all events after it. The log is complete up to there.
 
         With ``wait``, wait for numbers that are still being computed. How much is written then does not depend on which
         worker was faster.

@@ -1,1 +1,1 @@
-"""Virtual time: an event heap, a fleet of unequal devices, and the driver that brings events to the core."""
+"""Virtual time: an event heap, a fleet of unequal devices, and the driver that delivers events to the core."""

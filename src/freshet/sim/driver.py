@@ -1,4 +1,4 @@
-"""The virtual-time driver: brings events to the core in causal order and writes the log.
+"""The virtual-time driver: delivers events to the core in causal order and writes the log.
 
 A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
 

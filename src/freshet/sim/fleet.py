@@ -29,8 +29,8 @@ class FleetOptions(Options):
     ratio: float = Field(5.0, ge=1, description="slowest training time over the fastest, for the same work")
     time: Literal["work", "trip"] = Field(
         "work",
-        description="what takes the device's seconds: work (5 epochs of an average shard; time is proportional to "
-        "steps x batch) or trip (any whole local training, as in the paper)",
+        description="training that takes the device's seconds: work (5 epochs of an average shard; time is "
+        "proportional to steps x batch) or trip (any whole local training, as in the paper)",
     )
     up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
     down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
@@ -46,7 +46,7 @@ class FleetOptions(Options):
     )
     measured: str = Field(
         "",
-        description="run directory of a deployment: its devices, as fast as measured; it overrides the settings above",
+        description="run directory of a deployment: its devices at measured speeds; it overrides the settings above",
     )
     custom: bool = Field(False, description="a Fleet was given from Python; the settings above do not apply")
 

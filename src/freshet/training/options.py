@@ -21,7 +21,7 @@ class TrainingOptions(Options):
     batch_size: int = Field(10, ge=1, description="samples per step; the last, smaller batch is kept")
     lr: float = Field(0.1, gt=0, description="initial learning rate")
     lr_decay: float = Field(
-        0.999, gt=0, le=1, description="factor on the learning rate per round, or per as many uploads as a round has"
+        0.999, gt=0, le=1, description="factor on the learning rate per round (asynchronous rounds: see run.rounds)"
     )
     schedule: Literal["exponential", "constant", "step", "cosine", "custom"] = Field(
         "exponential",

@@ -161,7 +161,7 @@ class LocalTrip:
     def outcome(self) -> TripOutcome:
         """The outcome so far. After divergence, keep only the memory from before or at the merge.
 
-        The log has the merge's numbers even if nobody waits for the trip to end, so its memory must count, too.
+        The log has the merge's numbers even if the trip is given up, so its memory must count, too.
         """
         weights = self.flat.dump()
         finite = self._is_finite(weights)

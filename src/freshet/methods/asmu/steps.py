@@ -7,7 +7,7 @@ few KiB per device. Its inner product estimates the true one without bias and wi
 ``sqrt(2 / size) |g| |step|``. Steps are differences of close models in float32; products and lengths are float64.
 
 ``controls = "course"`` (not in the paper) needs no step per device. In the paper, the slope along a device's last step
-comes from that device's next upload. A device's own samples nearly always ask for more of its own step, so those
+comes from that device's next upload. On a device's own samples, more of its own step nearly always helps, so those
 controls only grow (docs/results.md). ``Course`` learns one set of controls for all devices. The server keeps its
 course, the combined effect of the last uploads, with a memory as long as uploads are stale::
 

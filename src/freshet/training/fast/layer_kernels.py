@@ -276,7 +276,7 @@ _p1k5, _p1k3, _p1k2, _p1k1 = (product_tile(1, taps) for taps in (5, 3, 2, 1))
 
 @inline
 def _channels_of_tile(left: int) -> int:
-    """How many of the channels that are left the next tile takes: 4, or 3 if that divides them evenly, else 1."""
+    """Number of remaining channels that the next tile takes: 4, or 3 if that divides them evenly, else 1."""
     if left % 3 == 0 and left <= 9:
         return 3
     return 4 if left >= 4 else 1
@@ -284,7 +284,7 @@ def _channels_of_tile(left: int) -> int:
 
 @inline
 def _vectors_of_tile(left: int, channels: int) -> int:
-    """How many of the vectors that are left the next tile takes: as many as fit in registers, and 1 only if it must."""
+    """Number of remaining vectors that the next tile takes: what fits in registers, and 1 only if it must."""
     if channels == 4:
         return 3 if left == 3 or left > 4 else min(left, 2)
     return min(left, 4)
