@@ -238,6 +238,9 @@ def test_runs_of_one_federation_share_its_parts_but_no_server():
     first, second = assembly.begin(), assembly.begin(config(run={"until": 900.0}))
     assert first.initial is second.initial is assembly.initial and first.fleet is second.fleet
     assert first.server is first.server and first.server is not second.server
+    first.server.weights[:] = 7.0  # which a method must not do
+    np.testing.assert_array_equal(second.server.weights, assembly.initial.weights)
+    assert not (assembly.initial.weights == 7.0).any()
     assert second.context.expected_uploads > first.context.expected_uploads > 0
 
 
@@ -246,7 +249,20 @@ def test_a_device_makes_its_own_shard_and_no_fleet(tmp_path):
     calls = calls_in(lambda: Device().setup(asked, {"partition-id": 4}, 2))
     assert calls["assembly.Assembly.shards"] == 1
     assert not {name for name in calls if name.startswith(("sim.fleet", "assembly.Assembly.fleet"))}
-    assert not calls["assembly.Assembly.context"] and not calls["assembly.Assembly.server"]
+    assert not any(calls[f"assembly.Assembly.{part}"] for part in ("initial", "context", "server", "fingerprint"))
     data = Device().setup(asked, {"partition-id": 4}, 2).data
     assert [len(shard) > 0 for shard in data.shards] == [False, False, True, False, False, False]
     np.testing.assert_array_equal(data.shards[2], Assembly(asked).shards[4])
+
+
+def test_data_are_hashed_once_for_all_runs_of_a_federation(tmp_path):
+    federation = Federation.from_config(config(run={"until": 20.0, "executor": "serial"}))
+    calls = calls_in(lambda: [federation.run(out=tmp_path / name) for name in ("one", "two")])
+    assert calls["assembly.Assembly.fingerprint"] == 1
+
+
+def test_a_deployment_refuses_a_length_that_never_ends_and_knows_no_speeds():
+    with pytest.raises(ConfigError, match="run.eval_every"):
+        Assembly(config(run={"until": 1e10, "eval_every": 1.0}), deployed=True).begin()
+    context = Assembly(config(), deployed=True).begin().context
+    assert (context.expected_uploads, context.fastest_seconds) == (0, 0.0)

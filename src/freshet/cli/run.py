@@ -132,7 +132,7 @@ def resume(
     """
     with quick_imports():
         from freshet.cli.screen import LiveProgress
-        from freshet.config import resolve, seconds
+        from freshet.config import resolve, seconds, with_added_settings
         from freshet.federation import Federation
 
     tables = RunDirectory(directory).trusted_config(method)
@@ -140,7 +140,7 @@ def resume(
     if executor is not None and address is None:
         given["address"] = ""  # another executor does not use the cluster
     tables["run"] = tables.get("run", {}) | {key: value for key, value in given.items() if value is not None}
-    config = resolve(tables)
+    config = resolve(with_added_settings(tables))
     federation = Federation.from_config(config)
     end = None if until is None else seconds(until)
     if quiet:

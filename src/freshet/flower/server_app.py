@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from freshet.assembly import Assembly, Overrides
-from freshet.config import Config, check_deployable, load_tables, resolve
+from freshet.config import Config, check_deployable, load_tables, resolve, with_added_settings
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
 from freshet.errors import ConfigError, FreshetError, RunError
@@ -174,7 +174,7 @@ def _read_checkpoint(directory: Path, config: Config) -> Tree:
     """Read the checkpoint of a run to resume."""
     run = RunDirectory(directory)
     run.check_resumable()
-    if resolve(run.config()).identity() != config.identity():
+    if resolve(with_added_settings(run.config())).identity() != config.identity():
         raise RunError(f"{directory} was made with another configuration; choose another run directory")
     found = checkpoint.read(directory)
     try:

@@ -77,7 +77,9 @@ class Stopper(Observer):
             raise Stop
 
 
-def test_a_run_from_before_the_setting_is_resumed(federate: Callable[..., Federation], tmp_path: Path) -> None:
+def test_a_run_from_before_the_setting_is_resumed(
+    federate: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = federate("fedavg").run(40, out=tmp_path / "whole")
     with pytest.raises(Stop):
         federate("fedavg", run={"checkpoint_every": 5.0}).run(40, out=tmp_path / "run", observers=[Stopper()])
@@ -87,5 +89,9 @@ def test_a_run_from_before_the_setting_is_resumed(federate: Callable[..., Federa
     path.write_text(old)
     with pytest.raises(RunError, match=r"another configuration \(training\.fast\)"):
         federate("fedavg", training={"fast": False}).resume(tmp_path / "run")
-    resumed = federate("fedavg").resume(tmp_path / "run")
+    with monkeypatch.context() as patched:  # the environment is for new runs
+        patched.setenv("FRESHET_FAST", "0")
+        with pytest.raises(RunError, match=r"another configuration \(training\.fast\)"):
+            federate("fedavg").resume(tmp_path / "run")
+        resumed = federate("fedavg", training={"fast": True}).resume(tmp_path / "run")
     assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
