@@ -1,7 +1,11 @@
 """The tree stays as docs/architecture.md describes it."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 from scripts import names, walk
@@ -29,3 +33,26 @@ def test_one_trip_passes_through_at_most_75_files():
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     files = int(said.splitlines()[-1].removeprefix("one trip: ").split()[0])
     assert 40 < files <= walk.MOST_FILES == 75
+
+
+def imports_at_load(path: Path, tree: ast.Module) -> Iterator[str]:
+    """The modules of Freshet that a module imports when it is loaded; packages count as their ``__init__``."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "freshet":
+            inside = node.module.split(".")[1:]
+            for alias in node.names:
+                for parts in ([*inside, alias.name], inside):
+                    place = Path(*parts)
+                    if (names.SOURCE / place).with_suffix(".py").is_file():
+                        yield str(place.with_suffix(".py"))
+                        break
+                    if (names.SOURCE / place / "__init__.py").is_file():
+                        yield str(place / "__init__.py")
+                        break
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Else it depends on the order of imports whether they work."""
+    graph = {str(path): {*imports_at_load(path, tree)} - {"__init__.py"} for path, tree in names.modules()}
+    assert len(list(TopologicalSorter(graph).static_order())) >= len(graph) - 1
+    assert sum(map(len, graph.values())) > 500

@@ -262,7 +262,7 @@ def test_data_are_hashed_once_for_all_runs_of_a_federation(tmp_path):
 
 
 def test_a_deployment_refuses_a_length_that_never_ends_and_knows_no_speeds():
-    with pytest.raises(ConfigError, match="run.eval_every"):
+    with pytest.raises(ConfigError, match=r"run\.eval_every"):
         Assembly(config(run={"until": 1e10, "eval_every": 1.0}), deployed=True).begin()
     context = Assembly(config(), deployed=True).begin().context
     assert (context.expected_uploads, context.fastest_seconds) == (0, 0.0)

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from freshet import Federation
 from freshet.cli.app import app
 from freshet.config import load_tables, resolve
 from freshet.core.about import Range
@@ -140,3 +142,14 @@ def test_a_subclass_may_be_run_under_the_header_that_it_inherits() -> None:
 def test_a_range_of_an_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"method\.mu: .*:Astray' has it in about\.space, but not among its options"):
         class_and_preset(f"{Trust.__module__}:Astray")
+
+
+def test_options_of_another_kind_get_one_sentence() -> None:
+    class Plain(BaseModel):
+        trust: float = 0.5
+
+    class Other(Trust):
+        Options = Plain  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"Other has Options of another kind; derive them from freshet\.Options"):
+        Federation(method=Other)

@@ -18,11 +18,17 @@ Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployme
 #: Devices of a deployment, if neither options nor files name a number.
 FEW_DEVICES = 4
 Method = Annotated[
-    str | None, typer.Option("--method", "-m", help="Method or variant, see [b]freshet methods[/b]. Default: fedasmu.")
+    str | None,
+    typer.Option(
+        "--method", "-m", help="Method or variant, see [b]freshet methods[/b]. Default: the file's, else fedasmu."
+    ),
 ]
 Cell = Annotated[str | None, typer.Option("--cell", help="Use the settings of one of the paper's cells.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
-Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="Number of devices. Default: 4.")]
+Devices = Annotated[
+    int | None,
+    typer.Option("--devices", "-d", min=1, help="Number of devices. Default: the file's or the cell's, else 4."),
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override: section.key=value. Repeatable.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")]
 Node = Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the device.")]

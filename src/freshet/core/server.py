@@ -334,7 +334,7 @@ class Server:
         if isinstance(verdict, Wait):
             if self._buffers:
                 self.waiting.add(upload.device)
-            self.urgent += verdict.urgent
+            self.urgent += verdict.urgent or ()
             self.consumed += 1
             return []
         events = self._apply(verdict, upload.device, active)
@@ -419,7 +419,7 @@ class Server:
         trip = None if active is None else active.trip
         if not isinstance(verdict, Aggregate):
             if isinstance(verdict, Wait):
-                self.urgent += verdict.urgent
+                self.urgent += verdict.urgent or ()
                 return []
             if isinstance(verdict, Discard) and device is not None and active is not None:
                 staleness = self.staleness(active)

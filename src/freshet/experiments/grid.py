@@ -136,7 +136,7 @@ class Scenario:
 
     name: str = ""
     #: The settings of a method here, by its name; those of the user win.
-    settings: Callable[[str], Tables] = field(default=_no_settings, hash=False)
+    settings: Callable[[str], Tables] = field(default=_no_settings, compare=False)
     #: Options by method that win over a config file's.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: Length of a run in synchronous rounds of its fleet; None: as the settings say.

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from freshet.core.about import About
-from freshet.core.method import Method, first_problem
+from freshet.core.method import Method, Options, first_problem
 from freshet.errors import ConfigError
 from freshet.methods import loading
 
@@ -109,6 +109,8 @@ def _check_method_class(method: Any, who: str) -> type[Method]:
     if not isinstance(about, About):
         needed = 'about = About(name, "async" or "sync", title, citation)'
         raise ConfigError("method.name", f"{who} has no header; add {needed} to the class")
+    if not issubclass(method.Options, Options):
+        raise ConfigError("method.name", f"{who} has Options of another kind; derive them from freshet.Options")
     for key in {*about.space, *(key for space in about.spaces.values() for key in space)}:
         if key not in method.Options.model_fields:
             raise ConfigError(f"method.{key}", f"{who} has it in about.space, but not among its options")
