@@ -35,6 +35,11 @@ def test_help_and_lists_import_no_heavy_library(arguments):
     assert not set(HEAVY) & set(loaded.split())
 
 
+def test_the_command_starts_without_numpy():
+    code = "import sys, freshet.cli.app; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
 def test_every_public_name_exists_although_it_is_imported_lazily():
     assert all(getattr(freshet, name) is not None for name in freshet.__all__)
     assert set(freshet.__all__) <= set(dir(freshet))

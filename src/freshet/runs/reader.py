@@ -8,18 +8,19 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.files import open_regular, read_regular, reason
 from freshet.runs import segments
 from freshet.runs.records import parse_line
 from freshet.runs.segments import LONGEST_LINE
 from freshet.runs.world import RunWorld, read_world
+
+if TYPE_CHECKING:  # the command answers `freshet --help` without numpy
+    from numpy.typing import NDArray
+
+    from freshet.core.vectors import Vector
 
 Record = dict[str, Any]
 #: Called with the number of bytes that were just read, for a progress bar.
@@ -135,8 +136,9 @@ class RunDirectory:
         """Fleet and data from world.json, or None if the run has none."""
         return read_world(self.directory)
 
-    def weights(self) -> tuple[Vector, dict[str, NDArray[Any]]]:
+    def weights(self) -> "tuple[Vector, dict[str, NDArray[Any]]]":
         """The final model: its flat weight vector, and by name the frozen tensors that are not part of the vector."""
+        import numpy as np
         from safetensors import SafetensorError, safe_open
 
         path = self.directory / MODEL
@@ -202,7 +204,7 @@ class RunDirectory:
         return found
 
 
-def _flatten(tensor: NDArray[Any], channels_last: bool) -> NDArray[Any]:
+def _flatten(tensor: "NDArray[Any]", channels_last: bool) -> "NDArray[Any]":
     return (tensor.transpose(0, 2, 3, 1) if channels_last else tensor).reshape(-1)
 
 

@@ -5,18 +5,24 @@ Audits, reports, tables and statistics all read records through these functions,
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
 from freshet.core.events import Record
 
 
+def _is_numpy_scalar(value: Any) -> bool:
+    """Whether a value is numpy's. Where numpy was never loaded, none is."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 def json_safe(value: Any) -> Any:
     """A value that JSON can hold: a number that is not finite becomes null."""
-    if isinstance(value, np.generic):
+    if _is_numpy_scalar(value):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -35,7 +41,7 @@ def format_line(record: Record) -> bytes:
 
 def _simple(value: Any) -> Any:
     """Convert the types that orjson does not know."""
-    if isinstance(value, np.generic):
+    if _is_numpy_scalar(value):
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
