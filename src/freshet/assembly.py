@@ -405,8 +405,11 @@ class Assembly:
     def _schedule_rounds(self) -> int:
         """The rounds of the run, or those expected until its end. An extended run keeps those of its first end."""
         config, context = self.config, self.context
+        seconds, end = config.training.round_seconds, config.run.end
+        by_time = max(1, round(end / seconds)) if seconds and end < math.inf else 0
         return (
             config.training.schedule_rounds
+            or by_time
             or config.run.rounds
             or max(1, context.expected_uploads // context.per_round)
         )
@@ -424,6 +427,7 @@ class Assembly:
             None if config.run.gate == "off" else float(config.run.gate),
             None if config.links.plain else Links(config.links, layout),
             None if config.defence.rule == "none" else Defence(config.defence, layout),
+            config.training.round_seconds,
         )
 
     @cached_property

@@ -127,7 +127,8 @@ def test_the_length_follows_the_fleet_that_is_set():
         return expand(parse_entries("fedasmu"), [0], UserSettings(settings=settings), [scenario])[0].config.run.until
 
     assert until("fleet.ratio=10.0") > 1.8 * until()
-    assert until("fleet.fastest=20.0") > 1.9 * until()
+    assert until("fleet.fastest=380.0") == pytest.approx(2 * until(), rel=1e-3)
+    assert until("fleet.fastest=20.0") < 0.2 * until()
     assert until("run.per_round=30", "run.in_flight=30") > until()
     assert until("run.until=600") == 600.0
     assert until("run.eval_every=10.0") == pytest.approx(until(), rel=1e-3)
@@ -140,6 +141,19 @@ def test_a_given_length_has_a_sensible_test_interval():
     assert (run["until"], run["eval_every"]) == (600.0, 6.0)
 
 
+def test_a_learning_rate_that_follows_time_counts_the_seconds_of_a_round():
+    tables = cell_settings(CELLS["lenet-fmnist"], "fedavg")
+    assert with_length(tables, 500)["training"]["schedule_seconds"] == 880.6
+    tables["fleet"]["fastest"] = 19.0
+    assert with_length(tables, 500)["training"]["schedule_seconds"] == 88.06
+    tables["run"] |= {"until": 600.0, "eval_every": 10.0}
+    assert with_length(tables, 500)["training"]["schedule_seconds"] == 88.06
+    tables["training"]["schedule_seconds"] = 7.0
+    assert with_length(tables, 500)["training"]["schedule_seconds"] == 7.0
+    del tables["training"]["schedule_seconds"], tables["training"]["schedule_by"]
+    assert "schedule_seconds" not in with_length(tables, 500)["training"]
+
+
 def test_a_wrong_setting_is_refused():
     with pytest.raises(ConfigError, match=r"fleet\.ratio"):
         with_length({"fleet": {"ratio": 0.5}}, 500)
@@ -147,4 +161,4 @@ def test_a_wrong_setting_is_refused():
 
 def test_the_length_note():
     note = length_note(resolve(cell_tables(CELLS["lenet-fmnist"], "fedavg")), "lenet-fmnist")
-    assert note.startswith("lenet-fmnist: 23,345 s") and "500 synchronous rounds of 46.7 s (10 of 100 devices" in note
+    assert note.startswith("lenet-fmnist: 440,300 s") and "500 synchronous rounds of 880.6 s (10 of 100" in note

@@ -18,9 +18,11 @@ from freshet.data.dataset import DataSet
 from freshet.data.sources import load
 from freshet.errors import DataError
 from freshet.models import names
-from freshet.paper.cells import CELLS, METHODS, Cell, Published, all_method_choices, cell_tables, choices
+from freshet.paper.cells import CELLS, METHODS, SOURCES, Cell, Published, all_method_choices, cell_tables, choices
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
+from freshet.sim.fleet import Fleet
+from freshet.sim.forecast import trip_seconds
 
 NETWORKS = {
     "LeNet": ("lenet", "lenet5"),
@@ -194,28 +196,65 @@ def test_cells_are_frozen() -> None:
 def test_what_the_paper_states_is_its_own_and_all_else_is_ours(name):
     cell = CELLS[name]
     found = {choice.name: choice for choice in choices(cell)}
-    stated = {key for key, choice in found.items() if choice.stated}
-    assert stated == {
-        "rounds", "training.lr", "fleet.devices", "fleet.ratio", "data.name", "data.partition", "model.name",
-        "run.target", "run.trigger", "run.per_round", "run.period",
+    by_source = {source: {key for key, choice in found.items() if choice.source == source} for source in SOURCES}
+    stated = {
+        "rounds", "training.lr", "training.optimiser", "fleet.devices", "fleet.ratio", "fleet.time", "data.name",
+        "data.partition", "model.name", "run.target", "run.trigger", "run.per_round", "run.period", "run.selection",
     }  # fmt: skip
-    ours = {"training.epochs", "training.batch_size", "training.lr_decay", "fleet.fastest", "fleet.up_mbps"}
-    ours |= {"fleet.down_mbps", "fleet.up_latency", "fleet.down_latency", "data.concentration", "data.min_samples"}
-    ours |= {"run.in_flight", "run.until", "run.eval_every"}
-    assert ours <= found.keys() - stated
+    assert by_source["paper"] == stated - ({"training.optimiser"} if name == "textcnn-imdb" else set())
+    assert by_source["paper's numbers"] == {
+        "fleet.fastest", "fleet.up_mbps", "fleet.down_mbps", "fleet.up_latency", "fleet.down_latency", "run.in_flight",
+    }  # fmt: skip
+    ours = {"training.epochs", "training.batch_size", "training.lr_decay", "training.schedule_by", "run.until"}
+    ours |= {"training.schedule_seconds", "data.concentration", "data.min_samples", "run.eval_every"}
+    assert ours <= by_source["Freshet"]
     assert ("data.vocabulary" in found) is (name == "textcnn-imdb")
     config = resolve(cell_tables(cell, "fedasmu"))
     assert (found["run.until"].value, found["training.lr"].value) == (config.run.until, cell.lr)
 
 
+def test_what_is_called_stated_is_in_the_paper(paper: str) -> None:
+    assert "with the Stochastic Gradient Descent (SGD) approach" in paper
+    assert r"The server randomly selects and activates \( m' \) eligible devices" in paper
+    assert "Device heterogeneity is modeled by varying local training durations" in paper
+
+
+def test_the_world_of_every_cell():
+    for cell in CELLS.values():
+        config = resolve(cell_tables(cell, "fedasmu"))
+        fleet, run, training = config.fleet, config.run, config.training
+        assert (fleet.fastest, fleet.ratio, fleet.time, run.in_flight) == (190.0, 5.0, "trip", 30)
+        assert (fleet.up_mbps, fleet.down_mbps, fleet.up_latency, fleet.down_latency) == (0.0, 0.0, 0.0, 0.0)
+        assert training.optimiser == ("adam" if cell.name == "textcnn-imdb" else "sgd")
+        drawn = Fleet.draw(fleet, 0)
+        assert np.array_equal(trip_seconds(drawn, 10**9), drawn.train_seconds), "whatever the size of the network"
+        assert training.schedule_seconds == run.eval_every == run.until / 500
+
+
+def test_every_method_of_a_cell_has_the_same_learning_rate_at_the_same_second() -> None:
+    end = {}
+    for method in METHODS:
+        tables = cell_tables(CELLS["lenet-fmnist"], method)
+        tables["data"] |= {"name": "digits"}
+        tables["model"] = {"name": "mlp", "hidden": [2]}
+        training = resolve(tables).training
+        seconds = training.schedule_seconds
+        server = Federation.from_config(resolve(tables)).assembly.begin().server
+        rates = [server.learning_rate(time) for time in (0.0, seconds, 250 * seconds)]
+        assert rates == pytest.approx([0.005, 0.005 * 0.999, 0.005 * 0.999**250], rel=1e-12)
+        end[method] = server.learning_rate(tables["run"]["until"]) / training.lr
+    assert end == {method: pytest.approx(0.999**500) for method in METHODS}
+    assert round(0.999**500, 2) == 0.61
+
+
 def test_initial_controls_are_ours_and_rates_the_papers():
     found = all_method_choices(CELLS["lenet-cifar10"])
     for method in ("fedasmu", "fedssmu"):
-        whose = {choice.name: choice.stated for choice in found[method]}
+        whose = {choice.name: choice.source == "paper" for choice in found[method]}
         ours = ("lambda0", "sigma0", "iota0", "gamma0", "upsilon0", "mu_alpha", "epsilon", "phi_q", "psi", "rho")
         assert not any(whose[name] for name in ours)
         assert all(whose[name] for name in ("eta_lambda", "eta_iota", "eta_upsilon", "eta_rl", "tau_max"))
-    assert not any(choice.stated for method in ("fedbuff", "fedlws") for choice in found[method])
+    assert {choice.source for method in ("fedbuff", "fedlws") for choice in found[method]} == {"Freshet"}
 
 
 def test_the_command_prints_every_setting(monkeypatch):
@@ -230,6 +269,8 @@ def test_the_command_prints_every_setting(monkeypatch):
     row = next(line for line in text.splitlines() if line.startswith("training.lr_decay"))
     assert row.split() == ["training.lr_decay", "0.999", "Freshet"]
     assert next(line for line in text.splitlines() if line.startswith("fleet.devices")).split()[-1] == "paper"
+    row = next(line for line in text.splitlines() if line.startswith("fleet.fastest"))
+    assert row.split() == ["fleet.fastest", "190.0", "paper's", "numbers"]
     assert next(line for line in text.splitlines() if line.startswith("feddyn  ")).split() == [
         "feddyn",
         "0.508",
@@ -268,7 +309,7 @@ def test_a_cell_runs_two_virtual_rounds(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(freshet.assembly, "load", real_or_stand_in)
     tables = cell_tables(CELLS[name], "fedssmu")
     tables["fleet"] |= {"devices": 6}
-    tables["run"] |= {"per_round": 2, "until": 200.0, "executor": "serial", "eval_every": 200.0}
+    tables["run"] |= {"per_round": 2, "in_flight": 4, "until": 3000.0, "executor": "serial", "eval_every": 3000.0}
     tables["training"] |= {"epochs": 1, "batch_size": 20}
     tables["data"] |= {"train_samples": 240, "test_samples": 200, "vocabulary": 2000, "length": 64}
     config = resolve(tables)

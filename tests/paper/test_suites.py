@@ -6,7 +6,7 @@ import pytest
 
 from freshet.errors import ConfigError
 from freshet.experiments import results
-from freshet.experiments.grid import round_seconds
+from freshet.experiments.grid import model_bytes, round_seconds
 from freshet.experiments.store import Store
 from freshet.paper.cells import CELLS, METHODS
 from freshet.paper.suites import SUITES, plan
@@ -65,8 +65,13 @@ def test_all_methods_of_a_setting_run_equally_long_and_the_notes_say_how_long(su
 
 
 def test_slower_links_make_longer_runs():
-    lengths = [c.run.until for c in configs(grid("bandwidth")).values()]
-    assert lengths == sorted(lengths) and lengths[2] > 1.3 * lengths[0]
+    found = list(configs(grid("bandwidth")).values())
+    costless = round_seconds(configs(grid("devices"))["lenet-fmnist, 100 devices"])
+    megabits = 8e-6 * model_bytes(found[0])
+    for config, share in zip(found, (1, 1 / 50, 1 / 100), strict=True):
+        transfer = 0.05 + 0.05 + megabits / (10 * share) + megabits / (50 * share)
+        assert round_seconds(config) == pytest.approx(costless + transfer, rel=1e-9)
+        assert config.run.until == pytest.approx(500 * (costless + transfer), rel=1e-3)
 
 
 def test_a_length_given_by_hand_wins():
@@ -76,14 +81,14 @@ def test_a_length_given_by_hand_wins():
 
 def test_bandwidth_is_divided_by_50_and_100():
     found = list(configs(grid("bandwidth")).values())
-    up, down = found[0].fleet.up_mbps, found[0].fleet.down_mbps
-    assert [c.fleet.up_mbps for c in found] == pytest.approx([up, up / 50, up / 100])
-    assert [c.fleet.down_mbps for c in found] == pytest.approx([down, down / 50, down / 100])
+    assert [c.fleet.up_mbps for c in found] == pytest.approx([10, 10 / 50, 10 / 100])
+    assert [c.fleet.down_mbps for c in found] == pytest.approx([50, 50 / 50, 50 / 100])
+    assert {(c.fleet.up_latency, c.fleet.down_latency) for c in found} == {(0.05, 0.05)}
 
 
 def test_the_normal_world_of_each_study_is_the_same_runs_as_in_the_table():
     table = {job.key for job in grid("table", cells="lenet-fmnist").jobs}
-    for name, world in (("devices", "100 devices"), ("heterogeneity", "ratio 5"), ("bandwidth", "bandwidth 1")):
+    for name, world in (("devices", "100 devices"), ("heterogeneity", "ratio 5")):
         assert {job.key for job in grid(name).jobs if job.scenario.name.endswith(world)} == table
 
 
@@ -120,7 +125,7 @@ def test_scale_shrinks_devices_samples_and_rounds():
     assert [c.fleet.devices for c in found.values()] == [20, 40, 50]
     for c in found.values():
         assert (c.data.train_samples, c.data.test_samples) == (12_000, 2_000)
-        assert c.run.per_round == 2
+        assert (c.run.per_round, c.run.in_flight) == (2, 6)
         assert c.run.until == pytest.approx(100 * round_seconds(c), rel=1e-3), "a fifth of 500 rounds"
 
 

@@ -103,6 +103,14 @@ def test_uploads_are_lost_at_the_given_rate_and_the_same_ones_every_time():
     assert lost[7][::-1] == [again.is_lost(7, trip) for trip in reversed(range(100))]
 
 
+def test_links_of_rate_0_cost_no_time_and_leave_the_draws_as_they_are():
+    options = FleetOptions(devices=5, up_mbps=0.0, down_mbps=0.0, up_latency=0.0, down_latency=0.25, link_ratio=3.0)
+    fleet = Fleet.draw(options, 3)
+    assert [fleet.upload_seconds(device, 10**12) for device in range(5)] == [0.0] * 5
+    assert [fleet.download_seconds(device, 10**12) for device in range(5)] == [0.25] * 5
+    assert np.array_equal(fleet.train_seconds, Fleet.draw(FleetOptions(devices=5), 3).train_seconds)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -111,7 +119,7 @@ def test_uploads_are_lost_at_the_given_rate_and_the_same_ones_every_time():
         {"fastest": 0.0},
         {"loss": 1.0},
         {"loss": -0.1},
-        {"up_mbps": 0.0},
+        {"up_mbps": -1.0},
         {"down_latency": -1.0},
         {"on_seconds": 5.0},
         {"off_seconds": 5.0},

@@ -66,6 +66,7 @@ def _tables(
     name = tables.setdefault("method", {}).setdefault("name", "fedasmu")
     if cell is not None:
         preset = cell_settings(find_cell(cell), name)
+        del preset["training"]["schedule_by"]  # nobody knows yet how long a round of real devices takes
         tables = {section: preset.get(section, {}) | tables.get(section, {}) for section in preset | tables}
     run = tables.setdefault("run", {})
     if class_and_preset(name)[0].about.kind != "sync":

@@ -119,25 +119,36 @@ def cells(
     console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
 
+def _styled(source: str) -> str:
+    """The source of a setting; what the paper does not state stands out."""
+    return {"paper": "paper", "Freshet": "[yellow]Freshet[/yellow]"}.get(source, f"[cyan]{source}[/cyan]")
+
+
 def _print_cell(console: Console, cell: "Cell") -> None:
-    """Print all settings of a cell, marked as the paper's or Freshet's, and its published results."""
+    """Print all settings of a cell, each with its source, and its published results."""
     from freshet.config import resolve
     from freshet.experiments.grid import length_note
-    from freshet.paper.cells import all_method_choices, cell_tables, choices
+    from freshet.paper.cells import SOURCES, all_method_choices, cell_tables, choices
 
     console.print(length_note(resolve(cell_tables(cell, "fedavg")), cell.name), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("setting", "value", "source"):
         table.add_column(heading)
     for choice in choices(cell):
-        table.add_row(choice.name, escape(_value(choice.value)), "paper" if choice.stated else "[yellow]Freshet")
+        table.add_row(choice.name, escape(_value(choice.value)), _styled(choice.source))
     console.print(table)
+    console.print(
+        "paper: the paper states it; paper's numbers: it follows from the published times; Freshet: our choice",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print("\nOptions of the methods in this cell", style="bold")
     for method, options in all_method_choices(cell).items():
-        for stated, whose in ((True, "paper"), (False, "[yellow]Freshet[/yellow]")):
-            values = ", ".join(f"{c.name} {c.value}" for c in options if c.stated is stated)
+        for source in SOURCES:
+            values = ", ".join(f"{c.name} {c.value}" for c in options if c.source == source)
             if values:
-                console.print(f"[bold]{method}[/bold] ({whose}): {escape(values)}", highlight=False, soft_wrap=True)
+                line = f"[bold]{method}[/bold] ({_styled(source)}): {escape(values)}"
+                console.print(line, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "published accuracy", f"published time to {cell.target:g}"):
         table.add_column(heading)

@@ -103,14 +103,18 @@ class Coordinator:
         self._wakes.discard(at)
         return self.wake(next_multiple(now, self.trigger.period))
 
-    def tick(self, now: float, available: Callable[[int], bool]) -> Effects:
-        """Start as many trips on idle, available devices as the trigger wants. Give up overdue trips."""
-        if self.deadline.seconds:
-            return self._tick_with_deadline(now, available)
-        self._wakes.discard(now)
-        return self._start(now, available)
+    def tick(self, now: float, available: Callable[[int], bool], clock: float | None = None) -> Effects:
+        """Start as many trips on idle, available devices as the trigger wants. Give up overdue trips.
 
-    def _tick_with_deadline(self, now: float, available: Callable[[int], bool]) -> Effects:
+        ``now`` is the time that was scheduled. In real time the tick is a little later, at ``clock``.
+        """
+        clock = now if clock is None else clock
+        if self.deadline.seconds:
+            return self._tick_with_deadline(now, available, clock)
+        self._wakes.discard(now)
+        return self._start(now, available, clock)
+
+    def _tick_with_deadline(self, now: float, available: Callable[[int], bool], clock: float) -> Effects:
         """The periodic trigger follows only its own clock, not the deadline's.
 
         A run that ends here continues from this time if it is extended.
@@ -124,7 +128,7 @@ class Coordinator:
         self.over |= bool(late) and self.rounds.trip_ended(server, self.endless)
         started = Effects()
         if scheduled or self.trigger.on_arrival:
-            started = Effects(wake_at=self.wake(now)) if self.over else self._start(now, available)
+            started = Effects(wake_at=self.wake(now)) if self.over else self._start(now, available, clock)
         events += started.events
         look_at = self.deadline.schedule_check()
         return started._replace(
@@ -134,12 +138,12 @@ class Coordinator:
             given_up=[device for device, _ in late],
         )
 
-    def _start(self, now: float, available: Callable[[int], bool]) -> Effects:
+    def _start(self, now: float, available: Callable[[int], bool], clock: float) -> Effects:
         server, counts, deadline = self.server, self.counts, self.deadline
         events: list[Event] = []
         wanted = self.trigger.devices_to_start(server)
         chosen = server.select(wanted, available) if wanted else []
-        assignments = server.trigger(chosen) if chosen else []
+        assignments = server.trigger(chosen, clock) if chosen else []
         round_ = server.round if server.synchronous else None
         counts.trips += len(assignments)
         for assignment in assignments:

@@ -93,8 +93,8 @@ class VersionStore:
 NOT_FINITE = "the aggregated model would not be finite"
 NO_TRIP = "no such trip in flight"
 
-#: ``schedule(rounds)`` is the learning rate of a trip that starts after that many rounds.
-Schedule = Callable[[int], float]
+#: ``schedule(rounds)`` is the learning rate of a trip that starts after that many rounds, which may be a fraction.
+Schedule = Callable[[float], float]
 
 
 @dataclass(slots=True)
@@ -131,12 +131,15 @@ class Server:
         gate: float | None = GATE_FACTOR,
         links: Links | None = None,
         defence: Defence | None = None,
+        round_seconds: float | None = None,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
         self.context = context
         self.store = VersionStore(weights)
         self.schedule = schedule
+        #: Seconds that the schedule counts as one round; None if it counts finished rounds.
+        self.round_seconds = round_seconds
         self.active_trips: dict[int, ActiveTrip] = {}
         self.waiting: set[int] = set()
         #: Devices with an abandoned trip that have been silent since, with the trip's number.
@@ -187,9 +190,9 @@ class Server:
         """Finished rounds. For an asynchronous method, consumed uploads divided by ``per_round``."""
         return self.round - bool(self.active_trips) if self.synchronous else self.consumed // self.context.per_round
 
-    def learning_rate(self) -> float:
-        """The learning rate of a trip that starts now."""
-        return self.schedule(self.rounds)
+    def learning_rate(self, now: float) -> float:
+        """The learning rate of a trip that starts ``now``, in seconds since the start of the run."""
+        return self.schedule(self.rounds if self.round_seconds is None else now / self.round_seconds)
 
     # ---- events
 
@@ -214,9 +217,9 @@ class Server:
     def draws(self, place: int) -> None:
         self.selector.draws = place
 
-    def trigger(self, devices: Sequence[int]) -> list[Assignment]:
+    def trigger(self, devices: Sequence[int], now: float = 0.0) -> list[Assignment]:
         """Send the current model to these devices. With a synchronous method this opens a round."""
-        lr = self.learning_rate()
+        lr = self.learning_rate(now)
         if self.synchronous:
             if self.active_trips:
                 raise ValueError("a round is still open")

@@ -4,7 +4,8 @@ Nothing here runs or reads a file: the same input gives the same jobs with the s
 
 The length of a run in virtual seconds follows from a number of synchronous rounds. A synchronous round with m' of n
 devices lasts as long as its slowest trip (``sim.forecast``), so ``until = rounds * E[round]``. Every method of a
-comparison, synchronous or not, runs for this time. Absences and lost uploads are not counted.
+comparison, synchronous or not, runs for this time and is tested once per E[round]. Absences and lost uploads are not
+counted.
 """
 
 import hashlib
@@ -73,16 +74,22 @@ def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
 
 
 def with_length(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Add ``run.until`` for this many synchronous rounds, and ``run.eval_every``; given values win."""
+    """Add ``run.until`` for this many synchronous rounds, and ``run.eval_every``; given values win.
+
+    A learning rate that follows time also gets ``training.schedule_seconds``, the duration of such a round.
+    """
     filled = {name: dict(table) for name, table in tables.items()}
-    run = filled.setdefault("run", {})
-    if {"until", "eval_every"} <= run.keys():
+    run, training = filled.setdefault("run", {}), filled.setdefault("training", {})
+    by_time = training.get("schedule_by") == "time" and not training.get("schedule_seconds")
+    if {"until", "eval_every"} <= run.keys() and not by_time:
         return filled
     config = resolve(tables)
     seconds = round_seconds(config)
+    if by_time:
+        training["schedule_seconds"] = _significant(seconds)
     until = config.run.until if "until" in run else rounds * seconds
     if "eval_every" in run:
-        run["until"] = _significant(until)
+        run.setdefault("until", _significant(until))
         return filled
     tests = min(MOST_TESTS, max(FEWEST_TESTS, round(until / seconds)))
     run["eval_every"] = _significant(until / tests)

@@ -256,7 +256,8 @@ class LiveDriver:
                 if self.server.synchronous and not self.trips and not present:  # do not count a round without devices
                     self.wake(self.coordinator.postpone(at, self.now))
                 else:
-                    self._carry_out(self.coordinator.tick(at, present.__contains__))
+                    now = self.now
+                    self._carry_out(self.coordinator.tick(at, present.__contains__, now), now)
 
     def _present(self) -> set[int]:
         return {self.devices.get(node, -1) for node in self._online} - {-1}

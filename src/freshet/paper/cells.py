@@ -1,13 +1,13 @@
 """The twelve cells (network x data set) of the FedASMU paper's main table: its settings and its published numbers.
 
-The cells hold what the paper states and nothing else. What the paper leaves open (batch size, local epochs, Dirichlet
-concentration, first values of the control parameters, bandwidth) comes from ``OPEN_CHOICES`` and the defaults.
-``choices`` says of each setting whether it is the paper's or ours.
+A setting of a cell has one of three sources. The paper states it (``STATED``). Or it follows from the paper's numbers
+(``INFERRED``): seconds of the fastest device, links that cost no time, devices in flight; docs/paper-numbers.md has the
+arithmetic. Or the paper leaves it open and it is ours: ``OPEN_CHOICES`` and the defaults. ``choices`` lists them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from freshet.config import resolve
 from freshet.data.catalogue import CATALOGUE
@@ -62,6 +62,8 @@ class Cell:
     """Largest staleness that the server accepts."""
     slowest_over_fastest: float = 5.0
     """Local training time of the slowest device divided by that of the fastest."""
+    optimiser: str = "sgd"
+    """Local optimiser: the paper's SGD, or ours where SGD at the paper's rate does not learn."""
 
 
 def _cell(
@@ -74,10 +76,11 @@ def _cell(
     target: float,
     accuracy: Sequence[float],
     time: Sequence[float | None],
+    optimiser: str = "sgd",
 ) -> Cell:
     """A cell from columns of the paper's tables: rates of lambda, sigma, iota, gamma, upsilon; results by `METHODS`."""
     published = {m: Published(a, t) for m, a, t in zip(METHODS, accuracy, time, strict=True)}
-    return Cell(name, dataset, model, *etas, lr=lr, target=target, published=published)
+    return Cell(name, dataset, model, *etas, lr=lr, target=target, published=published, optimiser=optimiser)
 
 
 _CELLS = (
@@ -200,6 +203,7 @@ _CELLS = (
         target=0.85,
         accuracy=(0.882, 0.875, 0.876, 0.811, 0.876, 0.865, 0.883, 0.874, 0.875, 0.875, 0.874, 0.874),
         time=(3_994, 5_837, 4_884, None, 7_671, 5_251, 16_940, 13_960, 15_668, 13_960, 12_674, 17_988),
+        optimiser="adam",
     ),
 )
 
@@ -209,22 +213,34 @@ CELLS: dict[str, Cell] = {cell.name: cell for cell in _CELLS}
 
 #: Settings that the paper leaves open, chosen by us for all methods: local epochs, batch size, Dirichlet skew.
 OPEN_CHOICES = {"epochs": 5, "batch_size": 50, "concentration": 0.5}
+#: Seconds of one local training on the fastest device: the slowest of ten trips then takes about 875 s on average, the
+#: least with which all published synchronous times lie within 500 rounds.
+FASTEST = 190.0
+#: Devices in flight below which more are triggered.
+IN_FLIGHT = 30
+#: Published times are equal to the second for different networks, so transfers cost no time.
+COSTLESS_LINKS = {"up_mbps": 0.0, "down_mbps": 0.0, "up_latency": 0.0, "down_latency": 0.0}
 _RATES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon", "eta_rl", "tau_max")
-#: Settings that the paper states; all others are ours.
+#: Settings that the paper states.
 STATED = {
     "training.lr",
+    "training.optimiser",
     "fleet.devices",
     "fleet.ratio",
+    "fleet.time",
     "data.name",
     "data.partition",
     "model.name",
     "run.per_round",
     "run.period",
+    "run.selection",
     "run.target",
     "run.trigger",
     *(f"method.{part}" for part in ("slot", "apply", "dynamic_server", "adaptive_device")),
     *(f"method.{rate}" for rate in _RATES),
 }
+#: Settings that follow from the paper's numbers.
+INFERRED = {"fleet.fastest", "run.in_flight", *(f"fleet.{key}" for key in COSTLESS_LINKS)}
 #: Settings of the machine, not of the experiment.
 _MACHINE = {"dir", "seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "rotate_log"}
 _MACHINE |= {"device_memory_mb", "device", "meta_from", "custom", "train_samples", "test_samples", "validation"}
@@ -238,7 +254,10 @@ def find_cell(name: str) -> Cell:
 
 
 def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
-    """The settings of a cell for one method, with the paper's rates where it has them; the run's length is not set."""
+    """The settings of a cell for one method, with the paper's rates where it has them.
+
+    ``with_length`` adds what follows from the fleet: length, test interval, and seconds of a round of the schedule.
+    """
     found, preset = class_and_preset(method)
     known = found.Options.model_fields
     own = found.Options.conditional_defaults.get(("controls", preset.get("controls", "")), {})  # rates on another scale
@@ -246,11 +265,28 @@ def cell_settings(cell: Cell, method: str) -> dict[str, dict[str, Any]]:
     rates = rates if "eta_lambda" in known else {}
     return {
         "method": {"name": method} | rates,
-        "training": {key: OPEN_CHOICES[key] for key in ("epochs", "batch_size")} | {"lr": cell.lr},
-        "fleet": {"devices": cell.devices, "ratio": cell.slowest_over_fastest, "time": "trip"},
+        "training": {
+            "epochs": OPEN_CHOICES["epochs"],
+            "batch_size": OPEN_CHOICES["batch_size"],
+            "optimiser": cell.optimiser,
+            "lr": cell.lr,
+            "schedule_by": "time",  # the same rate at the same second for every method
+        },
+        "fleet": {
+            "devices": cell.devices,
+            "fastest": FASTEST,
+            "ratio": cell.slowest_over_fastest,
+            "time": "trip",
+            **COSTLESS_LINKS,
+        },
         "data": {"name": cell.dataset, "partition": "dirichlet", "concentration": OPEN_CHOICES["concentration"]},
         "model": {"name": cell.model},
-        "run": {"per_round": cell.per_round, "period": float(cell.period), "target": cell.target},
+        "run": {
+            "per_round": cell.per_round,
+            "in_flight": IN_FLIGHT,
+            "period": float(cell.period),
+            "target": cell.target,
+        },
     }
 
 
@@ -274,13 +310,18 @@ def cell_scenario(
 # ---- where each setting comes from
 
 
+Source = Literal["paper", "paper's numbers", "Freshet"]
+#: The sources in the order in which they are shown.
+SOURCES: tuple[Source, ...] = ("paper", "paper's numbers", "Freshet")
+
+
 @dataclass(frozen=True)
 class Choice:
-    """One setting of a cell: the paper's (``stated``) or ours."""
+    """One setting of a cell: stated by the paper, inferred from the paper's numbers, or Freshet's own."""
 
     name: str
     value: Any
-    stated: bool
+    source: Source
 
 
 def choices(cell: Cell) -> list[Choice]:
@@ -289,12 +330,19 @@ def choices(cell: Cell) -> list[Choice]:
     del tables["method"]
     spec = CATALOGUE[cell.dataset]
     void = _MACHINE | {"shards_per_device"} | (set() if spec.kind == "text" else {"vocabulary", "length"})
-    return [Choice("rounds", cell.rounds, True)] + [
-        Choice(f"{section}.{key}", value, f"{section}.{key}" in STATED)
+    return [Choice("rounds", cell.rounds, "paper")] + [
+        Choice(f"{section}.{key}", value, _source(cell, f"{section}.{key}"))
         for section, values in tables.items()
         for key, value in values.items()
         if key not in void
     ]
+
+
+def _source(cell: Cell, key: str) -> Source:
+    if key in INFERRED:
+        return "paper's numbers"
+    stated = key in STATED and not (key == "training.optimiser" and cell.optimiser != "sgd")
+    return "paper" if stated else "Freshet"
 
 
 def method_choices(cell: Cell, method: str) -> list[Choice]:
@@ -302,7 +350,7 @@ def method_choices(cell: Cell, method: str) -> list[Choice]:
     options = resolve(cell_tables(cell, method)).tables()["method"]
     rates = class_and_preset(method)[0].Options.model_fields if method in ("fedasmu", "fedssmu") else ()
     return [
-        Choice(key, value, key in rates and f"method.{key}" in STATED)
+        Choice(key, value, "paper" if key in rates and f"method.{key}" in STATED else "Freshet")
         for key, value in options.items()
         if key not in {"name"} | _MACHINE
     ]

@@ -1,7 +1,8 @@
 """The paper's experiments as grids: which cells, methods and settings, full or scaled down.
 
-Where the paper leaves things open, we decide: in ``heterogeneity`` the fastest device keeps its speed, and the cell of
-``slots`` is LeNet on CIFAR-10. The length of a run follows the synchronous rounds of its setting's fleet
+Where the paper leaves things open, we decide: in ``heterogeneity`` the fastest device keeps its speed, the cell of
+``slots`` is LeNet on CIFAR-10, and ``bandwidth`` divides links of 10 Mbit/s up and 50 down (in the other suites, as in
+the cells, transfers cost no time). The length of a run follows the synchronous rounds of its setting's fleet
 (``experiments.grid``).
 """
 
@@ -23,7 +24,7 @@ from freshet.experiments.grid import (
     parse_entries,
 )
 from freshet.methods import registry
-from freshet.paper.cells import CELLS, METHODS, Cell, cell_scenario, find_cell
+from freshet.paper.cells import CELLS, IN_FLIGHT, METHODS, Cell, cell_scenario, find_cell
 from freshet.paper.published import contradictions, published_numbers
 
 #: The figure of a suite: accuracy curves per cell, bars per setting and kind, or bars per method and cell.
@@ -41,7 +42,8 @@ class SuiteSetting:
     name: str = ""
     devices: int | None = None
     ratio: float | None = None
-    bandwidth: float = 1.0
+    #: Share of the default links of `FleetOptions`; None: the cell's links, which cost no time.
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ _SUITES = (
         METHODS,
         "settings",
         (
-            SuiteSetting("bandwidth 1"),
+            SuiteSetting("bandwidth 1", bandwidth=1.0),
             SuiteSetting("bandwidth 1/50", bandwidth=1 / 50),
             SuiteSetting("bandwidth 1/100", bandwidth=1 / 100),
         ),
@@ -221,11 +223,16 @@ def _scenario(cell: Cell, setting: SuiteSetting, scale: float, dataset: str | No
     )
     name = f"{cell.name}, {setting.name}" if setting.name else cell.name
     tables = _scaled_tables(varied, scale, dataset)
-    if setting.bandwidth != 1.0:
-        normal = FleetOptions()
-        links = {"up_mbps": normal.up_mbps, "down_mbps": normal.down_mbps}
-        tables["fleet"] = tables.get("fleet", {}) | {key: rate * setting.bandwidth for key, rate in links.items()}
+    if setting.bandwidth is not None:
+        tables["fleet"] = tables.get("fleet", {}) | _links(setting.bandwidth)
     return cell_scenario(varied, name, tables, _buffers(tables.get("run", {}).get("per_round", 10) / 10))
+
+
+def _links(share: float) -> dict[str, float]:
+    """The default links, with this share of their bandwidth."""
+    normal = FleetOptions()
+    rates = {"up_mbps": share * normal.up_mbps, "down_mbps": share * normal.down_mbps}
+    return rates | {"up_latency": normal.up_latency, "down_latency": normal.down_latency}
 
 
 def _scaled_tables(cell: Cell, scale: float, dataset: str | None) -> dict[str, dict[str, Any]]:
@@ -236,7 +243,7 @@ def _scaled_tables(cell: Cell, scale: float, dataset: str | None) -> dict[str, d
     per_round = min(devices, max(FEWEST_PER_ROUND, round(cell.per_round * scale)))
     tables: dict[str, dict[str, Any]] = {
         "fleet": {"devices": devices},
-        "run": {"per_round": per_round},
+        "run": {"per_round": per_round, "in_flight": min(devices, IN_FLIGHT * per_round // cell.per_round)},
     }
     spec = CATALOGUE.get(dataset or cell.dataset)
     if spec is not None:

@@ -2,8 +2,8 @@
 
 For every method the audit checks that line numbers have no gaps, time never goes back, versions grow by one per
 aggregation, staleness follows from the versions, a trip is triggered before it requests, merges or uploads, a merge
-comes later than its request (or, over an unlimited link, no sooner), and each verdict follows an upload. Each method
-brings the formulas for its weights.
+comes later than its request (or, over an unlimited link, no sooner), and each verdict follows an upload. A learning
+rate that follows time is recomputed. Each method brings the formulas for its weights.
 """
 
 import math
@@ -30,9 +30,9 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
-from freshet.core.method import Method, Mismatch, overrides
+from freshet.core.method import Method, Mismatch, expect, overrides
 from freshet.core.server import NO_TRIP
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 from freshet.methods import builtin_about, class_and_preset, method_options
 from freshet.methods.loading import CUSTOM
 from freshet.runs.reader import OnBytes, RunDirectory, ignore_bytes, same_class
@@ -67,6 +67,8 @@ class _Replay:
 
     #: Devices to which a download takes no time.
     instant: frozenset[int] = frozenset()
+    #: The learning rate of a trip by the second of its start; None if it does not follow time.
+    learning_rate: Callable[[float], float] | None = None
     seq: int = 0
     time: float = 0.0
     version: int = 1
@@ -83,7 +85,7 @@ class _Replay:
 
 def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = ignore_bytes) -> Audit:
     """Check every line of a run's log. A method that is not built in is imported only if the user names it here."""
-    replay, memory = _Replay(instant=_instant_devices(run)), dict[Any, Any]()
+    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(on_bytes), 1):
         try:
@@ -136,6 +138,24 @@ def _instant_devices(run: RunDirectory) -> frozenset[int]:
     return frozenset()
 
 
+def _rate_by_time(run: RunDirectory) -> Callable[[float], float] | None:
+    """The learning rate by time; None if the schedule counts rounds or is a function from Python."""
+    table = run.config().get("training", {})
+    if table.get("schedule_by") != "time" or table.get("schedule") == CUSTOM:
+        return None
+    from pydantic import ValidationError
+
+    from freshet.training.optimisers import make_schedule
+    from freshet.training.options import TrainingOptions
+
+    try:
+        options = TrainingOptions(**table)
+        schedule = make_schedule(options, None, options.schedule_rounds or 1)
+    except (ConfigError, ValidationError):
+        raise RunError(f"{run.directory} cannot be audited: [training] in its config.toml is not valid") from None
+    return lambda time: schedule(time / options.schedule_seconds)
+
+
 def _why_unaudited(name: str, named: str | None) -> str:
     """Why a run of a method that is not built in is not audited: the user named no method, or another one."""
     if ":" not in name:
@@ -177,6 +197,8 @@ def _check_trigger(replay: _Replay, event: Triggered) -> None:
         raise Mismatch(f"version is {event.version}, expected {replay.version}")
     if event.device in replay.trips:
         raise Mismatch(f"device {event.device} is triggered while it is training")
+    if replay.learning_rate is not None:
+        expect("lr", event.lr, replay.learning_rate(replay.time))
     replay.trips[event.device] = event
 
 

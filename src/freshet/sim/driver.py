@@ -158,7 +158,7 @@ class EvaluationSchedule:
 
     def start(self, executor: Executor, server: Server, score: Future[Score], time: float) -> PendingEvaluation:
         """Submit one evaluation of all devices, and one per device with local training."""
-        version, lr = server.version, server.learning_rate() if self.steps else 0.0
+        version, lr = server.version, server.learning_rate(time) if self.steps else 0.0
         if self._last is None or self._last[0] != (version, lr):
             weights, devices = server.method.evaluation_model(server), range(server.context.devices)
             plain = executor.evaluate_devices(DeviceEvaluation(weights, version, devices), time)

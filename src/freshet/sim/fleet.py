@@ -32,8 +32,8 @@ class FleetOptions(Options):
         description="training that takes the device's seconds: work (5 epochs of an average shard; time is "
         "proportional to steps x batch) or trip (any whole local training, as in the paper)",
     )
-    up_mbps: float = Field(10.0, gt=0, description="uplink of a device in Mbit/s")
-    down_mbps: float = Field(50.0, gt=0, description="downlink of a device in Mbit/s")
+    up_mbps: float = Field(10.0, ge=0, description="uplink of a device in Mbit/s (0: bytes take no time)")
+    down_mbps: float = Field(50.0, ge=0, description="downlink of a device in Mbit/s (0: bytes take no time)")
     link_ratio: float = Field(1.0, ge=1, description="best link over worst link (1: all equal)")
     up_latency: float = Field(0.05, ge=0, description="seconds before the first byte goes up")
     down_latency: float = Field(0.05, ge=0, description="seconds before the first byte comes down")
@@ -114,8 +114,8 @@ class Fleet:
         share = 1.0 / (1.0 + (options.link_ratio - 1.0) * rng.random(options.devices))
         fleet = Fleet(
             train_seconds=seconds,
-            up_rate=share * options.up_mbps * 1e6 / 8,
-            down_rate=share * options.down_mbps * 1e6 / 8,
+            up_rate=share * (options.up_mbps or math.inf) * 1e6 / 8,
+            down_rate=share * (options.down_mbps or math.inf) * 1e6 / 8,
             up_latency=options.up_latency,
             down_latency=options.down_latency,
             on_seconds=options.on_seconds,

@@ -5,12 +5,13 @@ An optimiser is a pair of functions on the flat vector: ``init`` makes the state
 Each trip starts with a new state, as in the papers. ``reach(n)`` is the distance of n steps along a constant unit
 gradient, in units of the learning rate. Methods that read a gradient from a displacement divide by it.
 
-A schedule is a function of the completed rounds r (for an asynchronous method, of as many uploads).
+A schedule is a function of the completed rounds r (for an asynchronous method, of as many uploads). With
+``training.schedule_by = "time"`` r is the time since the start divided by ``training.schedule_seconds``, a fraction.
 """
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freshet.core.server import Schedule
 from freshet.errors import ConfigError
@@ -117,12 +118,15 @@ def cosine(lr: float, length: int) -> Schedule:
     return lambda rounds: lr * max(0.01, 0.5 * (1.0 + math.cos(math.pi * min(1.0, rounds / length))))
 
 
-#: ``schedule(lr, rounds)``.
-CustomSchedule = Callable[[float, int], float]
+#: ``schedule(lr, rounds)``; the rounds are whole numbers unless time is counted.
+CustomSchedule = Callable[[float, Any], float]
 
 
 def make_schedule(o: TrainingOptions, own: CustomSchedule | None, length: int) -> Schedule:
     """The user's own schedule, or the one that the options name. ``length`` is the length of a cosine in rounds."""
+    if o.round_seconds == 0:
+        problem = '"time" needs the seconds of a round; give training.schedule_seconds'
+        raise ConfigError("training.schedule_by", problem)
     if own is not None:
         return lambda rounds: float(own(o.lr, rounds))
     if o.schedule == "custom":

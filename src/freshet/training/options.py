@@ -28,6 +28,19 @@ class TrainingOptions(Options):
         description="learning rate over rounds: exponential (times lr_decay each round), constant, step (times "
         "lr_decay every schedule_every rounds), cosine (half a cosine, down to 1 %), custom (a function from Python)",
     )
+    schedule_by: Literal["rounds", "time"] = Field(
+        "rounds",
+        description="what the schedule counts: finished rounds, or time, so that all methods have the same rate at the "
+        "same second (schedule_seconds seconds since the start of the run count as one round, fractions too)",
+        json_schema_extra=ADDED,
+    )
+    schedule_seconds: float = Field(
+        0.0,
+        ge=0,
+        description='seconds that schedule_by = "time" counts as one round; the paper\'s cells set it to the expected '
+        "duration of a synchronous round",
+        json_schema_extra=ADDED,
+    )
     schedule_every: int = Field(30, ge=1, description="rounds between two steps of the step schedule")
     schedule_rounds: int | None = Field(
         None,
@@ -103,3 +116,8 @@ class TrainingOptions(Options):
         if span and self.steps:
             raise ValueError("steps and local_epochs exclude each other; leave one out")
         return self
+
+    @property
+    def round_seconds(self) -> float | None:
+        """Seconds that the schedule counts as one round; None if it counts rounds."""
+        return self.schedule_seconds if self.schedule_by == "time" else None
