@@ -1,5 +1,6 @@
 """A network without processes: devices answer when a test says so. Every message is encoded as in a deployment."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ class FakeFederation:
         devices: int = 3,
         fresh: str = "side",
         wait_for: int = 1,
+        training: Mapping[str, Any] | None = None,
         **run: Any,
     ) -> None:
-        training = {"epochs": 2, "batch_size": 32}
+        training = {"epochs": 2, "batch_size": 32} | dict(training or {})
         options = {"K": 2} if method in ("port", "fedbuff") else {}
         tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}

@@ -304,6 +304,37 @@ def test_killed_server_resumes_and_accepts_uploads_in_flight(tmp_path: Path) -> 
     assert federation.live.server.version == 7 and passes_audit(federation)
 
 
+@pytest.mark.parametrize("method", ["fedasync", "fedavg"])
+def test_learning_rate_follows_the_clock_which_goes_on_after_a_restart(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, sleep=lambda _: None, time=lambda: clock.now)
+    monkeypatch.setattr("freshet.flower.driver.time", clock)
+    schedule = {"lr": 0.1, "lr_decay": 0.5, "schedule_by": "time", "schedule_seconds": 100.0}
+    federation = FakeFederation(tmp_path, method, training=schedule, per_round=3)
+
+    def turn(seconds: float) -> None:
+        clock.now += seconds
+        federation.step()
+        federation.train()
+        federation.step()
+
+    for seconds in (0.0, 50.0, 200.0):
+        turn(seconds)
+    checkpoint.write(tmp_path / "run", federation.live.state() | {"wall_seconds": 0.0})
+    federation.live.writer.lock.release()  # as when its process is killed
+    clock.now += 5000.0
+    tree = checkpoint.read(tmp_path / "run").tree
+    federation.live = federation.build(RunWriter(tmp_path / "run", resume=tree["log"]))
+    federation.live.restore(tree, 1e6)
+    for seconds in (0.0, 30.0):
+        turn(seconds)
+    rates = {event["time"]: event["lr"] for event in federation.events("trigger")}
+    assert len(rates) >= 4 and max(rates) == 280.0, "the pause does not count"
+    assert rates == {at: pytest.approx(0.1 * 0.5 ** (at / 100.0)) for at in rates}
+    assert passes_audit(federation)
+
+
 def test_unlisted_node_is_ignored(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.transport.there.add(999)
