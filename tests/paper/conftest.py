@@ -30,10 +30,10 @@ def command(monkeypatch, tmp_path):
 def archive(tmp_path: Path) -> Path:
     """FedASMU ahead of FedBuff with every seed, equal to FedAsync, and PORT with one seed only."""
     for seed in range(3):
-        write_run(tmp_path, "fedasmu", seed, [0.1, 0.5, 0.80 + 0.01 * seed] + [0.85 + 0.001 * seed] * 4, 200.0)
-        write_run(tmp_path, "fedasync", seed, [0.1] + [0.847 - 0.002 * seed] * 6, 400.0)
-        write_run(tmp_path, "fedbuff", seed, [0.1] + [0.6] * 6, None)
-    write_run(tmp_path, "port", 0, [0.1] * 7, None)
+        write_run(tmp_path, "fedasmu", seed, [0.1] * 12 + [0.80 + 0.01 * seed] + [0.85 + 0.001 * seed] * 4, 1200.0)
+        write_run(tmp_path, "fedasync", seed, [0.1] * 24 + [0.847 - 0.002 * seed] * 6, 2400.0)
+        write_run(tmp_path, "fedbuff", seed, [0.1] + [0.6] * 29, None)
+    write_run(tmp_path, "port", 0, [0.1] * 30, None)
     return tmp_path
 
 

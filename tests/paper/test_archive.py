@@ -1,6 +1,7 @@
 """Archived runs: how they are read, checked, imported and counted."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,7 +10,7 @@ from freshet.paper.archive import ArchivedRun, copy_runs, median_accuracy, media
 from freshet.paper.cells import find_cell
 from freshet.paper.studies import archive_folder, import_runs, name_with_marks, seconds, sort_key
 
-from .archived_runs import write_run
+from .archived_runs import NEW_WORLD, write_run
 
 
 def test_accuracy_is_the_mean_of_the_last_five_tests_and_the_median_over_seeds(archive):
@@ -29,7 +30,54 @@ def test_accuracy_is_compared_on_common_seeds_and_time_where_one_reaches_the_tar
     assert outcome(runs["fedasmu"], runs["fedasync"]) == "tie"
     assert outcome(runs["fedasmu"], runs["fedasync"], "time") == "win"
     assert outcome(runs["fedbuff"], runs["fedasmu"], "time") == "loss"
-    assert outcome(runs["fedbuff"], runs["fedbuff"], "time") == "none"
+    assert outcome(runs["fedbuff"], runs["fedbuff"], "time") == "never"
+    assert outcome(runs["fedbuff"], [], "time") == outcome([], runs["fedbuff"]) == "none"
+
+
+# ---- tests before the target
+
+
+def timed(before: Sequence[int], tests: int = 40) -> list[ArchivedRun]:
+    """Runs tested every 100 s that reach the target after so many tests; ``tests`` or more means never."""
+    times = [100.0 * n for n in range(tests)]
+    return [
+        ArchivedRun("fedasmu", seed, times, times, None if n >= tests else times[n], *[None] * 10)
+        for seed, n in enumerate(before)
+    ]
+
+
+def test_tests_before_the_target_are_counted_with_that_of_the_initial_model():
+    assert [run.tests_before_target for run in timed((0, 1, 10, 40))] == [0, 1, 10, 40]
+    first = ArchivedRun("fedasmu", 0, [0.0, 250.0, 300.0], [0.0] * 3, 300.0, *[None] * 10)
+    assert first.tests_before_target == 2
+    assert first.truncate(299.0).tests_before_target == 2, "never within that time: all tests are before it"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ((10, 11, 12), (20, 21, 22), "win"),
+        ((20, 21, 22), (10, 11, 12), "loss"),
+        ((9, 9, 30), (31, 32, 33), "coarse"),  # the median counts
+        ((9, 10, 11), (31, 32, 33), "win"),
+        ((20, 21, 22), (9, 9, 9), "coarse"),  # both sides need ten
+        ((10, 10, 10), (40, 40, 40), "win"),  # the rival never does
+        ((40, 40, 40), (10, 10, 10), "loss"),
+        ((9, 9, 9), (40, 40, 40), "coarse"),
+        ((10, 10, 10), (10, 10, 10), "tie"),
+        ((10, 13, 14), (11, 12, 12), "open"),
+        ((40, 40, 40), (40, 40, 40), "never"),
+        ((30, 40, 40), (40, 40, 40), "few"),  # one seed shows no lead
+        ((10, 11), (20, 21), "few"),
+        ((1, 2), (3, 4), "coarse"),
+    ],
+)
+def test_a_time_to_target_counts_only_with_ten_tests_before_it(ours, theirs, said):
+    assert outcome(timed(ours), timed(theirs), "time") == said
+
+
+def test_a_short_run_that_never_reaches_the_target_has_no_resolution():
+    assert outcome(timed((10, 10, 10)), timed((9, 9, 9), tests=9), "time") == "coarse"
 
 
 def test_the_marks_of_a_method_stand_beside_its_name():
@@ -69,6 +117,38 @@ def test_nothing_is_imported_from_a_folder_with_a_broken_run(grid, tmp_path):
 def test_runs_of_an_unknown_suite_are_refused(tmp_path, suite):
     with pytest.raises(ConfigError, match="--suite"):
         archive_folder(tmp_path, find_cell("lenet-fmnist"), suite)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"fleet": "fastest = 7.0\n"}, "has fleet.fastest = 7.0, but the new world has 190"),
+        ({"fleet": "fastest = [1]\n"}, "has fleet.fastest = "),
+        ({"fleet": "fastest = 190.0\nup_mbps = 10.0\n"}, "has fleet.up_mbps = 10.0, but the new world has 0.0"),
+        ({"schedule": ""}, "has training.schedule_by = None, but the new world has time"),
+    ],
+)
+def test_a_run_of_another_world_is_refused(tmp_path, changed, problem):
+    write_run(tmp_path / "grid", "fedasmu", 0, [0.1] * 11, **NEW_WORLD | changed)
+    with pytest.raises(ConfigError) as caught:
+        import_runs([tmp_path / "grid"], tmp_path / "kept", find_cell("lenet-cifar10"))
+    assert problem in str(caught.value) and not (tmp_path / "kept").exists()
+
+
+def test_runs_of_two_worlds_are_not_imported_together(tmp_path):
+    write_run(tmp_path, "fedasmu", 0, [0.1] * 11, **NEW_WORLD)
+    write_run(tmp_path, "fedavg", 0, [0.1] * 11, world=NEW_WORLD["world"])
+    with pytest.raises(ConfigError, match="--take: the runs are of two worlds"):
+        import_runs([tmp_path], tmp_path / "kept", find_cell("lenet-cifar10"))
+
+
+def test_a_run_of_the_new_world_belongs_to_a_cell_of_the_ablation_and_to_no_suite(tmp_path):
+    write_run(tmp_path / "one", "fedasmu", 0, [0.1] * 11, **NEW_WORLD)
+    write_run(tmp_path / "other", "fedasmu", 0, [0.1] * 11, **NEW_WORLD | {"world": ("cifar100", "lenet5")})
+    with pytest.raises(ConfigError, match="--suite: the new world has no suites"):
+        import_runs([tmp_path / "one"], tmp_path / "kept", find_cell("lenet-cifar10"), "ours")
+    with pytest.raises(ConfigError, match=r"--cell: .* only for lenet-cifar10 and cnn-cifar10"):
+        import_runs([tmp_path / "other"], tmp_path / "kept", find_cell("lenet-cifar100"))
 
 
 def test_a_suite_has_its_folder(tmp_path):

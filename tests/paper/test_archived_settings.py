@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from freshet.methods import class_and_preset
+from freshet.paper.studies import ABLATED as TAKEN_APART
+from freshet.paper.studies import FORMER_FASTEST, NAMED_OPTIONS, NEW_FOLDER, NEW_SETTINGS
+
 RESULTS = Path(__file__).parents[2] / "results"
 RATES = {"eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon"}
 #: What a suite varies.
@@ -45,3 +49,27 @@ def test_a_run_has_what_was_tuned_for_its_method(path: Path):
     else:
         assert differing <= varied
     assert run["training"]["lr"] == study["training"]["lr"]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: "/".join(path.parts[:-1]))
+def test_a_run_of_the_former_world_has_its_fleet(path: Path):
+    run = load(RESULTS / path)
+    assert run["fleet"]["fastest"] == FORMER_FASTEST
+    assert run["training"].get("schedule_by", "rounds") == "rounds"
+    if "bandwidth" not in path.parts:
+        assert (run["fleet"]["up_mbps"], run["fleet"]["down_mbps"]) == (10.0, 50.0)
+
+
+@pytest.mark.parametrize("cell", TAKEN_APART)
+def test_the_runs_of_the_new_world_have_its_settings_and_what_was_tuned(cell: str):
+    for path in sorted((RESULTS / NEW_FOLDER / cell).glob("runs/*/config.toml")):
+        run = load(path)
+        for key, value in NEW_SETTINGS.items():
+            section, _, name = key.partition(".")
+            assert run[section][name] == value, path
+        method, preset = class_and_preset(run["method"]["name"])
+        study = load(RESULTS / NEW_FOLDER / cell / "tune" / method.about.name / "best.toml")
+        differing = {key for key, value in study["method"].items() if run["method"].get(key) != value} - {"name"}
+        assert differing <= {*preset, *NAMED_OPTIONS}, path
+        assert run["training"]["lr"] == study["training"]["lr"], path
+        assert run["data"]["train_samples"] == 10_000, path

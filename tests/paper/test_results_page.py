@@ -6,10 +6,9 @@ import pytest
 
 from freshet.errors import ConfigError, RunError
 from freshet.paper.results_page import page_texts
-from freshet.paper.studies import STUDIES, StudyRuns
-from freshet.paper.tables import read_others
+from freshet.paper.studies import Archive
 
-from .archived_runs import write_run
+from .archived_runs import write_ablation, write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,13 +58,41 @@ def test_runs_are_imported_and_shown(command, grid, tmp_path):
     )
 
 
+def test_runs_of_the_new_world_have_their_own_folder_and_need_no_others(command, tmp_path):
+    write_ablation(tmp_path / "grid", {"fedasmu": 0.40, "fedasmu-fa": 0.30, "slot = h1": 0.40})
+    done = command("paper", "results", "--take", tmp_path / "grid", "--cell", "lenet-cifar10")
+    assert "9 runs imported into results/world-2/lenet-cifar10/runs" in done.output
+    page, appendix = ((tmp_path / "docs" / name).read_text() for name in ("results.md", "results-appendix.md"))
+    assert "FedASMU reaches, for LeNet5 on CIFAR-10, 0.401 with fresh models and 0.301 without" in page
+    assert "| ablation | 1 | 1 | 10 |" in page and "| slots | 0 | 1 | 2 |" in page, "ahead in accuracy, equal in time"
+    assert "| ablation: fedasmu over fedasmu-fa: accuracy 1.75 % to 4.71 % | +33.2 % | not tested |" in appendix
+    assert "| slot = h1 | 0.401 |" in appendix and "## LeNet5 on 10,000" not in appendix
+
+
+def test_the_words_may_ask_for_the_verdicts(command, tmp_path):
+    main_runs(tmp_path / "results")
+    (tmp_path / "results" / "INTRO.md").write_text("# Ours\n\nIn short: {verdicts}\n")
+    command("paper", "results")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "In short: Of the 51 numbers of the paper's evaluation, none is confirmed and 51 are not tested.\n" in page
+
+
+def test_the_former_world_is_called_so(command, grid, tmp_path):
+    main_runs(tmp_path / "results")
+    command("paper", "results", "--take", grid, "--cell", "cnn-cifar10")
+    page, appendix = ((tmp_path / "docs" / name).read_text() for name in ("results.md", "results-appendix.md"))
+    words = "The former world: fastest device 10 s, 10 and 50 Mbit/s, decay per round."
+    assert page.count(words) == 2, "main runs and other cells"
+    assert appendix.count(words) == 4, "main runs, other cells, suites, answers"
+
+
 def test_the_first_page_is_short_and_the_appendix_has_the_rest(command, tmp_path):
     main_runs(tmp_path / "results")
     command("paper", "results")
     page, appendix = ((tmp_path / "docs" / name).read_text() for name in ("results.md", "results-appendix.md"))
     assert "| fedasmu | 0.500 | never | never |" in page and "`00000000`" not in page
     assert "`00000000` `11111111` `22222222`" in appendix and "images/" not in appendix
-    assert "| suite | not run |" in page and "| all | 51 |" in page, "nothing to compare with"
+    assert "| suite | confirmed | not tested |" in page and "| all | 0 | 51 |" in page, "nothing to compare with"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +123,7 @@ def test_results_has_only_its_own_options(command, option):
 
 def test_the_pages_in_the_repository_are_what_the_archived_runs_say():
     results = ROOT / "results"
-    found = [StudyRuns.read(study, results) for study in STUDIES]
-    texts = page_texts(results, found, read_others(results), "results-appendix.md")
+    texts = page_texts(results, Archive.read(results), "results-appendix.md")
     for name, text in zip(("results.md", "results-appendix.md"), texts, strict=True):
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert page == text, "run: freshet paper results"

@@ -5,19 +5,20 @@ import pytest
 from freshet.paper.archive import read
 from freshet.paper.cells import CELLS
 from freshet.paper.results_page import appendix_text, main_text
-from freshet.paper.studies import STUDIES, StudyRuns
+from freshet.paper.studies import OTHERS, STUDIES, AblationRuns, Archive, StudyRuns, read_others
 from freshet.paper.tables import (
-    OTHERS,
     PLANNED,
+    ablation_section,
+    ablation_table,
     cells_section,
     cells_summary,
-    read_others,
+    fresh_models_section,
     rival_verdicts,
     variants_table,
     worlds_table,
 )
 
-from .archived_runs import write_run
+from .archived_runs import NEW_WORLD, write_ablation, write_run
 
 
 def rows(lines, first):
@@ -131,7 +132,7 @@ def test_complete_cells_leave_nothing_missing(tmp_path):
 def test_they_follow_the_main_runs_and_precede_the_suites(results):
     for seed in range(3):
         write_run(results / "lenet-fmnist", "fedasmu", seed, [0.5] * 61)
-    page = appendix_text([StudyRuns.read(study, results) for study in STUDIES], read_others(results))
+    page = appendix_text(Archive.read(results))
     titles = [line for line in page.splitlines() if line.startswith("## ")]
     assert titles[0].startswith("## LeNet5 on 10,000") and titles[1:3] == ["## The other ten cells", "## Suites"]
 
@@ -142,7 +143,9 @@ def test_they_follow_the_main_runs_and_precede_the_suites(results):
 def test_a_method_that_lacks_seeds_is_left_out_and_the_page_says_so(archive):
     runs = read(archive)
     assert set(runs) == {"fedasmu", "fedasync", "fedbuff"}
-    assert "Not run yet: port, asofed, fedsa, fedssmu" in main_text([StudyRuns(STUDIES[0], runs, archive)], {})
+    assert "Not run yet: port, asofed, fedsa, fedssmu" in main_text(
+        Archive([StudyRuns(STUDIES[0], runs, archive)], {}, [])
+    )
 
 
 def test_verdicts_stand_beside_the_papers_own_figures(archive):
@@ -195,3 +198,63 @@ def test_the_main_column_of_a_suite_has_the_suites_seeds(tmp_path):
     write_run(tmp_path / "suites" / "bandwidth" / "bandwidth-1-50", "fedasmu", 0, [0.3] * 31, None)
     rows = worlds_table(STUDIES[0], read(tmp_path), tmp_path / "suites" / "bandwidth", "bandwidth 1")
     assert rows[2] == "| | bandwidth 1 | bandwidth 1/50 |" and rows[4] == "| fedasmu | 0.800, never | 0.300, never |"
+
+
+# ---- FedASMU taken apart
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """LeNet5 on CIFAR-10 in the new world."""
+    finals = {"slot = never": 0.35, "fedasmu": 0.40, "fedasmu-fa": 0.395, "judge = base": 0.50, "fedavg": 0.2}
+    tests = {"fedasmu": 10, "fedasmu-fa": 20, "slot = never": 9}
+    write_ablation(tmp_path / "world-2" / "lenet-cifar10", finals, tests)
+    return tmp_path
+
+
+def test_a_cell_taken_apart_has_a_row_for_each_variant_and_option(apart):
+    lines = ablation_table(AblationRuns.read("lenet-cifar10", apart))
+    assert lines[0] == "Training samples: 10,000; batch 25; until 2,900 s."
+    names = [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:]
+    assert names == ["fedasmu", "fedasmu-fa", "judge = base", "fedavg", "slot = never"]
+    assert rows(lines, "fedasmu") == [["fedasmu", "0.401", "0.400, 0.401, 0.402", "1,000 s", "10", "", ""]]
+    assert rows(lines, "fedasmu-fa")[0][1:] == ["0.396", "0.395, 0.396, 0.397", "2,000 s", "20", "equal, +0.5", "ahead"]
+    assert rows(lines, "judge = base")[0][4:] == ["12", "behind, -10.0", "ahead"]
+    assert rows(lines, "slot = never")[0][3:] == ["900 s", "9", "ahead, +5.0", "no resolution"]
+    assert rows(lines, "fedavg")[0][3:] == ["never", "30", "ahead, +20.0", "ahead"]
+    assert lines[-2] == (
+        "Not run yet: fedasmu-da, fedasmu-0, fedasmu-published, slot = h1, slot = h2, slot = h3, slot = random."
+    )
+
+
+def test_an_option_as_in_the_cell_does_not_name_a_run(tmp_path):
+    folder = tmp_path / "world-2" / "cnn-cifar10"
+    new = NEW_WORLD | {"world": ("cifar10", "cnn")}
+    write_run(folder, "fedasmu", 0, [0.1] * 11, options="slot = 'rl'\njudge = 'own'\nlambda0 = 3.5\n", **new)
+    write_run(folder, "fedasmu-da", 0, [0.1] * 11, options="slot = 'h1'\n", **new)
+    write_run(folder, "fedasmu", 0, [0.1] * 11, options="slot = 'h1 | **0.9**'\njudge = 'base'\n", **new)
+    names = set(AblationRuns.read("cnn-cifar10", tmp_path).runs)
+    assert names == {"fedasmu", "fedasmu-da, slot = h1", "slot = h1 ? ??0.9??, judge = base"}
+
+
+def test_cells_that_are_not_taken_apart_yet_say_so(apart):
+    lines = ablation_section([AblationRuns.read(name, apart) for name in ("lenet-cifar10", "cnn-cifar10")])
+    assert lines.index("### LeNet5 on CIFAR-10") < lines.index("### CNN on CIFAR-10")
+    assert lines[lines.index("### CNN on CIFAR-10") + 2] == "Not run yet."
+    assert "The new world: fastest device 190 s" in lines[0]
+
+
+def test_the_first_page_says_in_one_sentence_what_fresh_models_bring(apart):
+    found = [AblationRuns.read(name, apart) for name in ("lenet-cifar10", "cnn-cifar10")]
+    title, _, sentence, *_ = fresh_models_section(found, "more.md")
+    assert title == "## What the fresh models bring"
+    assert sentence == (
+        "FedASMU reaches, for LeNet5 on CIFAR-10, 0.401 with fresh models and 0.396 without (`fedasmu-fa`; equal, +0.5 "
+        "points), and 0.30 after 1,000 s and 2,000 s (ahead)."
+    )
+    del found[0].runs["fedasmu-fa"]
+    assert fresh_models_section(found, "more.md")[2] == (
+        "FedASMU reaches, for LeNet5 on CIFAR-10, 0.401 with fresh models and 0.351 without (`slot = never`; ahead, "
+        "+5.0 points), and 0.30 after 1,000 s and 900 s (no resolution)."
+    )
+    assert fresh_models_section(found[1:], "more.md") == []

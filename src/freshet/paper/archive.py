@@ -3,8 +3,8 @@
 The protocol fixes how they count: accuracy is the mean of the last tests, and a win needs all seeds."""
 
 import re
-from collections.abc import Iterable, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, isinf
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any, Literal, NamedTuple
@@ -17,12 +17,15 @@ from freshet.files import read_regular, reason, write_atomically
 from freshet.methods import builtin_about
 
 KEPT_FILES = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
-#: How two methods compare over seeds. ``open``: seeds disagree; ``few``: too few seeds; ``none``: nothing to compare.
-Outcome = Literal["win", "loss", "tie", "open", "few", "none"]
+#: How two methods compare over seeds. ``open``: seeds disagree; ``few``: too few seeds; ``coarse``: too few tests
+#: before the target; ``never``: neither reaches the target; ``none``: nothing to compare.
+Outcome = Literal["win", "loss", "tie", "open", "few", "coarse", "never", "none"]
 #: Accuracy is the mean of this many last tests; a smaller difference of accuracies is a tie.
 LAST_TESTS, TIE = 5, 0.01
 #: Fewer seeds give no verdict.
 MIN_SEEDS = 3
+#: A time to the target with fewer tests before it gives no verdict: with ten tests it is known to a tenth.
+MIN_TESTS = 10
 #: Types of values that are safe to print on a page.
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Numbers = Annotated[list[Number], Field(min_length=1)]
@@ -55,10 +58,20 @@ class ArchivedRun(NamedTuple):
     def accuracy(self) -> float:
         return fmean(self.accuracies[-LAST_TESTS:])
 
+    @property
+    def tests_before_target(self) -> int:
+        """How many tests came before the target was reached; all tests if it never was."""
+        return sum(self.reached is None or time < self.reached for time in self.times)
+
     def time_to(self, target: float) -> float:
         """Time of the first test at or above the target, or infinity."""
         pairs = zip(self.times, self.accuracies, strict=True)
         return next((time for time, accuracy in pairs if accuracy >= target), inf)
+
+    def with_target(self, target: float) -> "ArchivedRun":
+        """The same run, timed to this target."""
+        time = self.time_to(target)
+        return self._replace(reached=None if isinf(time) else time)
 
     def truncate(self, end: float) -> "ArchivedRun":
         """Truncate to ``end``; earlier behaviour does not depend on the end of a run."""
@@ -142,15 +155,21 @@ def _content(path: Path) -> bytes:
 
 def read(folder: Path) -> dict[str, list[ArchivedRun]]:
     """Runs by method, in the order of seeds; a method that lacks a seed is left out."""
-    found: dict[str, list[ArchivedRun]] = {}
-    for run in sorted(folder.glob("runs/*/")):
-        one = ArchivedRun.read(run)
-        group = found.setdefault(one.method, [])
-        if any(other.seed == one.seed for other in group):
-            raise RunError(f"{folder} holds two runs of {one.method} with seed {one.seed}; remove one of them")
-        group.append(one)
+    found = read_named(folder, lambda run: run.method)
     seeds = max((len(runs) for runs in found.values()), default=0)
-    return {method: sorted(runs, key=lambda run: run.seed) for method, runs in found.items() if len(runs) == seeds}
+    return {method: runs for method, runs in found.items() if len(runs) == seeds}
+
+
+def read_named(folder: Path, name_of: Callable[[ArchivedRun], str]) -> dict[str, list[ArchivedRun]]:
+    """Runs by a name, in the order of seeds; two runs of one name and seed are refused."""
+    found: dict[str, list[ArchivedRun]] = {}
+    for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
+        name = name_of(run)
+        group = found.setdefault(name, [])
+        if any(other.seed == run.seed for other in group):
+            raise RunError(f"{folder} holds two runs of {name} with seed {run.seed}; remove one of them")
+        group.append(run)
+    return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
 
 
 def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[ArchivedRun]]:
@@ -159,16 +178,14 @@ def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[Archiv
     for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
         own = run.method != main[0].method
         differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
-        words = [
-            _printable(f"{key} = {str(value).lower()}") for key, value in differ.items() if not key.startswith("eta_")
-        ]
+        words = [setting_text(key, value) for key, value in differ.items() if not key.startswith("eta_")]
         found.setdefault(", ".join(words) or run.method, []).append(run)
     return {name: sorted(runs, key=lambda run: run.seed) for name, runs in found.items()}
 
 
-def _printable(setting: str) -> str:
-    """A setting without characters that markdown or HTML would interpret."""
-    return re.sub(r"[^\w .,:=+/'()-]", "?", setting)[:80]
+def setting_text(key: str, value: Any) -> str:
+    """A setting as ``key = value``, without characters that markdown or HTML would interpret."""
+    return re.sub(r"[^\w .,:=+/'()-]", "?", f"{key} = {str(value).lower()}")[:80]
 
 
 def median_accuracy(runs: Sequence[ArchivedRun]) -> float:
@@ -177,7 +194,12 @@ def median_accuracy(runs: Sequence[ArchivedRun]) -> float:
 
 def median_time(runs: Sequence[ArchivedRun]) -> float:
     """Median time to the target; never counts as infinity."""
-    return median(inf if run.reached is None else run.reached for run in runs)
+    return median(map(_time, runs))
+
+
+def median_tests(runs: Sequence[ArchivedRun]) -> float:
+    """Median number of tests before the target was reached."""
+    return median(run.tests_before_target for run in runs)
 
 
 def common_seeds(
@@ -205,11 +227,25 @@ def compare_paired(ours: Sequence[float], theirs: Sequence[float], least: float 
 
 
 def outcome(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun], gain: str = "accuracy") -> Outcome:
-    """Who wins on the seeds that both have: in accuracy, or in time where one of them reaches the target."""
+    """Who wins on the seeds that both have: in accuracy, or in time on those where one of them reaches the target.
+
+    Time needs ``MIN_TESTS`` tests before the target on both sides (medians). Who never reaches it has all its tests
+    before it, so a rival that never does loses to a method that does after enough tests.
+    """
     ours, theirs = common_seeds(ours, theirs)
-    if 0 < len(ours) < MIN_SEEDS:
-        return "few"
+    if not ours:
+        return "none"
     if gain == "accuracy":
-        return compare_paired([run.accuracy for run in ours], [run.accuracy for run in theirs], TIE)
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.reached or b.reached]
-    return compare_paired([-(a.reached or inf) for a, _ in pairs], [-(b.reached or inf) for _, b in pairs])
+        accuracies = [run.accuracy for run in ours], [run.accuracy for run in theirs]
+        return compare_paired(*accuracies, TIE) if len(ours) >= MIN_SEEDS else "few"
+    pairs = [(_time(a), _time(b)) for a, b in zip(ours, theirs, strict=True)]
+    pairs = [pair for pair in pairs if min(pair) < inf]
+    if not pairs:
+        return "never"
+    if min(median_tests(ours), median_tests(theirs)) < MIN_TESTS:
+        return "coarse"
+    return compare_paired([-a for a, _ in pairs], [-b for _, b in pairs]) if len(pairs) >= MIN_SEEDS else "few"
+
+
+def _time(run: ArchivedRun) -> float:
+    return inf if run.reached is None else run.reached

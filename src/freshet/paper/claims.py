@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from typing import Literal
 
 from freshet.paper.archive import (
+    MIN_TESTS,
     ArchivedRun,
     Outcome,
     common_seeds,
@@ -18,9 +18,19 @@ from freshet.paper.archive import (
     median_time,
     outcome,
     read,
-    variants,
 )
-from freshet.paper.studies import SUITE_SECONDS, VARIED, WORLDS, Runs, Study, StudyRuns, kind_of
+from freshet.paper.cells import Cell
+from freshet.paper.studies import (
+    FORMER_WORLD,
+    NEW_WORLD,
+    PART_SUITES,
+    SUITE_SECONDS,
+    WORLDS,
+    Archive,
+    Runs,
+    StudyRuns,
+    kind_of,
+)
 
 Gain = Literal["accuracy", "time"]
 Verdict = Literal["confirmed", "not confirmed", "undecided"]
@@ -122,34 +132,60 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
 
 # ---- what the runs say
 
-SECTION_HEAD = """## Every number of the paper
+NO_RESOLUTION, NOT_TESTED = "no resolution", "not tested"
+SECTION_HEAD = f"""## Every number of the paper
 
 The paper speaks of twelve cells, or of other cells and longer runs than these. Here each number is compared with what
 was run at the scales above. *Confirmed* means: a win over every rival wherever it was run, large or small (the figures
-are beside it). One tie or loss is enough for *not confirmed*. *Undecided* means: seeds disagree (open) or there are
-fewer than three, and nothing else contradicts the claim. Figures are percent of the rival's accuracy, or percent of the
-rival's time to the paper's target saved: one figure per rival (several rivals in alphabetical order), a semicolon
-between settings.
+are beside it). One tie or loss is enough for *not confirmed*. *Undecided* means: seeds disagree (open), there are fewer
+than three, or neither method reaches the target (never), and nothing else contradicts the claim. *No resolution* means:
+fewer than {MIN_TESTS} tests came before the target was reached, for one of the two methods (median over seeds, the test
+of the initial model included). A method that never reaches the target has all its tests before it: it loses against one
+that reaches it after {MIN_TESTS} tests or more. What has no resolution counts neither for nor against a claim. *Not
+tested* means: there are no runs that answer it. Ablation and slots are answered only by runs of the new world, in the
+paper's cells for them. Figures are percent of the rival's accuracy, or percent of the rival's time to the paper's
+target saved: one figure per rival (several rivals in alphabetical order), a semicolon between settings.
 """
-SUMMARY_HEAD = """## The paper's numbers
+SUMMARY_HEAD = f"""## The paper's numbers
 
 *Confirmed*: a win over every rival wherever it was run. *Not confirmed*: at least one tie or loss. *Undecided*: seeds
-disagree, or there are fewer than three. [Each number with its figures]({appendix}#every-number-of-the-paper).
+disagree, there are fewer than three, or neither method reaches the target. *No resolution*: fewer than {MIN_TESTS}
+tests before the target was reached. *Not tested*: no runs answer it.
 """
-VERDICTS = ("confirmed", "not confirmed", "undecided", "not run")
+VERDICTS = ("confirmed", "not confirmed", "undecided", NO_RESOLUTION, NOT_TESTED)
+#: A verdict after a count, where it is not "is" or "are" with its name.
+HAVE = {NO_RESOLUTION: ("has", "have")}
 
 
-def claims_summary(found: Sequence[StudyRuns], appendix: str) -> list[str]:
-    """How many claims of each suite are confirmed, for the first page."""
+def count_verdicts(archive: Archive) -> dict[str, Counter[str]]:
+    """How many claims of each suite got each verdict."""
     counts: dict[str, Counter[str]] = {}
     for claim in CLAIMS:
-        text = answer(claim, found)[1]
+        text = answer(claim, archive)[1]
         kind = next(kind for kind in VERDICTS if text.startswith(kind))
         counts.setdefault(claim.suite, Counter())[kind] += 1
-    shown = [kind for kind in VERDICTS if any(count[kind] for count in counts.values())]
+    return counts
+
+
+def verdicts_sentence(archive: Archive) -> str:
+    """The verdicts on all claims in one sentence, without those that no claim got, except *confirmed*."""
+    total = sum(count_verdicts(archive).values(), Counter[str]())
+    parts = []
+    for kind in VERDICTS:
+        one, many = HAVE.get(kind, ("is", "are"))
+        count = total[kind]
+        if count or kind == "confirmed":
+            parts.append(f"{count or 'none'} {one if count < 2 else many} {kind}")
+    return f"Of the {total.total()} numbers of the paper's evaluation, {', '.join(parts[:-1])} and {parts[-1]}."
+
+
+def claims_summary(archive: Archive, appendix: str) -> list[str]:
+    """How many claims of each suite are confirmed, for the first page."""
+    counts = count_verdicts(archive)
+    shown = [kind for kind in VERDICTS if kind == "confirmed" or any(count[kind] for count in counts.values())]
     rows = {**counts, "all": sum(counts.values(), Counter[str]())}
     lines = [
-        SUMMARY_HEAD.format(appendix=appendix),
+        f"{SUMMARY_HEAD}[Each number with its figures]({appendix}#every-number-of-the-paper).\n",
         f"| suite | {' | '.join(shown)} |",
         "|---" * (len(shown) + 1) + "|",
     ]
@@ -157,57 +193,82 @@ def claims_summary(found: Sequence[StudyRuns], appendix: str) -> list[str]:
     return [*lines, ""]
 
 
-def claims_section(found: Sequence[StudyRuns]) -> list[str]:
-    """A row for each claim that can be answered; the others are listed."""
-    names = " | ".join(study.name for study, _, _ in found)
-    lines = [SECTION_HEAD, f"| the paper | {names} | verdict |", "|---" * (len(found) + 2) + "|"]
-    missing = []
-    for claim in CLAIMS:
-        figures, text = answer(claim, found)
-        if text == "not run":
-            missing.append(str(claim))
-        else:
-            lines.append(f"| {claim} | {' | '.join(figures)} | {text} |")
-    return [*lines, "", *([f"Not run: {'; '.join(missing)}.", ""] if missing else [])]
+def claims_section(archive: Archive) -> list[str]:
+    """A row for each claim: those that the former world answers, then those that only the new world answers."""
+    old = [claim for claim in CLAIMS if claim.suite not in PART_SUITES]
+    new = [claim for claim in CLAIMS if claim.suite in PART_SUITES]
+    return [
+        SECTION_HEAD,
+        *[FORMER_WORLD, "", *_claims_table(old, [each.study.name for each in archive.studies], archive)],
+        *[NEW_WORLD, "", *_claims_table(new, [each.name for each in archive.ablations], archive)],
+    ]
 
 
-def answer(claim: Claim, found: Sequence[StudyRuns]) -> tuple[list[str], str]:
-    """Our figures for a claim by study, and the verdict over all of them."""
+def _claims_table(claims: Sequence[Claim], columns: Sequence[str], archive: Archive) -> list[str]:
+    lines = [f"| the paper | {' | '.join([*columns, 'verdict'])} |", "|---" * (len(columns) + 2) + "|"]
+    for claim in claims:
+        figures, text = answer(claim, archive)
+        lines.append(f"| {' | '.join([str(claim), *figures, text])} |")
+    return [*lines, ""]
+
+
+def answer(claim: Claim, archive: Archive) -> tuple[list[str], str]:
+    """Our figures for a claim by cell, and the verdict over all of them."""
     outcomes: list[Outcome] = []
     figures: list[str] = []
-    for study, runs, suites in found:
-        compared = [compare_with_rivals(claim, study, group) for group in groups_of(claim, study, runs, suites)]
+    for cell, groups in groups_of(claim, archive):
+        compared = [compare_with_rivals(claim, cell, group) for group in groups]
         outcomes += [one for outcomes_here, _ in compared for one in outcomes_here]
-        figures.append("; ".join(", ".join(here) or "not run" for _, here in compared) or "–")
-    decided: list[Outcome] = [one for one in outcomes if one != "none"]
+        figures.append(_figures_text([here for _, here in compared]))
+    return figures, _verdict_text(outcomes)
+
+
+def _figures_text(settings: Sequence[Sequence[str]]) -> str:
+    """The figures of one cell, by setting and rival; a dash if the cell does not have the suite."""
+    if settings and all(figure == NO_RESOLUTION for here in settings for figure in here or [NOT_TESTED]):
+        return NO_RESOLUTION
+    return "; ".join(", ".join(here) or NOT_TESTED for here in settings) or "–"
+
+
+def _verdict_text(outcomes: Sequence[Outcome]) -> str:
+    """The verdict with its reasons; what was not run or has no resolution decides nothing."""
+    decided: list[Outcome] = [one for one in outcomes if one not in ("none", "coarse")]
+    if not decided:
+        return NO_RESOLUTION if "coarse" in outcomes else NOT_TESTED
     text = verdict(decided)
-    if text == "confirmed":
-        return figures, text if decided == outcomes else "confirmed where it was run"
-    words = sorted({"too few seeds" if one == "few" else one for one in decided})
-    return figures, f"{text} ({', '.join(words)})" if decided else "not run"
+    if text != "confirmed":
+        words = sorted({"too few seeds" if one == "few" else one for one in decided})
+        return f"{text} ({', '.join(words)})"
+    if "none" in outcomes:
+        return "confirmed where it was run"
+    return "confirmed where there is resolution" if "coarse" in outcomes else text
 
 
-def groups_of(claim: Claim, study: Study, runs: Runs, suites: Path) -> list[Runs]:
-    """The runs of a study that a claim is about, by name: one group for each of its settings."""
+def groups_of(claim: Claim, archive: Archive) -> list[tuple[Cell, list[Runs]]]:
+    """By cell, the runs that a claim is about: one group for each of its settings."""
+    if claim.suite in PART_SUITES:
+        return [(each.cell, [each.runs]) for each in archive.ablations]
+    return [(each.study.cell, _study_groups(claim, each)) for each in archive.studies]
+
+
+def _study_groups(claim: Claim, found: StudyRuns) -> list[Runs]:
+    study, runs, suites = found
     if claim.suite == "table":
         return [runs]
     if claim.suite not in study.suites:
         return []
     short = {method: [run.truncate(SUITE_SECONDS) for run in group] for method, group in runs.items()}
-    if claim.suite in VARIED:
-        usual = runs.get(VARIED[claim.suite])
-        return [short | (variants(suites / claim.suite, usual) if usual else {})]
     folders = [suites / claim.suite / name.replace(" ", "-", 1).replace("/", "-") for name in claim.settings]
     usual_world = WORLDS[claim.suite]
     return [short if name == usual_world else read(f) for name, f in zip(claim.settings, folders, strict=True)]
 
 
-def compare_with_rivals(claim: Claim, study: Study, group: Runs) -> tuple[list[Outcome], list[str]]:
+def compare_with_rivals(claim: Claim, cell: Cell, group: Runs) -> tuple[list[Outcome], list[str]]:
     """The outcome against each rival of a claim in one group of runs, and its size."""
     ours, rivals = group.get(claim.ours), claim.rivals
     if rivals == BASELINES:
         kind = kind_of(claim.ours)
-        rivals = tuple(name for name in group if name in study.cell.published and kind_of(name) == kind)
+        rivals = tuple(name for name in group if name in cell.published and kind_of(name) == kind)
     if ours is None:
         return ["none"], []
     rivals = tuple(
@@ -215,8 +276,11 @@ def compare_with_rivals(claim: Claim, study: Study, group: Runs) -> tuple[list[O
     )
     if not rivals:
         return ["none"], []
+    outcomes = [outcome(ours, group[rival], claim.gain) for rival in rivals]
     figures = [_figure(claim, *common_seeds(ours, group[rival])) for rival in rivals]
-    return [outcome(ours, group[rival], claim.gain) for rival in rivals], figures
+    return outcomes, [
+        NO_RESOLUTION if one == "coarse" else figure for one, figure in zip(outcomes, figures, strict=True)
+    ]
 
 
 def _figure(claim: Claim, mine: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:

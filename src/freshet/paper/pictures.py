@@ -73,7 +73,8 @@ def draw_study(study: Study, runs: Runs, place: Path) -> Path:
                 title_fontsize=8,
             )
     axes[0].set_ylabel("test accuracy, median of 3 seeds")
-    figure.suptitle(f"{study.scale}, 100 devices, every method tuned with 6 trials{study.tuning_note}", fontsize=11)
+    tuned = f"every method tuned with 6 trials{study.tuning_note}"
+    figure.suptitle(f"{study.scale}, 100 devices, {tuned}; the former world", fontsize=11)
     return _save(figure, place)
 
 
@@ -112,7 +113,7 @@ def draw_worlds(found: StudyRuns, place: Path) -> Path:
         axis.set(xlabel=VARIES[suite], xticks=range(len(worlds)), xticklabels=numbers)
     counts = {len(group) for worlds in suite_worlds.values() for world in worlds.values() for group in world.values()}
     seeds = " or ".join(map(str, sorted(counts))) + (" seed" if counts == {1} else " seeds")
-    figure.suptitle(f"{study.scale}, {SUITE_SECONDS:,.0f} s or as many rounds, {seeds}", fontsize=11)
+    figure.suptitle(f"{study.scale}, {SUITE_SECONDS:,.0f} s or as many rounds, {seeds}; the former world", fontsize=11)
     return _save(figure, place)
 
 

@@ -1,17 +1,17 @@
 """The results pages, from the folder of archived runs: a short page, an appendix with every number, and pictures."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from freshet.errors import ConfigError, RunError
 from freshet.files import read_regular, reason, write_atomically, writing
-from freshet.paper.claims import claims_section, claims_summary
+from freshet.paper.claims import claims_section, claims_summary, verdicts_sentence
 from freshet.paper.pictures import draw_study, draw_worlds
-from freshet.paper.studies import STUDIES, Runs, StudyRuns
+from freshet.paper.studies import Archive
 from freshet.paper.tables import (
+    ablation_section,
     cells_section,
     cells_summary,
-    read_others,
+    fresh_models_section,
     study_details,
     study_section,
     suites_section,
@@ -23,6 +23,8 @@ INTRO, NOTES = "INTRO.md", "NOTES.md"
 APPENDIX_INTRO, APPENDIX_NOTES = "APPENDIX_INTRO.md", "APPENDIX_NOTES.md"
 #: How the pages begin without these files.
 PLAIN_INTRO = "# Results\n\nMade by `freshet paper results` from archived runs.\n"
+#: Stands in the words for the verdicts on the paper's numbers in one sentence.
+VERDICTS_MARK = "{verdicts}"
 PLAIN_APPENDIX = "# Results: appendix\n\nMade by `freshet paper results` from archived runs.\n"
 
 
@@ -30,14 +32,13 @@ def write(results: Path, page: Path) -> list[Path]:
     """Write both pages of a folder of archived runs, with pictures in images/ beside them; return all files."""
     if not results.is_dir():
         raise ConfigError("--out", f"there is no folder {results}; name the folder with the archived runs")
-    found = [StudyRuns.read(study, results) for study in STUDIES]
-    cells = read_others(results)
-    if not cells and not any(each.runs for each in found):
+    archive = Archive.read(results)
+    if archive.empty:
         raise RunError(f"{results} holds no runs; import some with --take FOLDER --cell CELL")
     appendix, pictures = appendix_path(page), page.parent / "images"
-    texts = page_texts(results, found, cells, appendix.name)
-    files = [draw_study(each.study, each.runs, pictures / each.study.picture) for each in found if each.runs]
-    files += [draw_worlds(found[0], pictures / WORLDS_PICTURE)] if any(each.runs for each in found) else []
+    texts = page_texts(results, archive, appendix.name)
+    files = [draw_study(each.study, each.runs, pictures / each.study.picture) for each in archive.studies if each.runs]
+    files += [draw_worlds(archive.studies[0], pictures / WORLDS_PICTURE)] if archive.has_main_runs else []
     for path, text in zip((page, appendix), texts, strict=True):
         with writing(path, "choose another place with --page"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,48 +51,38 @@ def appendix_path(page: Path) -> Path:
     return page.with_name(f"{page.stem}-appendix{page.suffix}")
 
 
-def page_texts(results: Path, found: Sequence[StudyRuns], cells: Mapping[str, Runs], appendix: str) -> tuple[str, str]:
+def page_texts(results: Path, archive: Archive, appendix: str) -> tuple[str, str]:
     """The text of the page and of the appendix, with the words that lie beside the runs."""
+    intro = _words(results / INTRO, PLAIN_INTRO).replace(VERDICTS_MARK, verdicts_sentence(archive))
     return (
-        main_text(found, cells, appendix, _words(results / INTRO, PLAIN_INTRO), _words(results / NOTES, "")),
-        appendix_text(
-            found, cells, _words(results / APPENDIX_INTRO, PLAIN_APPENDIX), _words(results / APPENDIX_NOTES, "")
-        ),
+        main_text(archive, appendix, intro, _words(results / NOTES, "")),
+        appendix_text(archive, _words(results / APPENDIX_INTRO, PLAIN_APPENDIX), _words(results / APPENDIX_NOTES, "")),
     )
 
 
 def main_text(
-    found: Sequence[StudyRuns],
-    cells: Mapping[str, Runs],
-    appendix: str = "results-appendix.md",
-    intro: str = PLAIN_INTRO,
-    notes: str = "",
+    archive: Archive, appendix: str = "results-appendix.md", intro: str = PLAIN_INTRO, notes: str = ""
 ) -> str:
-    """The first page: main runs by study, other worlds, the other cells, and verdicts on the paper's numbers."""
-    lines = [intro]
-    for study, runs, _ in found:
+    """The first page: what fresh models bring, main runs, other worlds and cells, verdicts on the paper's numbers."""
+    lines = [intro, *fresh_models_section(archive.ablations, appendix)]
+    for study, runs, _ in archive.studies:
         lines += study_section(study, runs) if runs else []
-    if any(each.runs for each in found):
+    if archive.has_main_runs:
         lines += ["## Other worlds", "", f"![accuracy in other worlds](images/{WORLDS_PICTURE})", ""]
         lines += [f"Accuracies and times: [appendix]({appendix}#suites).", ""]
-    lines += cells_summary(cells)
-    if any(each.runs for each in found):
-        lines += claims_summary(found, appendix)
+    lines += [*cells_summary(archive.cells), *claims_summary(archive, appendix)]
     rest = "every seed, every rival, all suites, the other cells, and an answer to each number of the paper"
     return "\n".join([*lines, f"The [appendix]({appendix}) has the rest: {rest}.", "", notes])
 
 
-def appendix_text(
-    found: Sequence[StudyRuns], cells: Mapping[str, Runs], intro: str = PLAIN_APPENDIX, notes: str = ""
-) -> str:
-    """The appendix: main runs in full, the other cells, the suites, and an answer to each claim of the paper."""
+def appendix_text(archive: Archive, intro: str = PLAIN_APPENDIX, notes: str = "") -> str:
+    """The appendix: all runs in full, and an answer to each claim of the paper."""
     lines = [intro]
-    for study, runs, _ in found:
+    for study, runs, _ in archive.studies:
         lines += study_details(study, runs) if runs else []
-    lines += cells_section(cells)
-    if any(each.runs for each in found):
-        lines += [*suites_section(found), *claims_section(found)]
-    return "\n".join([*lines, notes])
+    lines += cells_section(archive.cells)
+    lines += suites_section(archive.studies) if archive.has_main_runs else []
+    return "\n".join([*lines, *ablation_section(archive.ablations), *claims_section(archive), notes])
 
 
 def _words(path: Path, otherwise: str) -> str:

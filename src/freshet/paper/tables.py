@@ -1,4 +1,4 @@
-"""The tables of the results pages: main runs, suites, and the other ten cells.
+"""The tables of the results pages: main runs, suites, the other ten cells, and FedASMU taken apart.
 
 ``results_page`` puts them on two pages: short tables on the first, complete ones in the appendix.
 """
@@ -10,21 +10,28 @@ from statistics import median
 
 from freshet.methods import class_and_preset
 from freshet.paper.archive import (
+    MIN_TESTS,
     TIE,
     ArchivedRun,
+    Outcome,
     common_seeds,
     median_accuracy,
+    median_tests,
     median_time,
     outcome,
-    read,
     variants,
 )
 from freshet.paper.cells import CELLS, METHODS, Published
 from freshet.paper.studies import (
+    FORMER_WORLD,
     KINDS,
+    NEW_WORLD,
+    OTHERS,
+    PARTS,
     SUITE_SECONDS,
     VARIED,
     WORLDS,
+    AblationRuns,
     Runs,
     Study,
     StudyRuns,
@@ -42,9 +49,21 @@ PAPER_VERDICTS = {
     "tie": "not confirmed (tie)",
     "open": "undecided (seeds disagree)",
     "few": "undecided (too few seeds)",
+    "coarse": "no resolution",
+    "never": "undecided (never)",
     "none": "undecided",
 }
 OWN_VERDICTS = {"win": "ahead", "loss": "behind", "tie": "tie"}
+OUTCOME_WORDS: dict[Outcome, str] = {
+    "win": "ahead",
+    "loss": "behind",
+    "tie": "equal",
+    "open": "undecided",
+    "few": "too few seeds",
+    "coarse": "no resolution",
+    "never": "never",
+    "none": "–",
+}
 
 
 # ---- main runs
@@ -52,7 +71,7 @@ OWN_VERDICTS = {"win": "ahead", "loss": "behind", "tie": "tie"}
 
 def study_section(study: Study, runs: Runs) -> list[str]:
     """The main runs of a study on the first page: picture, accuracies and times."""
-    lines = [f"## {study.scale}", "", f"![accuracy over time](images/{study.picture})", ""]
+    lines = [f"## {study.scale}", "", FORMER_WORLD, "", f"![accuracy over time](images/{study.picture})", ""]
     for kind, (title, _) in KINDS.items():
         columns = f"| {title.lower()} | accuracy | to {study.target:.2f} | to {study.further:.2f} |"
         lines += [columns, "|---|---|---|---|"]
@@ -66,7 +85,7 @@ def study_section(study: Study, runs: Runs) -> list[str]:
 
 def study_details(study: Study, runs: Runs) -> list[str]:
     """The main runs of a study in the appendix: every seed, and the paper's method against every rival."""
-    lines = [f"## {study.scale}", ""]
+    lines = [f"## {study.scale}", "", FORMER_WORLD, ""]
     for kind in KINDS:
         lines += main_table(study, runs, kind)
     return [*lines, *_not_run(study, runs)]
@@ -140,8 +159,8 @@ def _accuracy_verdict(
     found = outcome(ours, theirs)
     if printed is None:
         return "–", OWN_VERDICTS.get(found, "undecided")
-    verdict = PAPER_VERDICTS[found] if mine.accuracy > printed.accuracy else f"paper: no lead; here: {found}"
-    return f"{100 * (mine.accuracy - printed.accuracy):+.1f}", verdict
+    lead = mine.accuracy - printed.accuracy
+    return f"{100 * lead:+.1f}", _lead_verdict(lead > 0, found)
 
 
 def _time_verdict(
@@ -151,8 +170,12 @@ def _time_verdict(
     if printed is None or not mine.time or not printed.time:
         return "–", "–"
     found = outcome(ours, theirs, "time")
-    verdict = PAPER_VERDICTS[found] if printed.time > mine.time else f"paper: no lead; here: {found}"
-    return f"{printed.time / mine.time:.2f}x", verdict
+    return f"{printed.time / mine.time:.2f}x", _lead_verdict(printed.time > mine.time, found)
+
+
+def _lead_verdict(paper_leads: bool, found: Outcome) -> str:
+    """The verdict on a lead of the paper; without a lead, what these runs show."""
+    return PAPER_VERDICTS[found] if paper_leads else f"paper: no lead; here: {OUTCOME_WORDS[found]}"
 
 
 def _time_ratio(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
@@ -167,11 +190,13 @@ def _time_ratio(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> s
 
 # ---- suites
 
-SUITES_HEAD = """## Suites
+SUITES_HEAD = f"""## Suites
 
+{FORMER_WORLD}
 The suites are half as long as the main runs and use the settings that were tuned for them, as `results/SUITES.md` said
 before the first of these runs. In the ablation `fedasmu-da` has no learned weights, `fedasmu-fa` no fresh models and
-`fedasmu-0` neither. So `fedasmu-fa` is also the slot *never*.
+`fedasmu-0` neither. So `fedasmu-fa` is also the slot *never*. The ablation and the slots here answer no number of the
+paper: the paper has them on CIFAR-10, and with its rates for Fashion-MNIST, 1e-4, the controls stand still.
 """
 
 
@@ -210,12 +235,11 @@ def variants_table(study: Study, runs: Runs, suite: Path, reference: str) -> lis
 
 
 def outcome_text(ours: Sequence[ArchivedRun], theirs: Sequence[ArchivedRun]) -> str:
-    """The outcome in words with its size, on the seeds that both have."""
+    """The outcome in accuracy in words with its size, on the seeds that both have."""
     mine, others = common_seeds(ours, theirs)
     if not mine:
         return "no seed in common"
-    words = {"win": "ahead", "loss": "behind", "tie": "equal", "open": "undecided"}
-    words["few"] = f"{len(mine)} seed{'s' * (len(mine) > 1)}"
+    words = OUTCOME_WORDS | {"few": f"{len(mine)} seed{'s' * (len(mine) > 1)}"}
     return f"{words[outcome(mine, others)]}, {100 * (median_accuracy(mine) - median_accuracy(others)):+.1f}"
 
 
@@ -237,44 +261,105 @@ def worlds_table(study: Study, runs: Runs, suite: Path, usual: str) -> list[str]
     return [*lines, "", f"Accuracy, time to {study.target:.2f}; medians. Seeds: {seeds}.", ""]
 
 
+# ---- FedASMU taken apart, in the new world
+
+ABLATION_HEAD = f"""## Ablation and slots
+
+{NEW_WORLD}
+`fedasmu-da` has no learned weights, `fedasmu-fa` no fresh models and `fedasmu-0` neither. *judge* and *slot* are
+options of FedASMU, which learns its slots. *Accuracy*: mean of the last five tests, median over seeds, then each seed.
+*Tests before*: how many tests came before the target was reached, median over seeds; fewer than {MIN_TESTS} give no
+resolution. The last two columns compare `fedasmu` with the row.
+"""
+FRESH_TITLE = "## What the fresh models bring"
+#: FedASMU without fresh models; the two forms give the same runs.
+WITHOUT_FRESH = ("fedasmu-fa", "slot = never")
+
+
+def ablation_section(ablations: Sequence[AblationRuns]) -> list[str]:
+    """A table for each cell, and what is missing."""
+    lines = [ABLATION_HEAD]
+    for each in ablations:
+        lines += [f"### {each.name}", "", *(ablation_table(each) if each.runs else ["Not run yet.", ""])]
+    return lines
+
+
+def ablation_table(found: AblationRuns) -> list[str]:
+    """FedASMU, its variants and its options in one cell; the planned ones first."""
+    runs, target = found.runs, found.cell.target
+    names = [name for name in PARTS if name in runs] + sorted(name for name in runs if name not in PARTS)
+    lines = [
+        _scale_sentence(runs),
+        "",
+        f"| | accuracy | seeds | to {target:.2f} | tests before | fedasmu, accuracy | fedasmu, time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        group = runs[name]
+        each = ", ".join(f"{run.accuracy:.3f}" for run in group)
+        entries = [f"{median_accuracy(group):.3f}", each, seconds(median_time(group)), f"{median_tests(group):g}"]
+        lines.append(f"| {' | '.join([name, *entries, *_ablation_outcomes(runs, name)])} |")
+    absent = [name for name in PARTS if name not in runs]
+    return [*lines, "", *([f"Not run yet: {', '.join(absent)}.", ""] if absent else [])]
+
+
+def _ablation_outcomes(runs: Runs, name: str) -> list[str]:
+    """FedASMU against this one: in accuracy with its size, and in time."""
+    if name == "fedasmu" or "fedasmu" not in runs:
+        return ["", ""]
+    ours, theirs = runs["fedasmu"], runs[name]
+    return [outcome_text(ours, theirs), OUTCOME_WORDS[outcome(ours, theirs, "time")]]
+
+
+def _scale_sentence(runs: Runs) -> str:
+    every = [run for group in runs.values() for run in group]
+    samples = _distinct(f"{run.samples:,}" if run.samples else "all" for run in every)
+    batches = _distinct(str(run.batch) for run in every)
+    return f"Training samples: {samples}; batch {batches}; until {_end(every)}."
+
+
+def fresh_models_section(ablations: Sequence[AblationRuns], appendix: str) -> list[str]:
+    """One sentence for the first page: FedASMU with and without fresh models; nothing before they have run."""
+    parts = [text for each in ablations if (text := _with_and_without(each))]
+    if not parts:
+        return []
+    sentence = f"FedASMU reaches, {'; '.join(parts)}."
+    return [FRESH_TITLE, "", sentence, "", f"{NEW_WORLD} [All runs]({appendix}#ablation-and-slots).", ""]
+
+
+def _with_and_without(found: AblationRuns) -> str:
+    """Accuracy and time to the target in a cell, with fresh models and without."""
+    runs, ours = found.runs, found.runs.get("fedasmu", [])
+    name = next((name for name in WITHOUT_FRESH if common_seeds(ours, runs.get(name, []))[0]), None)
+    if name is None:
+        return ""
+    theirs = runs[name]
+    accuracies = f"{median_accuracy(ours):.3f} with fresh models and {median_accuracy(theirs):.3f} without"
+    times = f"{found.cell.target:.2f} after {seconds(median_time(ours))} and {seconds(median_time(theirs))}"
+    in_time = OUTCOME_WORDS[outcome(ours, theirs, "time")]
+    return f"for {found.name}, {accuracies} (`{name}`; {outcome_text(ours, theirs)} points), and {times} ({in_time})"
+
+
 # ---- the other ten cells
 
-#: In the order of results/CELLS.md, which gives the reasons.
-OTHERS = (
-    "lenet-cifar100",
-    "cnn-cifar10",
-    "cnn-cifar100",
-    "alexnet-cifar10",
-    "alexnet-cifar100",
-    "resnet-cifar100",
-    "textcnn-imdb",
-    "vgg-cifar10",
-    "vgg-cifar100",
-    "resnet-tiny",
-)
 #: The methods planned for each cell: the paper's, and our variants.
 PLANNED = (*METHODS, "fedasmu-course", "fedssmu-course")
 CELLS_TITLE = "## The other ten cells"
-CELLS_SHORT = """One seed, part of the data, a short virtual time, nothing tuned: these runs show a direction and allow
-no verdict. The table shows how far FedASMU, FedSSMU and `-course` are ahead of the best rival of their kind, in
-percentage points; below one point is a tie.
+CELLS_SHORT = f"""{FORMER_WORLD}
+One seed, part of the data, a short virtual time, nothing tuned: these runs show a direction and allow no verdict. The
+table shows how far FedASMU, FedSSMU and `-course` are ahead of the best rival of their kind, in percentage points;
+below one point is a tie.
 """
-CELLS_HEAD = """These runs have a part of the training samples, one seed, a short virtual time, and nothing tuned: every
-method has its own defaults and, unless the first table says otherwise, plain SGD with the cell's rate.
-`results/CELLS.md` said so before the first of these runs and lists what changed since. They show a direction and allow
-no verdict; no verdict below counts them. *Accuracy*: mean of the last five tests. The best of a cell and kind is bold;
-a dash means not run.
+CELLS_HEAD = f"""{FORMER_WORLD}
+These runs have a part of the training samples, one seed, a short virtual time, and nothing tuned: every method has its
+own defaults and, unless the first table says otherwise, plain SGD with the cell's rate. `results/CELLS.md` said so
+before the first of these runs and lists what changed since. They show a direction and allow no verdict; no verdict
+below counts them. *Accuracy*: mean of the last five tests. The best of a cell and kind is bold; a dash means not run.
 """
 CELLS_REST = (
     "Accuracies in percentage points, against the best of the other methods of the kind; below one point is a tie. "
     "*First there*: the first test at or above the paper's target, and the method that reached it."
 )
-
-
-def read_others(results: Path) -> dict[str, Runs]:
-    """The archived runs of each of these cells that was run."""
-    found = {name: read(results / name) for name in OTHERS}
-    return {name: runs for name, runs in found.items() if runs}
 
 
 def cells_summary(cells: Mapping[str, Runs]) -> list[str]:
@@ -310,7 +395,7 @@ def scale_table(cells: Mapping[str, Runs]) -> list[str]:
             _distinct(f"{run.samples:,}" if run.samples else "all" for run in every),
             _distinct(str(run.batch) for run in every),
             _distinct(_rate(run, rate) for run in every),
-            _end(runs),
+            _end(every),
         ]
         lines.append(f"| {name} | {' | '.join(entries)} |")
     return lines
@@ -326,9 +411,9 @@ def _distinct(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
 
 
-def _end(runs: Runs) -> str:
+def _end(runs: Sequence[ArchivedRun]) -> str:
     """How long the runs were, by kind if the kinds differ; the longest counts, since a diverged run ends early."""
-    ends = {kind: [run.times[-1] for m, group in runs.items() if kind_of(m) == kind for run in group] for kind in KINDS}
+    ends = {kind: [run.times[-1] for run in runs if kind_of(run.method) == kind] for kind in KINDS}
     until = {KINDS[kind][0].lower(): seconds(max(times)) for kind, times in ends.items() if times}
     texts = [f"{time} {kind}" for kind, time in until.items()]
     return ", ".join(texts) if len(set(until.values())) > 1 else next(iter(until.values()))
