@@ -250,11 +250,11 @@ def test_the_first_page_says_in_one_sentence_what_fresh_models_bring(apart):
     assert title == "## What the fresh models bring"
     assert sentence == (
         "FedASMU reaches, for LeNet5 on CIFAR-10, 0.401 with fresh models and 0.396 without (`fedasmu-fa`; equal, +0.5 "
-        "points), and 0.30 after 1,000 s and 2,000 s (ahead)."
+        "points; time to 0.30: 1,000 s and 2,000 s, ahead)."
     )
     del found[0].runs["fedasmu-fa"]
     assert fresh_models_section(found, "more.md")[2] == (
         "FedASMU reaches, for LeNet5 on CIFAR-10, 0.401 with fresh models and 0.351 without (`slot = never`; ahead, "
-        "+5.0 points), and 0.30 after 1,000 s and 900 s (no resolution)."
+        "+5.0 points; time to 0.30: 1,000 s and 900 s, no resolution)."
     )
     assert fresh_models_section(found[1:], "more.md") == []

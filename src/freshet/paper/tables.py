@@ -61,7 +61,7 @@ OUTCOME_WORDS: dict[Outcome, str] = {
     "open": "undecided",
     "few": "too few seeds",
     "coarse": "no resolution",
-    "never": "never",
+    "never": "undecided",
     "none": "–",
 }
 
@@ -335,9 +335,9 @@ def _with_and_without(found: AblationRuns) -> str:
         return ""
     theirs = runs[name]
     accuracies = f"{median_accuracy(ours):.3f} with fresh models and {median_accuracy(theirs):.3f} without"
-    times = f"{found.cell.target:.2f} after {seconds(median_time(ours))} and {seconds(median_time(theirs))}"
+    times = f"time to {found.cell.target:.2f}: {seconds(median_time(ours))} and {seconds(median_time(theirs))}"
     in_time = OUTCOME_WORDS[outcome(ours, theirs, "time")]
-    return f"for {found.name}, {accuracies} (`{name}`; {outcome_text(ours, theirs)} points), and {times} ({in_time})"
+    return f"for {found.name}, {accuracies} (`{name}`; {outcome_text(ours, theirs)} points; {times}, {in_time})"
 
 
 # ---- the other ten cells
