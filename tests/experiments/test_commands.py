@@ -53,7 +53,7 @@ def test_compare_says_how_much_faster_than_the_reference(command, tmp_path):
 
 def test_the_length_of_a_cell_is_printed(command):
     done = command("compare", "-m", "fedasmu", "--cell", "lenet-fmnist", "--seeds", 1, "--list")
-    assert "500 synchronous rounds of 46.7 s" in done.output.replace("\n", " ")
+    assert "500 synchronous rounds of 880.6 s" in done.output.replace("\n", " ")
 
 
 def test_a_failed_run_is_shown_and_the_exit_code_says_so(command, monkeypatch):

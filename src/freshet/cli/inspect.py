@@ -119,7 +119,7 @@ def cells(
     console.print("as published: accuracy, and time to the target; more: freshet cells CELL")
 
 
-def _styled(source: str) -> str:
+def _source_text(source: str) -> str:
     """The source of a setting; what the paper does not state stands out."""
     return {"paper": "paper", "Freshet": "[yellow]Freshet[/yellow]"}.get(source, f"[cyan]{source}[/cyan]")
 
@@ -135,7 +135,7 @@ def _print_cell(console: Console, cell: "Cell") -> None:
     for heading in ("setting", "value", "source"):
         table.add_column(heading)
     for choice in choices(cell):
-        table.add_row(choice.name, escape(_value(choice.value)), _styled(choice.source))
+        table.add_row(choice.name, escape(_value(choice.value)), _source_text(choice.source))
     console.print(table)
     console.print(
         "paper: the paper states it; paper's numbers: it follows from the published times; Freshet: our choice",
@@ -147,7 +147,7 @@ def _print_cell(console: Console, cell: "Cell") -> None:
         for source in SOURCES:
             values = ", ".join(f"{c.name} {c.value}" for c in options if c.source == source)
             if values:
-                line = f"[bold]{method}[/bold] ({_styled(source)}): {escape(values)}"
+                line = f"[bold]{method}[/bold] ({_source_text(source)}): {escape(values)}"
                 console.print(line, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "published accuracy", f"published time to {cell.target:g}"):
