@@ -221,7 +221,7 @@ def test_defaults_that_follow_from_what_makes_a_variant_are_not_carried_over():
         "fedasmu-published,fedasmu-progress,fedasmu-course,fedasmu-da", tuned=[study("fedasmu", 0.01, epsilon=0.3)]
     )
     published, progress, course, da = (config.method for config in found.values())
-    assert (published.advantage, da.advantage) == ("raw", "scaled")
+    assert [each.selector for each in (published, progress, course, da)] == ["printed", "shaped", "shaped", "printed"]
     assert [(each.lambda0, each.iota0) for each in (progress, course, da)] == [(1.0, 0.05), (1.0, 0.05), (10.0, 0.0)]
     assert [each.eta_sigma for each in (progress, course, da)] == [1e-4, 0.005, 1e-4]
     assert {each.epsilon for each in (published, progress, course, da)} == {0.3}, "the rest is"

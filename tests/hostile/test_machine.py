@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
 from freshet import ConfigError, Observer, RunError
 from freshet.compute import ray as on_ray
-from freshet.methods.asmu.meta import MetaSelector
+from freshet.methods.asmu.meta import ShapedSelector
 from freshet.report import live
 from freshet.report.export import neutralise
 from freshet.runs import checkpoint, writer
@@ -173,12 +174,11 @@ def test_a_run_that_would_never_end_is_refused_with_its_numbers(tmp_path: Path, 
 def test_an_invalid_meta_model_is_one_sentence(tmp_path: Path) -> None:
     import torch
 
-    selector = MetaSelector(4, 0.1, 0.5, 0)
+    selector = ShapedSelector(4, 0.1, 0.5, 0)
     selector.save(tmp_path / "good")
-    good = {name: torch.from_numpy(value) for name, value in selector._weights().items()}
-    more = {"rewards": torch.zeros(2, dtype=torch.float64), "start": torch.zeros(4, dtype=torch.float64)}
-    save_torch({name: value.bfloat16() for name, value in (good | more).items()}, tmp_path / "bf16")
-    save_torch(good | more | {"rewards": torch.zeros(2, 1, dtype=torch.float64)}, tmp_path / "flat")
+    good = load_file(tmp_path / "good")
+    save_torch({name: value.bfloat16() for name, value in good.items()}, tmp_path / "bf16")
+    save_torch(good | {"rewards": torch.zeros(2, 1, dtype=torch.float64)}, tmp_path / "flat")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "noise").write_bytes(b"\xff" * 100)
     for name in ("bf16", "flat", "pipe", "noise", "missing"):

@@ -12,7 +12,7 @@ from freshet.core.server import Server
 from freshet.errors import Stop
 from freshet.federation import Federation
 from freshet.methods import class_and_preset, method_options
-from freshet.methods.asmu.meta import MetaSelector
+from freshet.methods.asmu.meta import MetaSelector, ShapedSelector
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import Observer
@@ -23,8 +23,8 @@ from tests.methods.conftest import SMALL
 OWN, USUAL = [2, 8, 5, 3], 5
 
 
-def selector(epochs: int = 8, **options: float) -> MetaSelector:
-    return MetaSelector(epochs, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
+def selector(epochs: int = 8, **options: float) -> ShapedSelector:
+    return ShapedSelector(epochs, **({"eta_rl": 0.1, "rho": 0.2, "seed": 1} | options))  # type: ignore[arg-type]
 
 
 def server_of(own: list[int] | None, epochs: int = USUAL) -> Server:
@@ -74,9 +74,9 @@ def test_devices_with_more_epochs_explore_their_later_slots(method: str, tmp_pat
 def test_device_is_offered_the_best_of_its_own_slots() -> None:
     server = server_of(OWN)
     meta = server.method.state.meta
-    for _ in range(5):
+    for _ in range(40):
         meta.add_reward(1.0)
-        meta.reinforce(7, 3.0)
+        meta.reinforce(7, 100.0)
         meta.add_reward(0.0)
     distribution = meta.distribution()
     assert len(distribution) == 8 and meta.best_slot() == 7
@@ -108,8 +108,7 @@ def test_importance_weight_covers_only_the_devices_slots() -> None:
 
 
 def test_server_learns_from_the_devices_slots() -> None:
-    server, twin = server_of(OWN), selector(eta_rl=1e-3, rho=0.1, seed=3)
-    server.method.state.meta.rewards.variance = twin.rewards.variance = 0.3
+    server, twin = server_of(OWN), MetaSelector(8, eta_rl=1e-3, rho=0.1, seed=3)
     first_report(server, 3, 2)
     twin.add_reward(0.5)
     twin.reinforce(2, 0.5, epochs=3)

@@ -2,19 +2,26 @@
 
 import pytest
 
+from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_options
 from freshet.paper.cells import CELLS, cell_tables
 
-#: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives.
+#: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives, and
+#: with the slot selector as printed.
 PAPERS = {
     "apply": "mix",
     "equations": "corrected",
-    "advantage": "scaled",
+    "selector": "printed",
+    "controls": "loss",
+    "judge": "own",
+    "local_work": "steps",
+    "probe": "batch",
+    "distance": False,
     "slot": "rl",
     "dynamic_server": True,
     "adaptive_device": True,
     "control_memory": "exact",
-    "meta_from": "",
+    "meta_from": "shipped",
     "tau_max": 99,
     "eta_rl": 0.001,
 }
@@ -33,8 +40,12 @@ def test_name_without_suffix_is_the_papers_method(name: str) -> None:
         ("-da", {"dynamic_server": False}),
         ("-fa", {"adaptive_device": False}),
         ("-0", {"dynamic_server": False, "adaptive_device": False}),
-        ("-published", {"equations": "published", "advantage": "raw"}),
-        ("-progress", {"apply": "progress"}),
+        ("-published", {"equations": "published"}),
+        ("-progress", {"apply": "progress", "selector": "shaped", "meta_from": "none"}),
+        (
+            "-course",
+            {"apply": "progress", "selector": "shaped", "meta_from": "none", "controls": "course"},
+        ),
     ],
 )
 def test_variant_differs_in_what_its_name_says(name: str, suffix: str, differs: dict[str, object]) -> None:
@@ -60,3 +71,11 @@ def test_cell_uses_the_papers_rates(cell) -> None:
     method = cell_tables(cell, "fedasmu")["method"]
     assert method["eta_lambda"] == cell.eta_lambda and method["eta_upsilon"] == cell.eta_upsilon
     assert {"apply", "equations", "control_memory"}.isdisjoint(method), "a cell changes rates, not the method"
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
+def test_settings_of_runs_before_the_selector_are_still_read(name: str) -> None:
+    options = method_options(name, {"advantage": "scaled", "meta_from": ""})
+    assert (options.selector, options.meta_from) == ("shaped", "none")
+    with pytest.raises(ConfigError, match=r"no longer exists; selector = .printed."):
+        method_options(name, {"advantage": "raw"})

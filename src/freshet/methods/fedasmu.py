@@ -30,17 +30,22 @@ gamma and upsilon descend the mini-batch loss at ``w_a``, with gradient h::
 The reward ``R = loss(w_b) - loss(w_a)`` trains the selector of l*. An LSTM selects the slot of a device's first trip
 and learns by REINFORCE. A table H of the device selects later slots, by an action a in {-1, 0, +1} from l to l'::
 
-    theta += eta_rl (P / mu) grad log P(l*) (R - b) / std      H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))
+    theta += eta_rl grad log P(l*) (R - b)      H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))
 
-b and std are running values. P / mu is the probability of the slot over that with which it was chosen (std and P / mu
-are 1 when raw). ``equations = "published"`` keeps the printed forms where they are not derivatives (errata E1, E2, E4,
-E6, E13).
+b is the running mean of R. Both choices are epsilon-greedy, ties at random. A trip without a merge teaches nothing.
+That is ``selector = "printed"``. With ``selector = "shaped"`` (not in the paper) both learn faster (``asmu/meta.py``)::
+
+    theta += eta_rl (P / mu) grad log P(l*) (R - b) / std      H(l, a) += phi_q (R - b + psi max_a' H(l', a') - H(l, a))
+
+std is the running deviation of R, and P / mu the probability of the slot over that with which it was chosen. A request
+that found nothing newer has R = 0, untried actions come first, and trip k of a device explores with epsilon / k.
+
+``equations = "published"`` keeps the printed forms where they are not derivatives (errata E1, E2, E4, E6, E13).
 """
 
 import math
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -50,7 +55,7 @@ from freshet.core.events import Contribution, Event, Noted
 from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, MethodContext, Options, Reject, Verdict
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
-from freshet.core.vectors import mix
+from freshet.core.vectors import Vector, mix
 from freshet.errors import ConfigError
 from freshet.methods.asmu import replay
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
@@ -64,7 +69,7 @@ from freshet.methods.asmu.staleness import (
     staleness_weight,
     training_scale,
 )
-from freshet.methods.asmu.steps import Course, StepMemory, TrainedModel, move_along, write_step
+from freshet.methods.asmu.steps import Course, Makers, StepMemory, TrainedModel, move_along, next_step, write_step
 
 if TYPE_CHECKING:
     from freshet.methods.asmu.meta import MetaSelector
@@ -82,6 +87,17 @@ class DeviceControl:
     past: PastUpload | None = None
 
 
+class Judged(NamedTuple):
+    """An upload's step, and the aggregation that the upload judges: whose it was, and how the upload continues it."""
+
+    device: int
+    step: Vector
+    length: float
+    #: ``<d, step of that aggregation>`` with d what training produced; None if nothing is judged.
+    product: float | None
+    past: PastUpload | None
+
+
 @dataclass
 class ServerState:
     """Everything that the server has learned."""
@@ -91,6 +107,8 @@ class ServerState:
     devices: dict[int, DeviceControl] = field(default_factory=dict)
     #: Replaces ``steps`` and ``devices`` under ``controls = "course"``.
     course: Course | None = None
+    #: Replaces ``steps`` under ``judge = "base"``.
+    makers: Makers | None = None
     adaptations: int = 0
     skipped: int = 0
 
@@ -143,17 +161,18 @@ class FedASMU(Method):
             raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
     def __init__(self, options: ASMUOptions, context: MethodContext) -> None:
-        from freshet.methods.asmu.meta import MetaSelector
+        from freshet.methods.asmu.meta import SELECTORS, load_pretrained
 
         super().__init__(options, context)
         budget = options.control_budget_mb * 2**20
         steps = StepMemory(options.control_memory, context.layout.learnable, budget, context.seed)
-        learning = (options.eta_rl, options.rho, context.seed, options.advantage, options.epsilon)
-        self.state = ServerState(steps, MetaSelector(context.most_epochs, *learning))
+        learning = (options.eta_rl, options.rho, context.seed, options.epsilon)
+        self.state = ServerState(steps, SELECTORS[options.selector](context.most_epochs, *learning))
         if options.dynamic_server and options.controls == "course":
             self.state.course = Course(self._first_control())
-        if options.meta_from:
-            self.state.meta.load(Path(options.meta_from))
+        if options.dynamic_server and options.judge == "base":
+            self.state.makers = Makers()
+        load_pretrained(self.state.meta, options.meta_from)
 
     def _first_control(self) -> Control:
         return Control(self.options.lambda0, self.options.sigma0, self.options.iota0)
@@ -185,83 +204,111 @@ class FedASMU(Method):
         return None
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
-        s, w, o, n, state = (
-            server.staleness(trip),
-            server.weights,
-            self.options,
-            self.context.layout.learnable,
-            self.state,
-        )
-        known = state.devices.get(upload.device) or DeviceControl(self._first_control())
-        # E6: training itself produced (w_i - w_o) - beta (w_g - w_o).
-        base, beta = server.store.get(trip.base), float(upload.merged.get("beta", 0.0))
-        fresh = base if trip.fresh is None or beta == 0.0 else server.store.get(trip.fresh)
-        start, along = (base, beta) if o.apply == "progress" else (w, 0.0)
-        new, product = np.empty_like(w), None
-        if o.dynamic_server and state.course is None:
-            measured = beta if o.equations == "corrected" else 0.0
-            trained = TrainedModel(upload.weights, base, fresh)
-            product, step, length = state.steps.measure(upload.device, trained, start, along, measured)
-        else:
-            step = new[:n] if state.course is None else np.empty(n, np.float32)
-            length = write_step(step, upload.weights[:n], start[:n], fresh[:n], base[:n], along)
-        if state.course is not None:
-            product, before = state.course.measure(trip.base, step)
-            known = DeviceControl(state.course.control, before)
-        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps, "beta": beta}
-        numbers["n1"] = int(upload.merged.get("n1", 0))
-        c = known.control
-        if product is not None and known.past is not None:
-            c, adaptation = self._adapt(c, known.past, product, length, upload, trip)
+        w, o, n, state = server.weights, self.options, self.context.layout.learnable, self.state
+        s, beta, n1 = server.staleness(trip), float(upload.merged.get("beta", 0.0)), int(upload.merged.get("n1", 0))
+        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps, "beta": beta, "n1": n1}
+        judged = self._judge(server, upload, trip, beta)
+        step, length = judged.step, judged.length
+        c, moved = self._control(upload.device), None
+        if judged.product is not None and judged.past is not None:
+            moved, adaptation = self._adapt(self._control(judged.device), judged, upload, trip)
+            c = moved if judged.device == upload.device else c
             numbers |= adaptation
-        elif known.past is not None:
+        elif judged.past is not None:
             numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
         xi = staleness_weight(c, server.age, s, o.xi_min)
         alpha = saturate(o.mu_alpha, xi)
+        new = np.empty_like(w)
         move_along(w[:n], step, alpha, new[:n])
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
         self.context.layout.max_counters(new, w, upload.weights)
-        if not math.isfinite(length + (product or 0.0)) or overflows(new, alpha * length):
+        if not math.isfinite(length + (judged.product or 0.0)) or overflows(new, alpha * length):
             return Reject(NOT_FINITE)
         # Only accepted uploads change the state.
         state.adaptations += numbers["adapted"]
         state.skipped += "forgotten" in numbers
-        past = PastUpload(server.version, server.age, s, xi, c, length)
-        if state.course is not None:
-            numbers["course"] = state.course.advance(past, alpha, step, server.store.__contains__)
-        elif o.dynamic_server:
-            state.steps.remember(upload.device, step)
-            state.devices[upload.device] = DeviceControl(c, past)
-        else:
-            state.devices[upload.device] = DeviceControl(c)
+        if moved is not None and judged.device != upload.device:
+            state.devices[judged.device] = replace(self._device(judged.device), control=moved)
+        numbers |= self._remember(
+            server, upload.device, PastUpload(server.version, server.age, s, xi, c, length), alpha, step
+        )
         news = self._learn_slot(upload, trip)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
         part = Contribution(upload.device, trip.base, s, alpha)
         return Aggregate(new, (part,), numbers, alpha * length, news)
 
+    def _device(self, device: int) -> DeviceControl:
+        return self.state.devices.get(device) or DeviceControl(self._first_control())
+
+    def _control(self, device: int) -> Control:
+        """Return the controls of a device, which all devices share under ``controls = "course"``."""
+        course = self.state.course
+        return self._device(device).control if course is None else course.control
+
+    def _judge(self, server: Server, upload: Upload, trip: ActiveTrip, beta: float) -> Judged:
+        """Return the upload's step, and how the upload continues the step of the aggregation that it judges."""
+        o, n, state = self.options, self.context.layout.learnable, self.state
+        # E6: training itself produced (w_i - w_o) - beta (w_g - w_o).
+        base = server.store.get(trip.base)
+        fresh = base if trip.fresh is None or beta == 0.0 else server.store.get(trip.fresh)
+        start, along = (base, beta) if o.apply == "progress" else (server.weights, 0.0)
+        measured = beta if o.equations == "corrected" else 0.0
+        parts = (upload.weights[:n], start[:n], fresh[:n], base[:n])
+        if o.dynamic_server and state.course is None and state.makers is None:
+            trained = TrainedModel(upload.weights, base, fresh)
+            product, step, length = state.steps.measure(upload.device, trained, start, along, measured)
+            return Judged(upload.device, step, length, product, self._device(upload.device).past)
+        step = np.empty(n, np.float32)
+        maker = None if state.makers is None else state.makers.made.get(trip.base)
+        if maker is not None:
+            product, length = next_step(step, maker.step, *parts, along, measured)
+            return Judged(maker.device, step, length, product, maker.past)
+        length = write_step(step, *parts, along)
+        product, past = (None, None) if state.course is None else state.course.measure(trip.base, step)
+        return Judged(upload.device, step, length, product, past)
+
+    def _remember(self, server: Server, device: int, past: PastUpload, alpha: float, step: Vector) -> dict[str, Any]:
+        """Keep what later uploads judge. Return the numbers for the log."""
+        state = self.state
+        if state.course is not None:
+            return {"course": state.course.advance(past, alpha, step, server.store.__contains__)}
+        if state.makers is not None:
+            state.makers.add(device, past, step, server.store.__contains__)
+        elif self.options.dynamic_server:
+            state.steps.remember(device, step)
+        keeps = self.options.dynamic_server and state.makers is None
+        state.devices[device] = DeviceControl(past.control, past if keeps else None)
+        return {}
+
     def _adapt(
-        self, control: Control, past: PastUpload, product: float, length: float, upload: Upload, trip: ActiveTrip
+        self, control: Control, judged: Judged, upload: Upload, trip: ActiveTrip
     ) -> tuple[Control, dict[str, Any]]:
         """Return the adapted controls and the numbers for the log.
 
-        The controls of the device descend the loss of the model that its last upload produced. Under ``course`` the
-        shared controls descend along the course that led to the base. ``length`` is that of the new step. A trip at a
-        learning rate of 0 gives no gradient, so the controls stay.
+        The controls descend the loss of the model that the judged aggregation produced. Under ``course`` the shared
+        controls descend along the course that led to the base. A trip at a learning rate of 0 gives no gradient, so the
+        controls stay.
         """
-        o = self.options
-        scale, numbers = trip.lr * upload.steps, dict[str, Any]()  # as printed, where one epoch is one step (E5)
+        o, past, product = self.options, judged.past, judged.product
+        assert past is not None and product is not None
+        numbers: dict[str, Any] = {} if o.judge == "own" else {"judged": judged.device}
+        scale = trip.lr * upload.steps  # as printed, where one epoch is one step (E5)
         if o.equations == "corrected":
             # E1: training moves against the gradient. E6: the merge keeps only a part of the steps before it.
             # A step is the optimiser's response to a unit gradient: 1 for plain SGD, more with momentum.
             n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
             reach = [self.context.reach(n1), self.context.reach(upload.steps)]
             scale = -training_scale(trip.lr, reach[1], reach[0], beta)
-            numbers = {} if reach == [n1, upload.steps] else {"reach": reach}
+            numbers |= {} if reach == [n1, upload.steps] else {"reach": reach}
+        if o.local_work == "passes":
+            numbers["passes"] = trip.epochs
+            scale *= trip.epochs / upload.steps
         if scale == 0.0:
             return control, {"untaught": True, **numbers}
         q = product / scale
         if o.controls != "loss":  # <g, step> / (|g| |step|); g points against what training produced
-            q, numbers = -cosine(product, length, past.length), numbers | {"length": length, "length_p": past.length}
+            q = -cosine(product, judged.length, past.length)
+            numbers |= {"length": judged.length, "length_p": past.length}
         gradients = control_gradients(q, o.mu_alpha, o.xi_min, past, o.equations, o.controls == "course")
         moved = descend(control, gradients, o.control_rates())
         names = ("grad_lambda", "grad_sigma", "grad_iota")
@@ -281,12 +328,24 @@ class FedASMU(Method):
         }
 
     def notices(self) -> list[str]:
-        return [*self.options.slow_rate_notices(), *self._memory_notices()]
+        return [*self.options.slow_rate_notices(), *self._memory_notices(), *self._untrained_notices()]
+
+    def _untrained_notices(self) -> list[str]:
+        """Say that the shipped meta model does not fit."""
+        from freshet.methods.asmu.meta import SHIPPED_EPOCHS
+
+        o, epochs = self.options, self.state.meta.epochs
+        learns = o.adaptive_device and o.slot == "rl"
+        if not learns or o.meta_from != "shipped" or epochs == SHIPPED_EPOCHS:
+            return []
+        problem = f"the shipped meta model is for {SHIPPED_EPOCHS} epochs, trips have up to {epochs}"
+        return [f"{problem}: it starts untrained (method.meta_from; `freshet pretrain` makes one)"]
 
     def _memory_notices(self) -> list[str]:
         """Say what happens to the steps that do not fit in memory."""
         limit, devices = self.state.steps.limit, self.context.devices
-        if not self.options.dynamic_server or self.state.course is not None or limit is None or limit >= devices:
+        unused = self.state.course is not None or self.state.makers is not None
+        if not self.options.dynamic_server or unused or limit is None or limit >= devices:
             return []
         kept = f"{self.options.control_budget_mb} MiB (method.control_budget_mb) hold the steps of {limit} devices"
         if self.options.control_memory == "exact":

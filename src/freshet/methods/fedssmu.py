@@ -20,7 +20,7 @@ from freshet.core.about import About, Range
 from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, ConditionalDefaults, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
-from freshet.methods.asmu.rule import ASMUOptions
+from freshet.methods.asmu.rule import SHAPED, ASMUOptions
 from freshet.methods.fedasmu import FedASMU
 
 
@@ -29,7 +29,7 @@ class SSMUOptions(ASMUOptions):
 
     conditional_defaults: ClassVar[ConditionalDefaults] = {
         **ASMUOptions.conditional_defaults,
-        ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1},
+        ("apply", "progress"): {"lambda0": 0.3, "sigma0": 0.1, "iota0": 0.1, **SHAPED},
     }
 
     reference_span: ClassVar[int] = 10

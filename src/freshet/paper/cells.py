@@ -236,14 +236,14 @@ STATED = {
     "run.selection",
     "run.target",
     "run.trigger",
-    *(f"method.{part}" for part in ("slot", "apply", "dynamic_server", "adaptive_device")),
+    *(f"method.{part}" for part in ("slot", "selector", "apply", "dynamic_server", "adaptive_device")),
     *(f"method.{rate}" for rate in _RATES),
 }
 #: Settings that follow from the paper's numbers.
 INFERRED = {"fleet.fastest", "run.in_flight", *(f"fleet.{key}" for key in COSTLESS_LINKS)}
 #: Settings of the machine, not of the experiment.
 _MACHINE = {"dir", "seed", "executor", "workers", "address", "checkpoint_every", "checkpoint_minutes", "rotate_log"}
-_MACHINE |= {"device_memory_mb", "device", "meta_from", "custom", "train_samples", "test_samples", "validation"}
+_MACHINE |= {"device_memory_mb", "device", "custom", "train_samples", "test_samples", "validation"}
 
 
 def find_cell(name: str) -> Cell:

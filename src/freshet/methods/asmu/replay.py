@@ -49,9 +49,11 @@ def _initial_controls(options: Any) -> tuple[Control, PastUpload | None]:
 def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], kind: Kind) -> None:
     (part,), n = event.contributions, event.numbers
     course = options.dynamic_server and options.controls == "course"
+    by_version = course or (options.dynamic_server and options.judge == "base")
     control, past = memory.get(("server", None if course else part.device), _initial_controls(options))
-    if course:
-        past = memory.get(("made", part.base))
+    judged = part.device
+    if by_version:
+        judged, past = memory.get(("made", part.base), (part.device, None))
     age = event.round if kind == "sync" else event.version
     assert age is not None
     if kind == "sync":
@@ -74,13 +76,19 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
         for name, value in (kept | {"iota_p": c.iota}).items():
             expect(name, n[name], value)
         expect("gap", n["gap"], part.base - past.version - 1)
+        if options.judge == "base":
+            expect("judged", n["judged"], judged)
         if options.controls != "loss":
             expect("length_p", n["length_p"], past.length)
         expect("q", n["q"], _expected_slope(options, n))
         gradients = control_gradients(n["q"], options.mu_alpha, options.xi_min, past, options.equations, course)
         for name, value in zip(("grad_lambda", "grad_sigma", "grad_iota"), gradients, strict=True):
             expect(name, n[name], value)
-        control = descend(control, gradients, options.control_rates())
+        if course or judged == part.device:
+            control = descend(control, gradients, options.control_rates())
+        else:
+            other, unused = memory[("server", judged)]
+            memory["server", judged] = (descend(other, gradients, options.control_rates()), unused)
     expect("lambda", n["lambda"], control.lambda_)
     expect("sigma", n["sigma"], control.sigma)
     expect("iota", n["iota"], control.iota)
@@ -92,11 +100,11 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
     if "length" in n:
         expect("length", n["length"], length)
     now = PastUpload(event.version, age, part.staleness, xi, control, n["course"] if course else length)
-    if course:
-        memory["server", None], memory["made", event.version + 1] = (control, None), now
+    if by_version:
+        memory["made", event.version + 1] = part.device, now
         memory.pop(("made", event.version - options.tau_max), None)  # uploads from there are too stale
-    else:
-        memory["server", part.device] = (control, now if options.dynamic_server else None)
+    own = None if course else part.device
+    memory["server", own] = (control, now if options.dynamic_server and not by_version else None)
 
 
 def _expected_slope(options: Any, n: Numbers) -> float:
@@ -108,10 +116,11 @@ def _expected_slope(options: Any, n: Numbers) -> float:
 
 def _gradient_scale(options: Any, n: Numbers) -> float:
     """Return the divisor that turns the displacement into the pseudo-gradient (E1, E5, E6)."""
+    share = n.get("passes", n["steps"]) / n["steps"] if options.local_work == "passes" else 1.0
     if options.equations == "published":
-        return float(n["lr"] * n["steps"])
+        return float(n["lr"] * n["steps"]) * share
     before, whole = n.get("reach", (n["n1"], n["steps"]))
-    return -training_scale(n["lr"], whole, before, n["beta"])
+    return -training_scale(n["lr"], whole, before, n["beta"]) * share
 
 
 def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> None:

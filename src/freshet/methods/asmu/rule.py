@@ -8,13 +8,13 @@ The weight beta is learned. The reward ``loss(w_b) - loss(w_a)`` trains the choi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from freshet.core.messages import Assignment, Fresh, Number, Slot
-from freshet.core.method import ConditionalDefaults, Local, LocalRule, Memory, MethodContext, Options
+from freshet.core.method import ADDED, ConditionalDefaults, Local, LocalRule, Memory, MethodContext, Options
 from freshet.core.vectors import distance, dot_difference, mix, norm
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.staleness import (
@@ -32,6 +32,8 @@ from freshet.methods.asmu.steps import ControlMemory
 RATE_NAMES = ("eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon")
 #: Below this rate, a control that descends a cosine does not move in a run of ordinary length.
 SLOW_RATE = 1e-3
+#: The selector of ``apply = "progress"``. Its prior takes the place of pre-training.
+SHAPED = {"selector": "shaped", "meta_from": "none"}
 
 
 class ASMUOptions(Options):
@@ -42,8 +44,8 @@ class ASMUOptions(Options):
     """
 
     conditional_defaults: ClassVar[ConditionalDefaults] = {
-        ("equations", "published"): {"advantage": "raw"},
-        ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05},
+        ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05, **SHAPED},
+        ("selector", "shaped"): SHAPED,
         ("controls", "direction"): dict.fromkeys(RATE_NAMES, 0.02),
         ("controls", "course"): dict.fromkeys(RATE_NAMES[:3], 0.005),
     }
@@ -69,18 +71,25 @@ class ASMUOptions(Options):
         0.1,
         ge=0,
         le=1,
-        description="probability of exploring another slot; epsilon / k in trip k of a device unless raw",
+        description="probability of exploring another slot; epsilon / k in trip k of a device if selector = shaped",
     )
     phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
-    meta_from: str = Field("", description="file with a pre-trained meta model, made by `freshet pretrain`")
+    meta_from: str = Field(
+        "shipped",
+        description="pre-trained meta model. shipped: for trips of 5 epochs (with others it starts untrained). none: "
+        "untrained (default of selector = shaped). Or a file made by `freshet pretrain`",
+    )
     equations: Equations = Field(
         "corrected", description="corrected: true derivatives; published: formulas as printed, errors included"
     )
-    advantage: slots.Advantage = Field(
-        "scaled", description="scaled: rewards over their deviation; raw: plain (the paper's; default of published)"
+    selector: slots.Selector = Field(
+        "printed",
+        description="how slots are learned. printed: the paper's. shaped: with a prior, scaled rewards, importance "
+        "weights, less exploring over time, and a reward of 0 where nothing was newer (not in the paper; default of "
+        "apply = progress)",
     )
     apply: Literal["mix", "progress"] = Field(
         "mix",
@@ -92,6 +101,18 @@ class ASMUOptions(Options):
         "of length, a cosine. course: one shared set of controls; the signal is whether a device that starts from the "
         "new model continues in the server's direction or turns back. direction and course are not in the paper and "
         "need apply = progress",
+    )
+    judge: Literal["own", "base"] = Field(
+        "own",
+        description="which aggregation an upload judges. own: the device's last one, some versions before its base. "
+        "base: the one that made its base, whoever uploaded it; the controls of that device move",
+        json_schema_extra=ADDED,
+    )
+    local_work: Literal["steps", "passes"] = Field(
+        "steps",
+        description="L in the pseudo-gradient (w_o - w_i) / (eta L): steps of SGD, or passes over the device's data "
+        "(the paper's word, local epochs, allows both)",
+        json_schema_extra=ADDED,
     )
     span: int | None = Field(
         None,
@@ -120,12 +141,26 @@ class ASMUOptions(Options):
     dynamic_server: bool = Field(True, description="learn lambda, sigma, iota (off: -DA)")
     adaptive_device: bool = Field(True, description="ask for and merge the fresh model (off: -FA)")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_settings(cls, values: Any) -> Any:
+        """Read the settings of runs made before ``selector``: ``advantage = "scaled"`` was the shaped selector."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("advantage") == "raw":
+            raise ValueError('advantage = "raw" no longer exists; selector = "printed" is the paper\'s selector')
+        if values.get("advantage") == "scaled":
+            values = SHAPED | {key: value for key, value in values.items() if key != "advantage"}
+        return values | {"meta_from": "none"} if values.get("meta_from") == "" else values
+
     @model_validator(mode="after")
-    def _check_apply_progress(self) -> Self:
+    def _check_controls(self) -> Self:
         if self.controls != "loss" and self.apply != "progress":
             raise ValueError(
                 f'controls = "{self.controls}" compares what training produced; it needs apply = "progress"'
             )
+        if self.judge == "base" and self.controls == "course":
+            raise ValueError('judge = "base" judges one aggregation, controls = "course" all since; choose one of them')
         return self
 
     def with_derived(self, context: MethodContext) -> Self:
@@ -184,7 +219,7 @@ class FreshModelRule(LocalRule):
         if "slot" not in memory:
             proposed = min(int(assignment.instruction["meta_slot"]), assignment.epochs)
             return slots.first_slot(proposed, assignment.epochs, o.epsilon, rng)
-        epsilon = o.epsilon if o.advantage == "raw" else o.epsilon / assignment.trip
+        epsilon = o.epsilon if o.selector == "printed" else o.epsilon / assignment.trip
         return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
 
     def begin(self, local: Local) -> None:
@@ -232,18 +267,22 @@ class FreshModelRule(LocalRule):
         }
 
     def finish(self, local: Local) -> None:
-        if self.options.slot == "rl" and local.slot is not None:
-            # Without a newer model nothing changed: the reward is 0.
-            self._learn_slot(local, local.slot, local.merged.get("reward", 0.0))
+        o = self.options
+        if o.slot != "rl" or local.slot is None:
+            return
+        if "reward" in local.merged:
+            self._learn_slot(local, local.slot, local.merged["reward"])
+        elif o.selector == "shaped":  # without a newer model nothing changed: the reward is 0
+            self._learn_slot(local, local.slot, 0.0)
 
     def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
-        """Update the Q-table from this trip. The first trip trains the server's meta model instead."""
+        """Update the Q-table from this trip. A device's first lesson trains the server's meta model instead."""
         o, memory = self.options, local.memory
         first = "slot" not in memory
         rewards = slots.RunningReward(o.rho, memory.get("b", reward))
-        table = slots.empty_table(local.assignment.epochs, o.advantage) if first else memory["table"].copy()
+        table = slots.empty_table(local.assignment.epochs, o.selector) if first else memory["table"].copy()
         if not first:
-            measured = reward - rewards.mean if o.advantage == "scaled" else reward
+            measured = reward - rewards.mean if o.selector == "shaped" else reward
             slots.update_table(table, int(memory["slot"]), slot.action, slot.epoch, measured, o.phi_q, o.psi)
         rewards.add(reward)
         memory |= {"table": table, "slot": slot.epoch, "b": rewards.mean}

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from freshet.core.messages import Slot
 
 Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
-#: Rewards over their running deviation, or plain rewards (the paper's).
-Advantage = Literal["scaled", "raw"]
+#: How slots are learned: as the paper prints it, or with what we added (``docs/methods-appendix.md``).
+Selector = Literal["printed", "shaped"]
 ACTIONS = (-1, 0, 1)
 Table = NDArray[np.float64]
 
@@ -29,15 +29,15 @@ def fixed_slot(policy: str | int, epochs: int, rng: np.random.Generator) -> Slot
     return Slot(min(max(int(epoch), 1), epochs), "fixed")
 
 
-def empty_table(epochs: int, advantage: Advantage) -> Table:
-    """Return ``H(slot, action)``; row l-1 belongs to slot l. Untried entries are 0 (raw) or NaN (scaled)."""
-    return np.full((epochs, len(ACTIONS)), 0.0 if advantage == "raw" else np.nan)
+def empty_table(epochs: int, selector: Selector) -> Table:
+    """Return ``H(slot, action)``; row l-1 belongs to slot l. Untried entries are 0 (printed) or NaN (shaped)."""
+    return np.full((epochs, len(ACTIONS)), 0.0 if selector == "printed" else np.nan)
 
 
 def next_slot(table: Table, last: int, epsilon: float, rng: np.random.Generator) -> Slot:
     """Take an epsilon-greedy step from the last slot: minus, stay or add, kept inside 1..L.
 
-    Untried actions come first. Ties are broken at random, because a fixed order would drift to one end.
+    Untried actions (NaN) come first. Ties are broken at random, because a fixed order would drift to one end.
     """
     if rng.random() < epsilon:
         column, by = int(rng.integers(len(ACTIONS))), "explore"
@@ -62,8 +62,8 @@ def first_slot(meta_slot: int, epochs: int, epsilon: float, rng: np.random.Gener
     return Slot(meta_slot, "meta")
 
 
-def slot_distribution(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``P(l* = k) = p_k prod_{l<k} (1 - p_l)``, renormalised over 1..L."""
+def chain_distribution(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return slot probabilities from decisions: ``P(l* = k) = p_k prod_{l<k} (1 - p_l)``, renormalised over 1..L."""
     survival = np.concatenate([[1.0], np.cumprod(1.0 - p)[:-1]])
     raw = p * survival
     total: float = raw.sum()
@@ -84,9 +84,10 @@ class RunningReward:
         self.mean += self.rho * off
         self.variance = (1.0 - self.rho) * (self.variance + self.rho * off * off)
 
-    def advantage(self, reward: float, kind: Advantage) -> float:
-        """``R - b``, over the deviation if scaled (0 while all rewards are equal)."""
-        off = reward - self.mean
-        if kind == "raw":
-            return off
-        return off / math.sqrt(self.variance) if self.variance > 0.0 else 0.0
+    def advantage(self, reward: float) -> float:
+        """``R - b``."""
+        return reward - self.mean
+
+    def scaled_advantage(self, reward: float) -> float:
+        """``(R - b) / std``, or 0 while all rewards are equal."""
+        return (reward - self.mean) / math.sqrt(self.variance) if self.variance > 0.0 else 0.0

@@ -215,6 +215,27 @@ class CountSketch:
 
 
 @dataclass(frozen=True)
+class VersionMaker:
+    """The device whose upload made a version, the numbers of that aggregation, and its step."""
+
+    device: int
+    past: PastUpload
+    step: Vector
+
+
+@dataclass
+class Makers:
+    """Who made each version from which a device may have started (``judge = "base"``)."""
+
+    made: dict[int, VersionMaker] = field(default_factory=dict)
+
+    def add(self, device: int, past: PastUpload, step: Vector, held: Callable[[int], bool]) -> None:
+        """Record the maker of the next version. Drop the versions that nobody trains from."""
+        self.made = {version: maker for version, maker in self.made.items() if held(version)}
+        self.made[past.version + 1] = VersionMaker(device, past, step)
+
+
+@dataclass(frozen=True)
 class VersionOrigin:
     """The upload that made a version (its ``length`` is that of the course), and the course at that version."""
 
