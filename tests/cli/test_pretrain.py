@@ -47,7 +47,7 @@ def test_after_pretraining_first_trips_ask_at_the_slot_that_paid(
     said = freshet("pretrain", "teacher", "--rate", rate, "--passes", "20", "--selector", selector)
     assert "slot probabilities before  1: 0." in said and "slot probabilities  after" in said
     assert f"first trips will ask at slot {paid}" in said
-    freshet(*run, "-o", "untrained")
+    freshet(*run, "-o", "untrained", "-s", "method.meta_from=none")
     freshet(*run, "-o", "trained", "-s", 'method.meta_from="meta.safetensors"')
     assert set(first_slots(Path("untrained"))[:5]) == {untrained}
     assert set(first_slots(Path("trained"))[:5]) == {paid}

@@ -150,7 +150,7 @@ def test_device_with_a_dropped_step_skips_one_adaptation_and_logs_it() -> None:
     assert [event["adapted"] for event in events] == [False, False, False, False, True]
     assert [event.get("forgotten", False) for event in events] == [False, False, False, True, False]
     assert server.method.summary() == {"adaptations": 1, "adaptations_skipped": 1}
-    (sentence,) = server.method.notices()
+    sentence, *_ = server.method.notices()
     assert "hold the steps of 2 devices of 8" in sentence and "skips one adaptation" in sentence
 
 

@@ -153,7 +153,8 @@ def reach(steps: int, momentum: float) -> float:
 
 @pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
 def test_log_holds_the_reach_with_momentum_and_passes_the_audit(federate: Any, tmp_path: Path, name: str) -> None:
-    result = federate(name, training={"momentum": 0.9, "lr": 0.01}).run(80, out=tmp_path / "run")
+    options = {"name": name, "selector": "shaped"}
+    result = federate(options, training={"momentum": 0.9, "lr": 0.01}).run(80, out=tmp_path / "run")
     run = RunDirectory(result.directory)
     adapted = [e for e in run.events() if e["kind"] == "aggregate" and e["adapted"]]
     assert any(e["beta"] > 0 and e["n1"] > 0 for e in adapted), "some merged in mid-training"

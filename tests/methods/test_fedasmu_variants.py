@@ -1,10 +1,13 @@
 """``fedasmu`` and ``fedssmu`` are the paper's methods; the names of variants say what differs."""
 
+import numpy as np
 import pytest
 
+from freshet.core.method import MethodContext
 from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_options
 from freshet.paper.cells import CELLS, cell_tables
+from tests.methods.asmu_helpers import plain_layout
 
 #: The paper's method: its server rule and its device rule, both learned, with derivatives that are derivatives, and
 #: with the slot selector as printed.
@@ -79,3 +82,15 @@ def test_settings_of_runs_before_the_selector_are_still_read(name: str) -> None:
     assert (options.selector, options.meta_from) == ("shaped", "none")
     with pytest.raises(ConfigError, match=r"no longer exists; selector = .printed."):
         method_options(name, {"advantage": "raw"})
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(5, 0), (3, 1)])
+def test_run_says_that_the_shipped_meta_model_does_not_fit(epochs: int, expected: int) -> None:
+    context = MethodContext(4, np.full(4, 10, np.int64), epochs, 2, plain_layout(6), seed=0)
+    found = [
+        class_and_preset(name)[0](method_options(name, {}), context).notices() for name in ("fedasmu", "fedasmu-fa")
+    ]
+    assert [len(notices) for notices in found] == [expected, 0]
+    assert (
+        not expected or "the shipped meta model is for 5 epochs, trips have up to 3: it starts untrained" in found[0][0]
+    )
