@@ -1,4 +1,4 @@
-"""Naive twins of FedASMU and FedSSMU, from fedasmu.md sections 2 to 6 and 9 (device part and selector too)."""
+"""Naive twins of FedASMU and FedSSMU, from fedasmu.md sections 2 to 6, 9 and 13 (device part and selector too)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from .helpers import counter_max, cut, dot, f32, f64
 
 ADAPTATION_KEYS = ("q", "p", "s_p", "xi_p", "lambda_p", "sigma_p", "grad_lambda", "grad_sigma", "grad_iota")
+JUDGEMENT_KEYS = ("judged", "gap")  # the device whose controls move, and the versions between its aggregation and w_o
 
 
 class FedASMUServerTwin:
@@ -30,21 +31,27 @@ class FedASMUServerTwin:
         equations: str = "corrected",
         dynamic_server: bool = True,
         apply: str = "mix",
+        judge: str = "own",
+        local_work: str = "steps",
         counters: int = 0,
         server_counts: bool = False,
     ) -> None:
         assert equations in ("corrected", "published")
         assert apply in ("mix", "progress")
+        assert judge in ("own", "base")
+        assert local_work in ("steps", "passes")
         self.mu_alpha = mu_alpha
         self.eta_lambda, self.eta_sigma, self.eta_iota = eta_lambda, eta_sigma, eta_iota
         self.lambda0, self.sigma0, self.iota0 = lambda0, sigma0, iota0
         self.tau_max, self.xi_min = tau_max, xi_min
         self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
+        self.judge, self.local_work = judge, local_work
         self.counters, self.server_counts = counters, server_counts
         self.version = 1
         self.versions: dict[int, np.ndarray] = {1: f32(w0)}
         self.controls: dict = {}  # device -> (lambda, sigma, iota)
         self.last: dict = {}  # device -> what is remembered of its last accepted upload
+        self.made: dict = {}  # version -> the same of the upload that made it (section 13)
         self.base: dict = {}  # device in flight -> version o
         self.fresh: dict = {}  # device in flight -> version g it was given at its request
 
@@ -75,6 +82,7 @@ class FedASMUServerTwin:
         steps: int,
         beta: float = 0.0,
         n1: int = 0,
+        passes: int | None = None,
         learnable: int | None = None,
     ) -> dict:
         t = self.version
@@ -85,7 +93,7 @@ class FedASMUServerTwin:
         lam, sigma, iota = self.controls.get(device, (self.lambda0, self.sigma0, self.iota0))
         result = {"kind": "discard", "version": t, "base": o, "staleness": t - o + 1, "alpha": None, "xi": None}
         result.update({"lambda": lam, "sigma": sigma, "iota": iota, "adapted": False, "reason": None})
-        result.update(dict.fromkeys(ADAPTATION_KEYS))
+        result.update(dict.fromkeys(ADAPTATION_KEYS + JUDGEMENT_KEYS))
 
         # 1. staleness
         s = t - o + 1
@@ -106,15 +114,19 @@ class FedASMUServerTwin:
         if beta != 0.0:
             d = d - beta * (f64(self.versions[g]) - w_o)
 
-        # 2. adapt the controls
-        if self.dynamic_server and device in self.last:
-            m = self.last[device]
+        # 2. adapt the controls of the device whose aggregation is judged: this one's last, or the one that made w_o
+        m = (self.last.get(device) if self.judge == "own" else self.made.get(o)) if self.dynamic_server else None
+        if m is not None:
             p, s_p, xi_p, lambda_p, sigma_p = m["p"], m["s"], m["xi"], m["lambda"], m["sigma"]
+            # E5: L counts steps or passes; n1 of the steps, or that share of the passes, came before the merge
+            before, after = n1, steps - n1
+            if self.local_work == "passes":
+                before, after = n1 * passes / steps, (steps - n1) * passes / steps
             if self.equations == "corrected":
-                # E6: the merge shrinks what the first n1 steps did
-                pseudo_gradient = -d[:L] / (eta * ((1.0 - beta) * n1 + (steps - n1)))
+                # E6: the merge shrinks what was trained before it
+                pseudo_gradient = -d[:L] / (eta * ((1.0 - beta) * before + after))
             else:
-                pseudo_gradient = (w_i - w_o)[:L] / (eta * steps)
+                pseudo_gradient = (w_i - w_o)[:L] / (eta * (before + after))
             q = dot(pseudo_gradient, m["step"][:L])
             c = self.mu_alpha / (1.0 + self.mu_alpha * xi_p) ** 2
             grad_lambda = q * c / (math.sqrt(p) * s_p**sigma_p)
@@ -127,11 +139,15 @@ class FedASMUServerTwin:
             grad_iota = q * c
             if self.equations == "corrected" and m["clamped"]:  # E13
                 grad_lambda = grad_sigma = grad_iota = 0.0
-            lam = lam - self.eta_lambda * grad_lambda
-            sigma = sigma - self.eta_sigma * grad_sigma
-            iota = iota - self.eta_iota * grad_iota
+            now = self.controls[m["device"]]
+            moved_lambda = now[0] - self.eta_lambda * grad_lambda
+            moved_sigma = now[1] - self.eta_sigma * grad_sigma
+            moved_iota = now[2] - self.eta_iota * grad_iota
+            self.controls[m["device"]] = (moved_lambda, moved_sigma, moved_iota)
             result.update(adapted=True, q=q, p=p, s_p=s_p, xi_p=xi_p, lambda_p=lambda_p, sigma_p=sigma_p)
             result.update(grad_lambda=grad_lambda, grad_sigma=grad_sigma, grad_iota=grad_iota)
+            result.update(judged=m["device"], gap=o - (p + 1))
+            lam, sigma, iota = self.controls.get(device, (lam, sigma, iota))
 
         # 3. and 4. the weight
         free = lam / (math.sqrt(t) * s**sigma) + iota
@@ -150,7 +166,8 @@ class FedASMUServerTwin:
         self.versions[t + 1] = f32(new)
         self.controls[device] = (lam, sigma, iota)
         self.last[device] = {"step": step, "p": t, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
-        self.last[device]["clamped"] = free < self.xi_min
+        self.last[device].update(clamped=free < self.xi_min, device=device)
+        self.made[t + 1] = self.last[device]
         result.update({"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota})
         return result
 
@@ -174,16 +191,21 @@ class FedSSMUServerTwin:
         equations: str = "corrected",
         dynamic_server: bool = True,
         apply: str = "mix",
+        judge: str = "own",
+        local_work: str = "steps",
         counters: int = 0,
         server_counts: bool = False,
     ) -> None:
         assert equations in ("corrected", "published")
         assert apply in ("mix", "progress")
+        assert judge in ("own", "base")
+        assert local_work in ("steps", "passes")
         self.mu_alpha = mu_alpha
         self.eta_lambda, self.eta_sigma, self.eta_iota = eta_lambda, eta_sigma, eta_iota
         self.lambda0, self.sigma0, self.iota0 = lambda0, sigma0, iota0
         self.tau_max, self.xi_min = tau_max, xi_min
         self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
+        self.judge, self.local_work = judge, local_work
         self.counters, self.server_counts = counters, server_counts
         self.round = 1  # g of the round that is running or comes next
         self.k = 0
@@ -195,6 +217,7 @@ class FedSSMUServerTwin:
         self.fresh: dict = {}
         self.controls: dict = {}
         self.last: dict = {}
+        self.made: dict = {}
 
     @property
     def w(self) -> np.ndarray:
@@ -229,6 +252,7 @@ class FedSSMUServerTwin:
         steps: int,
         beta: float = 0.0,
         n1: int = 0,
+        passes: int | None = None,
         learnable: int | None = None,
     ) -> dict:
         self.waiting.remove(device)
@@ -241,7 +265,7 @@ class FedSSMUServerTwin:
         out = {"kind": "discard", "reason": None, "version": self.version, "base": self.round_base}
         out |= {"round": self.round, "k": k, "staleness": s, "alpha": None, "xi": None}
         out |= {"lambda": lam, "sigma": sigma, "iota": iota, "adapted": False}
-        for key in ADAPTATION_KEYS:
+        for key in ADAPTATION_KEYS + JUDGEMENT_KEYS:
             out[key] = None
 
         w_i = f32(w_i)
@@ -258,16 +282,21 @@ class FedSSMUServerTwin:
         if beta != 0.0:
             progress = progress - beta * (f64(self.versions[g_version]) - started)
 
-        if self.dynamic_server and device in self.last:
-            then = self.last[device]
+        then = None
+        if self.dynamic_server and self.judge == "own":
+            then = self.last.get(device)
+        elif self.dynamic_server:
+            then = self.made.get(self.round_base)
+        if then is not None:
             root = math.sqrt(then["round"])
             discount = then["s"] ** then["sigma"]
             c = self.mu_alpha / (1.0 + self.mu_alpha * then["xi"]) ** 2
+            unit = 1.0 if self.local_work == "steps" else passes / steps  # E5: what one step counts
             if self.equations == "published":
-                q = dot((uploaded - started)[:L] / (eta * steps), then["step"][:L])
+                q = dot((uploaded - started)[:L] / (eta * steps * unit), then["step"][:L])
                 log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
             else:
-                left = (1.0 - beta) * n1 + (steps - n1)  # E6
+                left = (1.0 - beta) * n1 * unit + (steps - n1) * unit  # E6
                 q = dot(-progress[:L] / (eta * left), then["step"][:L])
                 log_term = -then["lambda"] * math.log(then["s"])
             grad_lambda = q * c / (root * discount)
@@ -275,12 +304,17 @@ class FedSSMUServerTwin:
             grad_iota = q * c
             if then["clamped"] and self.equations == "corrected":  # E13
                 grad_lambda, grad_sigma, grad_iota = 0.0, 0.0, 0.0
-            lam -= self.eta_lambda * grad_lambda
-            sigma -= self.eta_sigma * grad_sigma
-            iota -= self.eta_iota * grad_iota
+            slopes, rates = (grad_lambda, grad_sigma, grad_iota), (self.eta_lambda, self.eta_sigma, self.eta_iota)
+            maker = then["device"]
+            self.controls[maker] = tuple(
+                value - rate * slope for value, rate, slope in zip(self.controls[maker], rates, slopes, strict=True)
+            )
+            if maker == device:
+                lam, sigma, iota = self.controls[maker]
             out |= {"adapted": True, "q": q, "p": then["round"], "s_p": then["s"], "xi_p": then["xi"]}
             out |= {"lambda_p": then["lambda"], "sigma_p": then["sigma"]}
             out |= {"grad_lambda": grad_lambda, "grad_sigma": grad_sigma, "grad_iota": grad_iota}
+            out |= {"judged": maker, "gap": self.round_base - then["made"]}
 
         xi = lam / (math.sqrt(self.round) * s**sigma) + iota
         clamped = xi < self.xi_min
@@ -301,7 +335,8 @@ class FedSSMUServerTwin:
         self.k += 1
         self.controls[device] = (lam, sigma, iota)
         self.last[device] = {"step": step, "round": self.round, "s": s, "xi": xi, "lambda": lam, "sigma": sigma}
-        self.last[device]["clamped"] = clamped
+        self.last[device] |= {"clamped": clamped, "device": device, "made": self.version}
+        self.made[self.version] = self.last[device]
         return out | {"kind": "aggregate", "alpha": alpha, "xi": xi, "lambda": lam, "sigma": sigma, "iota": iota}
 
     def end_round(self) -> int:

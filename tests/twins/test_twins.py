@@ -439,6 +439,58 @@ def test_buffers_do_not_enter_q():
     assert qs[0] == qs[1]
 
 
+@pytest.mark.parametrize("apply", ["mix", "progress"])
+def test_judge_base_gives_the_derivatives_by_the_controls_of_the_maker(apply):
+    """Section 13: devices 3 and 4 start from the model that device 0 made, with different data."""
+    server = FedASMUServerTwin(vector(21), **ASMU, judge="base", apply=apply)
+    for device in (0, 1, 2):
+        server.trigger(device)
+    server.upload(1, vector(22), **TRIP)
+    server.upload(2, vector(23), **TRIP)
+    before, sent = f64(server.w), vector(24)
+    first = server.upload(0, sent, **TRIP)
+    assert not first["adapted"], "nobody made version 1"
+    step = f64(sent) - (before if apply == "mix" else f64(server.versions[1]))
+    w_o, moved = f64(server.w), np.array(server.controls[0])
+    server.trigger(3), server.trigger(4)
+    for device in (3, 4):
+        xy = data(20 + device)
+        r = server.upload(device, f32(w_o - 0.1 * local.gradient(w_o, *xy)), **TRIP)
+        fd = fd_of_controls(xy, before, step, first)
+        assert (r["judged"], r["gap"], r["p"], r["s_p"]) == (0, 0, 3, 3)
+        np.testing.assert_allclose((r["grad_lambda"], r["grad_sigma"], r["grad_iota"]), fd, rtol=1e-4)
+        moved -= np.array([ASMU["eta_lambda"], ASMU["eta_sigma"], ASMU["eta_iota"]]) * fd
+        np.testing.assert_allclose(server.controls[0], moved, rtol=1e-4)
+        assert server.controls[device] == (ASMU["lambda0"], ASMU["sigma0"], ASMU["iota0"])
+
+
+def test_judge_base_and_judge_own_agree_on_a_device_that_made_its_base():
+    results = []
+    for judge in ("own", "base"):
+        server = FedASMUServerTwin(vector(21), **ASMU, judge=judge)
+        for seed in range(22, 27):
+            server.trigger(0)
+            results.append(server.upload(0, vector(seed), **TRIP))
+    assert results[:5] == results[5:] and results[4]["judged"] == 0
+
+
+@pytest.mark.parametrize("equations", ["corrected", "published"])
+def test_passes_make_every_gradient_steps_per_pass_times_larger(equations):
+    merge, results = {"beta": 0.3, "n1": 5}, []
+    for local_work in ("steps", "passes"):
+        server = FedASMUServerTwin(vector(21), **FIXED, equations=equations, local_work=local_work)
+        server.trigger(0)
+        server.upload(0, vector(22), **TRIP)
+        server.trigger(0), server.trigger(1)
+        server.upload(1, vector(23), **TRIP)
+        server.request(0)
+        results.append(server.upload(0, vector(24), eta=0.1, steps=12, passes=3, **merge))
+    steps, passes = results
+    for key in ("q", "grad_lambda", "grad_iota"):
+        assert passes[key] == pytest.approx(4 * steps[key]) != 0.0
+    assert passes["alpha"] == steps["alpha"]
+
+
 # ---------------------------------------------------------------- FedSSMU
 
 
