@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from .helpers import counter_max, cut, dot, f32, f64
+from .helpers import counter_max, cut, dot, f32, f64, norm
 
 ADAPTATION_KEYS = ("q", "p", "s_p", "xi_p", "lambda_p", "sigma_p", "grad_lambda", "grad_sigma", "grad_iota")
-JUDGEMENT_KEYS = ("judged", "gap")  # the device whose controls move, and the versions between its aggregation and w_o
+#: The device whose controls move, the versions between its aggregation and w_o, and |g| |step|, the scale of q.
+JUDGEMENT_KEYS = ("judged", "gap", "size")
 
 
 class FedASMUServerTwin:
@@ -146,7 +147,7 @@ class FedASMUServerTwin:
             self.controls[m["device"]] = (moved_lambda, moved_sigma, moved_iota)
             result.update(adapted=True, q=q, p=p, s_p=s_p, xi_p=xi_p, lambda_p=lambda_p, sigma_p=sigma_p)
             result.update(grad_lambda=grad_lambda, grad_sigma=grad_sigma, grad_iota=grad_iota)
-            result.update(judged=m["device"], gap=o - (p + 1))
+            result.update(judged=m["device"], gap=o - (p + 1), size=norm(pseudo_gradient) * norm(m["step"][:L]))
             lam, sigma, iota = self.controls.get(device, (lam, sigma, iota))
 
         # 3. and 4. the weight
@@ -293,12 +294,13 @@ class FedSSMUServerTwin:
             c = self.mu_alpha / (1.0 + self.mu_alpha * then["xi"]) ** 2
             unit = 1.0 if self.local_work == "steps" else passes / steps  # E5: what one step counts
             if self.equations == "published":
-                q = dot((uploaded - started)[:L] / (eta * steps * unit), then["step"][:L])
+                slope = (uploaded - started)[:L] / (eta * steps * unit)
                 log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
             else:
                 left = (1.0 - beta) * n1 * unit + (steps - n1) * unit  # E6
-                q = dot(-progress[:L] / (eta * left), then["step"][:L])
+                slope = -progress[:L] / (eta * left)
                 log_term = -then["lambda"] * math.log(then["s"])
+            q = dot(slope, then["step"][:L])
             grad_lambda = q * c / (root * discount)
             grad_sigma = q * c * log_term / (root * discount)
             grad_iota = q * c
@@ -307,14 +309,18 @@ class FedSSMUServerTwin:
             slopes, rates = (grad_lambda, grad_sigma, grad_iota), (self.eta_lambda, self.eta_sigma, self.eta_iota)
             maker = then["device"]
             self.controls[maker] = tuple(
-                value - rate * slope for value, rate, slope in zip(self.controls[maker], rates, slopes, strict=True)
+                value - rate * by for value, rate, by in zip(self.controls[maker], rates, slopes, strict=True)
             )
             if maker == device:
                 lam, sigma, iota = self.controls[maker]
             out |= {"adapted": True, "q": q, "p": then["round"], "s_p": then["s"], "xi_p": then["xi"]}
             out |= {"lambda_p": then["lambda"], "sigma_p": then["sigma"]}
             out |= {"grad_lambda": grad_lambda, "grad_sigma": grad_sigma, "grad_iota": grad_iota}
-            out |= {"judged": maker, "gap": self.round_base - then["made"]}
+            out |= {
+                "judged": maker,
+                "gap": self.round_base - then["made"],
+                "size": norm(slope) * norm(then["step"][:L]),
+            }
 
         xi = lam / (math.sqrt(self.round) * s**sigma) + iota
         clamped = xi < self.xi_min
