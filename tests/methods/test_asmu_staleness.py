@@ -33,9 +33,10 @@ def scripted_adaptation(
     momentum: float = 0.0,
     nesterov: bool = False,
     momentum_known: bool = True,
-    **options: float,
+    uploader: int = 0,
+    **options: float | str,
 ) -> dict[str, object]:
-    """Aggregate device 0 at staleness 3, train it again from that model, and return what the server derives.
+    """Aggregate device 0 at staleness 3, train ``uploader`` from that model, and return what the server derives.
 
     Every step follows the gradient at the starting model. A fresh model is merged after ``n1`` steps. With
     ``momentum_known`` the server knows the momentum of these steps.
@@ -50,20 +51,20 @@ def scripted_adaptation(
     before, uploaded = server.weights.copy(), w0 + 0.3 * rng.normal(size=w0.size).astype(np.float32)
     past = send(server, 0, uploaded)[0]
     produced = server.weights.copy()
-    server.trigger([0])
+    server.trigger([uploader])
     w, g = produced.astype(np.float64), loss.gradient(produced)
     v = np.zeros_like(g)
     for step in range(steps):
         if beta and step == n1:
             server.trigger([3])
             send(server, 3, produced + 0.3 * rng.normal(size=w0.size))
-            fresh = ask(server, 0)
+            fresh = ask(server, uploader)
             w = (1 - beta) * w + beta * fresh.weights
         v = momentum * v + g
         w = w - 0.1 / steps * (g + momentum * v if nesterov else v)
-    server.active_trips[0].lr = 0.1 / steps
+    server.active_trips[uploader].lr = 0.1 / steps
     report = {"beta": beta, "n1": n1} if beta else {}
-    adapted = send(server, 0, w, steps=steps, **report)[0]
+    adapted = send(server, uploader, w, steps=steps, **report)[0]
     return {"before": before, "step": uploaded - before, "past": past, "adapted": adapted}
 
 
@@ -94,6 +95,19 @@ def test_corrected_control_gradients_are_derivatives_of_the_aggregated_models_lo
     assert logged(script) == pytest.approx(true_derivatives(loss, script), rel=1e-3)
 
 
+@pytest.mark.parametrize("uploader", [0, 4])
+@pytest.mark.parametrize("merge", [{}, {"steps": 4}, {"steps": 5, "beta": 0.4, "n1": 3}])
+def test_judge_base_gives_derivatives_by_the_controls_of_the_maker(
+    loss: SmoothLoss, merge: dict, uploader: int
+) -> None:
+    """E1, E2, E5, E6 where another device, or the maker itself, starts from the model that device 0 made."""
+    script = scripted_adaptation(loss, "corrected", judge="base", uploader=uploader, **merge)
+    assert logged(script) == pytest.approx(true_derivatives(loss, script), rel=1e-3)
+    assert (script["adapted"]["judged"], script["adapted"]["gap"]) == (0, 0), "E10: nothing was aggregated between"
+    printed = scripted_adaptation(loss, "published", judge="base", uploader=uploader, **merge)
+    assert printed["adapted"]["grad_sigma"] == pytest.approx(-np.log(0.6) * printed["adapted"]["grad_lambda"], rel=1e-9)
+
+
 def test_e1_the_printed_gradients_climb_the_loss(loss: SmoothLoss) -> None:
     script = scripted_adaptation(loss, "published")
     true, printed = true_derivatives(loss, script), logged(script)
@@ -115,6 +129,25 @@ def test_e5_the_displacement_sums_all_steps_and_not_epochs(loss: SmoothLoss) -> 
     assert printed["adapted"]["grad_lambda"] == pytest.approx(-true[0], rel=1e-3), (
         "one epoch of four steps, in print too"
     )
+
+
+@pytest.mark.parametrize("equations", ["corrected", "published"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_e5_passes_multiply_the_gradients_by_the_steps_per_pass(
+    loss: SmoothLoss, equations: str, momentum: float
+) -> None:
+    merge = {"steps": 6, "beta": 0.4, "n1": 2, "momentum": momentum}  # one pass of six steps
+    steps, passes = (
+        scripted_adaptation(loss, equations, local_work=work, **merge)["adapted"] for work in ("steps", "passes")
+    )
+    larger = {"q", "grad_lambda", "grad_sigma", "grad_iota"}
+    for name in larger:
+        assert passes[name] == pytest.approx(6 * steps[name], rel=1e-12)
+    after = {"lambda", "sigma", "iota", "xi", "alpha", "weight", "update_norm", "contributions"}  # follow from them
+    assert passes.pop("passes") == 1
+    assert {k: v for k, v in passes.items() if k not in larger | after} == {
+        k: v for k, v in steps.items() if k not in larger | after
+    }
 
 
 @pytest.mark.parametrize("n1", range(5))
@@ -165,8 +198,9 @@ def test_e10_log_counts_the_versions_in_between(loss: SmoothLoss) -> None:
     assert gaps == [None, 3, 0, 1]
 
 
-def test_e13_clamped_xi_does_not_depend_on_the_controls(loss: SmoothLoss) -> None:
-    held = {"lambda0": 1e-6, "iota0": 0.0, "xi_min": 0.5}
+@pytest.mark.parametrize("judge", [{"judge": "own"}, {"judge": "base", "uploader": 4}])
+def test_e13_clamped_xi_does_not_depend_on_the_controls(loss: SmoothLoss, judge: dict) -> None:
+    held = {"lambda0": 1e-6, "iota0": 0.0, "xi_min": 0.5, **judge}
     assert logged(scripted_adaptation(loss, "corrected", **held)) == (0.0, 0.0, 0.0)
     assert all(scripted_adaptation(loss, "published", **held)["adapted"][k] != 0 for k in ("grad_lambda", "grad_iota"))
 
