@@ -18,7 +18,7 @@ import torch
 
 from freshet.compute.host import keep_freed_memory
 from freshet.core.layout import Layout
-from freshet.core.messages import Request, Slot, Upload
+from freshet.core.messages import Merge, Request, Slot, Upload
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
@@ -58,8 +58,12 @@ def measure(apply: str, stale: bool, size: int, repeat: int) -> tuple[list[float
             other_device()
             server.request(Request(0, active.trip, Slot(1, "fixed")))
             other_device()
-        upload = Upload(0, active.trip, active.base, models[number % 2], 5, merged=MERGED if stale else {})
-        base, fresh = server.store.get(active.base), None if active.fresh is None else server.store.get(active.fresh)
+        merges = tuple(Merge(sent.version, MERGED) for sent in active.sent)
+        upload = Upload(0, active.trip, active.base, models[number % 2], 5, merges=merges)
+        base, fresh = (
+            server.store.get(active.base),
+            {sent.version: server.store.get(sent.version) for sent in active.sent},
+        )
         gate = seconds(lambda: server.admission.rejection(upload, 0, active, base, fresh))  # noqa: B023
         started = time.perf_counter()
         verdict = method.receive(server, upload, active)

@@ -44,7 +44,7 @@ class NoTraining:
         weights = work.assignment.weights
         if self._last[0] is not weights:
             moved = weights + self._move if self._move else weights
-            self._last = (weights, Done(TripOutcome(moved, 1, {}, {}, {}, {})))
+            self._last = (weights, Done(TripOutcome(moved, 1, {}, (), {}, {})))
         return self._last[1]
 
     def evaluate(self, weights: Vector) -> Done:

@@ -47,7 +47,7 @@ def freshet_trip(cell: str, *, fast: bool = True):  # type: ignore[no-untyped-de
     options = TrainingOptions(epochs=epochs, batch_size=batch, lr=LR, fast=fast)
     trainer = Trainer(factory, FederatedData.of(data, [np.arange(samples)]), options, seed=0)
     assignment = Assignment(0, 1, 1, 1, FlatModel(factory()).dump(), epochs, LR)
-    trip = TripInput(assignment, None, None, LocalRule(), {})
+    trip = TripInput(assignment, (), (), LocalRule(), {})
     return lambda: trainer.train(trip)
 
 

@@ -21,7 +21,7 @@ from freshet import Federation
 from freshet.core.admission import Admission
 from freshet.core.defence import NOTE_ABOUT, Decision, Defence
 from freshet.core.events import Rejected
-from freshet.core.messages import Upload
+from freshet.core.messages import FreshModels, Upload
 from freshet.core.server import ActiveTrip
 from freshet.core.vectors import Vector
 from freshet.runs.reader import RunDirectory
@@ -92,7 +92,7 @@ def without(devices: frozenset[int]) -> Iterator[None]:
     original = Admission.rejection
 
     def rejection(
-        self: Admission, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: Vector | None
+        self: Admission, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: FreshModels
     ) -> Rejected | None:
         if device in devices:
             return Rejected("left out", device, active.trip)
@@ -121,7 +121,7 @@ def only_watching() -> Iterator[None]:
     """Admit what a defence would reject. Its notes stay in the log."""
     original = Defence.judge
 
-    def judge(self: Defence, upload: Upload, active: ActiveTrip, base: Vector, fresh: Vector | None = None) -> Decision:
+    def judge(self: Defence, upload: Upload, active: ActiveTrip, base: Vector, fresh: FreshModels) -> Decision:
         return original(self, upload, active, base, fresh)._replace(upload=upload, problem=None)
 
     Defence.judge = judge  # type: ignore[method-assign]

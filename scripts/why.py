@@ -37,10 +37,9 @@ def recording(rows: list[Row]) -> Iterator[None]:
     receive = FedASMU.receive
 
     def record(self: FedASMU, server: Server, upload: Upload, trip: ActiveTrip) -> Any:
-        n, beta = self.context.layout.learnable, float(upload.merged.get("beta", 0.0))
-        base = server.store.get(trip.base)
-        fresh = base if trip.fresh is None or not beta else server.store.get(trip.fresh)
-        start = (1 - beta) * base[:n].astype(np.float64) + beta * fresh[:n]
+        n, base = self.context.layout.learnable, server.store.get(trip.base)
+        fresh = {merge.version: server.store.get(merge.version) for merge in upload.merges}
+        start = upload.anchor(base, fresh)[:n].astype(np.float64)
         d, back = upload.weights[:n] - start, start - server.weights[:n]
         lengths = float(np.linalg.norm(d)), float(np.linalg.norm(back))
         both = lengths[0] * lengths[1]

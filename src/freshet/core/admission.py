@@ -23,7 +23,7 @@ steps, the number of samples processed replaces |w_o|.
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from freshet.core import saving
 from freshet.core.defence import Defence
 from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Noted, Rejected
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
+from freshet.core.messages import FreshModels, Merge, Upload
 from freshet.core.method import Aggregate, Method
 from freshet.core.saving import saving_problem
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
@@ -62,9 +62,22 @@ def origin_problem(upload: object, device: int, trip: int, base: int, size: int)
     return vector_problem("model", upload.weights, size, finite=False)
 
 
-def content_problem(
-    upload: Upload, fresh: int | None, layout: Layout, sends: tuple[str, ...], known_finite: bool = False
-) -> str | None:
+def merges_problem(merges: object, sent: Collection[int]) -> str | None:
+    """Why these are not merges of fresh models that the device was sent, in their order; or None."""
+    if type(merges) is not tuple or not all(isinstance(merge, Merge) for merge in merges):
+        return "does not list its merges"
+    if merges and not sent:
+        return "reports a merge, but was sent no fresh model"
+    versions = [merge.version for merge in merges]
+    if not all(type(version) is int for version in versions) or versions != [v for v in sorted(sent) if v in versions]:
+        return f"reports merges of versions {versions!r:.80}, but was sent {sorted(sent)!r:.80}"
+    if not all(are_numbers(merge.numbers) for merge in merges):
+        return "report has something that is not a finite number"
+    taken = OWN_KEYS[Merged].intersection(name for merge in merges for name in merge.numbers)
+    return f"reports a merge with {sorted(taken)}, which are reserved keys of the event" if taken else None
+
+
+def content_problem(upload: Upload, layout: Layout, sends: tuple[str, ...], known_finite: bool = False) -> str | None:
     """Why an upload's content is unusable, or None: a vector or number is missing, malformed or not finite."""
     if not known_finite and not is_finite(upload.weights):
         return f"model {NOT_FINITE}"
@@ -73,12 +86,7 @@ def content_problem(
         return problem
     if type(upload.steps) is not int or not 1 <= upload.steps < 2**53:
         return "number of training steps is not positive, or impossibly large"
-    if not (are_numbers(upload.report) and are_numbers(upload.merged)):
-        return "report has something that is not a finite number"
-    taken = OWN_KEYS[Merged].intersection(upload.merged)
-    if taken:
-        return f"reports a merge with {sorted(taken)}, which are reserved keys of the event"
-    return "reports a merge, but was sent no fresh model" if upload.merged and fresh is None else None
+    return None if are_numbers(upload.report) else "report has something that is not a finite number"
 
 
 def _vectors_problem(vectors: object, layout: Layout, sends: tuple[str, ...]) -> str | None:
@@ -224,12 +232,18 @@ class NormGate:
         self._kinds = [*self._parts, *self._sent, LengthKind(STEPS, slice(0, 0), factor)]
         self._factor, self._known = factor, [RecentLengths(factor=factor) for _ in self._kinds]
 
-    def step_lengths(self, u: Vector, base: Vector, fresh: Vector | None) -> list[float]:
-        """How far each part of the uploaded model moved. The model is finite if these are."""
-        parts = [kind.part for kind in self._parts]
-        if fresh is None:
-            return [distance(u[part], base[part]) for part in parts]
-        return [distance_from_line(u[part], base[part], fresh[part]) for part in parts]
+    def step_lengths(self, upload: Upload, base: Vector, fresh: FreshModels) -> list[float]:
+        """How far each part of the uploaded model moved. The model is finite if these are.
+
+        After one fresh model, the distance is that from the line to it, whatever the device says about its merge. After
+        several, it is that from the anchor, which lies between models that the server sent.
+        """
+        parts, u = [kind.part for kind in self._parts], upload.weights
+        if len(fresh) == 1:
+            (only,) = fresh.values()
+            return [distance_from_line(u[part], base[part], only[part]) for part in parts]
+        start = upload.anchor(base, fresh)
+        return [distance(u[part], start[part]) for part in parts]
 
     def all_lengths(self, upload: Upload, step_lengths: list[float]) -> list[float]:
         """The step lengths, then the norms of the vectors sent with the model, then the number of steps."""
@@ -290,8 +304,8 @@ class Admission:
         self.gate = None if gate is None else NormGate(gate, context.layout, sends)
         self.defence = defence
 
-    def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: Vector | None) -> Admitted:
-        """Decide on an upload. Its device was given ``base`` and, if it asked for a newer model, ``fresh``."""
+    def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Admitted:
+        """Decide on an upload. Its device was given ``base`` and, in mid-training, the newer models in ``fresh``."""
         rejection = self.rejection(upload, device, active, base, fresh)
         if rejection is not None or self.defence is None:
             return Admitted(upload, rejection)
@@ -301,16 +315,17 @@ class Admission:
         return Admitted(decision.upload, rejection, decision.notes)
 
     def rejection(
-        self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: Vector | None
+        self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels
     ) -> Rejected | None:
         """Why the upload fails the checks or the norm gate, or None."""
         gate, trip = self.gate, active.trip
         problem = origin_problem(upload, device, trip, active.base, self.layout.size)
+        problem = problem or merges_problem(upload.merges, fresh.keys())
         if problem is not None:
             return Rejected(problem, device, trip)
-        moved = [] if gate is None else gate.step_lengths(upload.weights, base, fresh)
+        moved = [] if gate is None else gate.step_lengths(upload, base, fresh)
         known_finite = gate is not None and all(map(math.isfinite, moved))
-        problem = content_problem(upload, active.fresh, self.layout, self.sends, known_finite)
+        problem = content_problem(upload, self.layout, self.sends, known_finite)
         if problem is None:
             problem = self.method.validate_report(upload, active)
         if problem is not None:

@@ -2,6 +2,7 @@
 
     tick            time to look for idle devices        -> assignments to send, and when to call again
     request         a device in mid-training asks        -> the fresh model, or nothing newer
+    push            a device in flight is far behind     -> the current model, sent unasked
     fresh_merged    a device has merged it (if the driver sees this; otherwise the upload tells)
     upload_arrived  an upload has arrived                -> what became of it, and which devices should hurry
     trip_lost       a device in flight will not upload
@@ -24,6 +25,7 @@ from freshet.core.events import (
     Hurried,
     Lost,
     Merged,
+    Pushed,
     Rejected,
     Requested,
     Triggered,
@@ -31,7 +33,7 @@ from freshet.core.events import (
 )
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
 from freshet.core.scheduling import Trigger
-from freshet.core.server import ActiveTrip, RequestRefused, Server
+from freshet.core.server import ActiveTrip, RequestRefused, SentFresh, Server
 from freshet.core.stopping import Deadline, DivergenceMonitor, RoundLimit, StallDetector
 
 #: Counts in every row of metrics.jsonl.
@@ -45,6 +47,7 @@ class Counts:
     trips: int = 0
     requests: int = 0
     merges: int = 0
+    pushes: int = 0
     uploads: int = 0
     aggregations: int = 0
     discards: int = 0
@@ -167,10 +170,14 @@ class Coordinator:
         if not isinstance(request, Request):
             return self.reject("is not a request")
         self.counts.bytes_up += request.nbytes
+        active = self.server.active_trip(request.device, request.trip)
+        held = None if active is None else active.held
         try:
             fresh = self.server.request(request)
         except RequestRefused as refusal:
             return Effects(self._count([Rejected(str(refusal))]))
+        if self.server.rule.push_after:
+            return self._fetched(request.device, request.trip, fresh, held)
         base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
@@ -178,22 +185,40 @@ class Coordinator:
         event = Requested(request.device, request.trip, base, self.server.version, slot.epoch, slot.by, version)
         return Effects([event], fresh=fresh)
 
+    def push(self, device: int, trip: int) -> Effects:
+        """Send the current model to a device in flight if it is due."""
+        if not self.server.push_due(device, trip):
+            return Effects()
+        base, fresh = self.server.active_trips[device].base, self.server.push(device, trip)
+        self.counts.pushes += 1
+        self.counts.bytes_down += fresh.nbytes
+        return Effects([Pushed(device, trip, base, fresh.version)], fresh=fresh)
+
+    def _fetched(self, device: int, trip: int, fresh: Fresh | None, held: int | None) -> Effects:
+        """A deployed device fetches what the server pushes, at the start of its epochs. A repetition is not logged."""
+        self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
+        if fresh is None or fresh.version == held:
+            return Effects(fresh=fresh)
+        self.counts.pushes += 1
+        return Effects([Pushed(device, trip, self.server.active_trips[device].base, fresh.version)], fresh=fresh)
+
     def reject(self, reason: str) -> Effects:
         """Log a rejection by the driver, before the server sees the message."""
         return Effects(self._count([Rejected(reason)]))
 
-    def fresh_merged(self, device: int, trip: int) -> Merged | None:
-        """A device has just merged the fresh model. The numbers follow when they are known."""
+    def fresh_merged(self, device: int, trip: int, epoch: int = 0) -> Merged | None:
+        """A device has just merged the next fresh model that it was sent. The numbers follow when they are known."""
         active = self.server.active_trip(device, trip)
-        return None if active is None or active.fresh is None or active.merged else self._merge(device, active)
+        sent = None if active is None else active.next_merge()
+        return None if active is None or sent is None else self._merge(device, active, sent, epoch)
 
-    def _merge(self, device: int, active: ActiveTrip) -> Merged:
-        assert active.fresh is not None and active.slot is not None
-        active.merged = True
+    def _merge(self, device: int, active: ActiveTrip, sent: SentFresh, epoch: int = 0) -> Merged:
+        """``epoch`` is that of a pushed model's merge."""
+        sent.merged = True
         self.counts.merges += 1
-        base, fresh = active.base, active.fresh
-        round_, k = (active.fresh_age, fresh - base) if self.server.synchronous else (None, None)
-        return Merged(device, active.trip, base, fresh, active.slot, round_, k)
+        base, fresh = active.base, sent.version
+        round_, k = (sent.age, fresh - base) if self.server.synchronous else (None, None)
+        return Merged(device, active.trip, base, fresh, sent.slot or epoch, round_, k)
 
     # ---- the end of a trip
 
@@ -213,10 +238,19 @@ class Coordinator:
         counts.uploads += 1
         counts.bytes_up += size
         events: list[Event] = [Uploaded(device, trip, active.base, version, size)]
-        if active.fresh is not None and not active.merged and upload is not None and _reports_merge(upload, decided):
-            events.insert(0, self._merge(device, active)._replace(numbers=dict(upload.merged)))
+        if upload is not None and not _is_rejected(decided):
+            events[:0] = self._reported_merges(device, active, upload)
         events += self._count(decided)
         return self._after(now, events)
+
+    def _reported_merges(self, device: int, active: ActiveTrip, upload: Upload) -> list[Event]:
+        """The merges that an accepted upload reports and that the driver has not seen."""
+        unseen = {sent.version: sent for sent in active.sent if not sent.merged}
+        return [
+            self._merge(device, active, unseen[merge.version])._replace(numbers=dict(merge.numbers))
+            for merge in upload.merges
+            if merge.version in unseen
+        ]
 
     def trip_lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
         """A device will not upload. ``sent`` bytes were already on the network."""
@@ -278,6 +312,7 @@ class Coordinator:
             "trips": counts.trips,
             "requests": counts.requests,
             "merges": counts.merges,
+            **({"pushes": counts.pushes} if self.server.rule.push_after else {}),
             "aggregations": counts.aggregations,
             "uploads": counts.uploads,
             "discards": counts.discards,
@@ -322,9 +357,8 @@ def _size(upload: object, otherwise: int) -> int:
         return otherwise
 
 
-def _reports_merge(upload: Upload, decided: list[Event]) -> bool:
-    """Whether to log the merge that a device reports: the upload was not rejected."""
-    return not any(isinstance(event, Rejected) for event in decided[:1]) and bool(upload.merged)
+def _is_rejected(decided: list[Event]) -> bool:
+    return any(isinstance(event, Rejected) for event in decided[:1])
 
 
 def next_multiple(time: float, period: float) -> float:

@@ -33,7 +33,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -41,7 +41,7 @@ from pydantic import Field
 from freshet.core import saving
 from freshet.core.events import Noted
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
+from freshet.core.messages import FreshModels, Upload
 from freshet.core.method import Options, expect
 from freshet.core.vectors import Vector, combine, distance, dot, is_finite, mix, norm
 
@@ -110,12 +110,12 @@ class Defence:
         self.recent = RecentUploads()
         self._held: list[tuple[Upload, ActiveTrip, Vector]] = []
 
-    def judge(self, upload: Upload, active: "ActiveTrip", base: Vector, fresh: Vector | None = None) -> Decision:
+    def judge(self, upload: Upload, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Decision:
         """Decide on an upload that passed the checks.
 
-        Its device was given ``base`` and, if it asked for a newer model, ``fresh``.
+        Its device was given ``base`` and, in mid-training, the newer models in ``fresh``.
         """
-        start = start_of(upload, base, fresh)
+        start = upload.anchor(base, fresh)
         step = step_of(upload, start, self.layout.learnable)
         if not is_finite(step):
             return Decision(upload, "is so far from its base that the distance overflows")
@@ -155,31 +155,21 @@ class Defence:
 
     def state(self) -> saving.Tree:
         """Recent uploads, and those held back."""
-        held = [[list(upload), saving.dump(active), step] for upload, active, step in self._held]
-        return {"seen": saving.dump(self.recent), "held": saving.dump(held)}
+        held = [[saving.dump(upload), saving.dump(active), step] for upload, active, step in self._held]
+        return {"seen": saving.dump(self.recent), "held": held}
 
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``."""
         from freshet.core.server import ActiveTrip
 
         saving.restore(self.recent, tree["seen"])
-        self._held = [(_upload(up), ActiveTrip(**trip), np.array(step)) for up, trip, step in tree["held"]]
-
-
-def _upload(saved: Sequence[Any]) -> Upload:
-    """An upload with copied arrays, since the saved ones may be mapped from a file."""
-    upload = Upload(*saved)
-    vectors = {name: np.array(vector) for name, vector in upload.vectors.items()}
-    return upload._replace(weights=np.array(upload.weights), vectors=vectors)
+        self._held = [
+            (saving.rebuild(Upload, upload), saving.rebuild(ActiveTrip, active), np.array(step))
+            for upload, active, step in tree["held"]
+        ]
 
 
 # ---- one by one
-
-
-def start_of(upload: Upload, base: Vector, fresh: Vector | None) -> Vector:
-    """Where the step starts: ``w_s = (1 - beta) w_o + beta w_g``, or w_o without a merge. beta is clamped to [0, 1]."""
-    beta = min(max(float(upload.merged.get("beta", 0.0)), 0.0), 1.0)
-    return base if fresh is None or beta == 0.0 else mix(base, fresh, beta)
 
 
 def step_of(upload: Upload, start: Vector, learnable: int) -> Vector:

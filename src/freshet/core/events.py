@@ -50,6 +50,15 @@ class Requested(NamedTuple):
     fresh: int | None
 
 
+class Pushed(NamedTuple):
+    """The server has sent its model, ``fresh``, to a device in mid-training that did not ask."""
+
+    device: int
+    trip: int
+    base: int
+    fresh: int
+
+
 class Merged(NamedTuple):
     """A device has merged the fresh model, which is ``k`` versions newer than its base (synchronous methods)."""
 
@@ -144,6 +153,7 @@ class Noted(NamedTuple):
 Event: TypeAlias = (
     Triggered
     | Requested
+    | Pushed
     | Merged
     | Hurried
     | Uploaded
@@ -158,6 +168,7 @@ Event: TypeAlias = (
 KINDS: dict[str, type[Event]] = {
     "trigger": Triggered,
     "request": Requested,
+    "push": Pushed,
     "merge": Merged,
     "hurry": Hurried,
     "upload": Uploaded,

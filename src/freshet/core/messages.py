@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from freshet.core.vectors import Vector
+from freshet.core.vectors import Vector, mix
 
 Number = float | int
 Vectors = Mapping[str, Vector]
@@ -18,6 +18,8 @@ CONTROL_BYTES = 64
 #: No instruction, or no report.
 NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})
+#: The fresh models that a device was sent, by version.
+FreshModels = Mapping[int, Vector]
 
 
 def message_bytes(weights: Vector, vectors: Vectors, packed: int) -> int:
@@ -26,7 +28,10 @@ def message_bytes(weights: Vector, vectors: Vectors, packed: int) -> int:
 
 
 class Slot(NamedTuple):
-    """The epoch at the start of which to ask for the fresh model, and what chose it (meta, q, explore, fixed)."""
+    """The epoch at the start of which to ask for the fresh model, and what chose it.
+
+    That is meta, q, explore, fixed, again (a further request of the trip), or push (the server sent it unasked).
+    """
 
     epoch: int
     by: str
@@ -78,8 +83,17 @@ class Fresh(NamedTuple):
         return message_bytes(self.weights, self.vectors, self.packed)
 
 
+class Merge(NamedTuple):
+    """A fresh model that a device has merged in mid-training, with the rule's numbers."""
+
+    version: int
+    numbers: Mapping[str, Number] = NOTHING
+    #: Whether the local model or a number was no longer finite.
+    diverged: bool = False
+
+
 class Upload(NamedTuple):
-    """Device to server: the trained model, the number of steps, the rule's report, and the numbers of the merge."""
+    """Device to server: the trained model, the number of steps, the rule's report, and the merges in their order."""
 
     device: int
     trip: int
@@ -87,9 +101,20 @@ class Upload(NamedTuple):
     weights: Vector
     steps: int
     report: Mapping[str, Number] = NOTHING
-    merged: Mapping[str, Number] = NOTHING
+    merges: tuple[Merge, ...] = ()
     vectors: Vectors = NO_VECTORS
     packed: int = 0
+
+    def anchor(self, base: Vector, fresh: FreshModels) -> Vector:
+        """Where the step starts: the base, with every merge applied to it: ``a <- (1 - beta) a + beta w_g``.
+
+        ``w_i - a`` is what training produced and the merges left of it. beta is clamped to [0, 1].
+        """
+        start = base
+        for merge in self.merges:
+            beta = min(max(float(merge.numbers.get("beta", 0.0)), 0.0), 1.0)
+            start = start if beta == 0.0 else mix(start, fresh[merge.version], beta)
+        return start
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ from pydantic.config import JsonDict
 from freshet.core.about import About
 from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
 from freshet.core.layout import Layout
-from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Merge, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 
@@ -163,7 +163,9 @@ class Local(Protocol):
     slot: Slot | None
     memory: Memory
     report: dict[str, Number]
-    merged: dict[str, Number]
+    merges: list[Merge]
+    #: The newest version that the device has: its base or, after a merge, the fresh one.
+    held: int
     vectors: dict[str, Vector]
     scratch: dict[str, Any]
 
@@ -241,6 +243,15 @@ class LocalRule:
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
         """When to ask for the fresh model in this trip; None for never. ``rng`` is valid during this call only."""
         return None
+
+    def later_slots(self, first: Slot, epochs: int) -> tuple[Slot, ...]:
+        """Further requests of a trip whose first one is planned, in ascending order of their epochs."""
+        return ()
+
+    @property
+    def push_after(self) -> int:
+        """How many versions ahead the server sends its model to a device in flight, unasked (0: never)."""
+        return 0
 
     def begin(self, local: Local) -> None:
         """Called once before the first epoch."""

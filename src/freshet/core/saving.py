@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
 from itertools import chain, repeat
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from freshet.errors import RunError
 
+T = TypeVar("T")
 Tree = dict[str, Any]
 #: What state and memory may hold.
 ALLOWED = "use numbers, strings, lists, tuples, dicts and numpy arrays"
@@ -43,6 +44,12 @@ def restore(state: Any, tree: Mapping[str, Any]) -> None:
             now.restore(saved)
         else:
             setattr(state, field.name, _rebuild(hints[field.name], saved))
+
+
+def rebuild(kind: type[T], saved: Any) -> T:
+    """A dataclass or named tuple from what ``dump`` made of it. Arrays are copied."""
+    made: T = _rebuild(kind, saved)
+    return made
 
 
 # ---- what can be saved

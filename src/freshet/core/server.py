@@ -5,7 +5,7 @@ the models that are still needed: the current one and those that trips in flight
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 
 import numpy as np
 
@@ -98,6 +98,16 @@ Schedule = Callable[[float], float]
 
 
 @dataclass(slots=True)
+class SentFresh:
+    """A fresh model that a device in flight was sent: for which slot (0: pushed), and whether its merge is logged."""
+
+    slot: int
+    version: int
+    age: int
+    merged: bool = False
+
+
+@dataclass(slots=True)
 class ActiveTrip:
     """What the server remembers about a trip in flight."""
 
@@ -106,12 +116,19 @@ class ActiveTrip:
     age: int
     epochs: int
     lr: float
-    fresh: int | None = None
-    fresh_age: int = 0
-    #: The epoch at the start of which the device asked for a fresh model.
+    #: The epoch at the start of which the device first asked for a fresh model.
     slot: int | None = None
-    #: Whether the merge is in the log.
-    merged: bool = False
+    #: The fresh models that it was sent, in their order.
+    sent: list[SentFresh] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        """The newest version that the device was sent."""
+        return self.sent[-1].version if self.sent else self.base
+
+    def next_merge(self) -> SentFresh | None:
+        """The first fresh model whose merge is not in the log."""
+        return next((sent for sent in self.sent if not sent.merged), None)
 
 
 class RequestRefused(Exception):
@@ -264,15 +281,46 @@ class Server:
             raise RequestRefused("asks without a slot")
         if type(slot.epoch) is not int or not 1 <= slot.epoch <= active.epochs:
             raise RequestRefused(f"asks at epoch {slot.epoch!r:.40} of {active.epochs}")
-        active.slot, version = slot.epoch, self.store.current
-        if active.fresh is None and version > active.base:
-            active.fresh, active.fresh_age = version, self.age
-            self.store.hold(version)
-        if active.fresh is None:
-            return None
-        vectors = self.method.vectors(self, request.device)
-        fresh = Fresh(active.fresh, active.fresh_age, self.store.get(active.fresh), vectors)
-        return fresh if self.links is None else self.links.encode_fresh(request.device, fresh)
+        active.slot = slot.epoch if active.slot is None else active.slot
+        sent = self._answer(active, slot)
+        return None if sent is None else self._fresh(request.device, sent)
+
+    def _answer(self, active: ActiveTrip, slot: Slot) -> SentFresh | None:
+        """The fresh model for a slot. A repeated request, or one too many, gets the answer that it had before."""
+        for sent in active.sent:
+            if sent.slot == slot.epoch:
+                return sent
+        if len(active.sent) >= self.slots_allowed(active.epochs):
+            return active.sent[-1]
+        is_due = self.store.current - active.held >= max(1, self.rule.push_after)
+        return self._send_current(active, slot.epoch) if is_due else None
+
+    def slots_allowed(self, epochs: int) -> int:
+        """How many fresh models a trip of ``epochs`` epochs may get."""
+        return epochs if self.rule.push_after else 1 + len(self.rule.later_slots(Slot(1, ""), epochs))
+
+    def _send_current(self, active: ActiveTrip, slot: int) -> SentFresh:
+        self.store.hold(self.store.current)
+        active.sent.append(SentFresh(slot, self.store.current, self.age))
+        return active.sent[-1]
+
+    def _fresh(self, device: int, sent: SentFresh) -> Fresh:
+        vectors = self.method.vectors(self, device)
+        fresh = Fresh(sent.version, sent.age, self.store.get(sent.version), vectors)
+        return fresh if self.links is None else self.links.encode_fresh(device, fresh)
+
+    def push_due(self, device: int, trip: int) -> bool:
+        """Whether to send the current model to a device in flight: it is far enough behind, and nothing is pending."""
+        active, ahead = self.active_trip(device, trip), self.rule.push_after
+        if active is None or not ahead or active.next_merge() is not None:
+            return False
+        return self.store.current - active.held >= ahead
+
+    def push(self, device: int, trip: int) -> Fresh:
+        """The current model for a device in flight, which did not ask for it."""
+        active = self.active_trip(device, trip)
+        assert active is not None
+        return self._fresh(device, self._send_current(active, 0))
 
     def upload(self, upload: Upload) -> list[Event]:
         """A trained model arrives."""
@@ -318,8 +366,8 @@ class Server:
             self._end_trip(device)
             return events + self._finish_round_if_empty(), None
         upload = open_upload()
-        base, fresh = self.store.get(active.base), None if active.fresh is None else self.store.get(active.fresh)
-        admitted = self.admission.admit(upload, device, active, base, fresh)
+        fresh = {sent.version: self.store.get(sent.version) for sent in active.sent}
+        admitted = self.admission.admit(upload, device, active, self.store.get(active.base), fresh)
         if admitted.rejection is None:
             events = [] if admitted.upload is None else self._receive(admitted.upload, active)
             self._end_trip(device)
@@ -405,7 +453,8 @@ class Server:
         if not all(w.shape == (self.context.layout.size,) and w.dtype == admission.FLOAT32 for _, w, _ in held):
             raise ValueError(f"its models do not have {self.context.layout.size} entries")
         self.store = VersionStore.restore(held, tree["current"])
-        self.active_trips = {int(device): ActiveTrip(**saved) for device, saved in tree["flights"].items()}
+        flights = tree["flights"].items()
+        self.active_trips = {int(device): saving.rebuild(ActiveTrip, saved) for device, saved in flights}
         self.waiting = set(tree["waiting"])
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
@@ -469,8 +518,8 @@ class Server:
     def _end_trip(self, device: int) -> None:
         active = self.active_trips.pop(device)
         self.store.release(active.base)
-        if active.fresh is not None:
-            self.store.release(active.fresh)
+        for sent in active.sent:
+            self.store.release(sent.version)
 
     def _finish_round_if_empty(self) -> list[Event]:
         if not self.synchronous or self.active_trips:

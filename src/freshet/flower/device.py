@@ -23,7 +23,7 @@ import numpy as np
 
 from freshet.assembly import Assembly, Overrides
 from freshet.config import CUSTOM, Config, load_tables, resolve
-from freshet.core.messages import Assignment, Slot, Upload
+from freshet.core.messages import Assignment, Merge, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
 from freshet.data.archives import as_data_errors
@@ -36,7 +36,7 @@ from freshet.runs.checkpoint import Tree
 from freshet.training.batches import FederatedData
 from freshet.training.network import Factory
 from freshet.training.trainer import Setup, Trainer
-from freshet.training.trip import LocalTrip
+from freshet.training.trip import LocalTrip, Phase
 
 if TYPE_CHECKING:
     from freshet.flower.fresh import FreshClient
@@ -228,49 +228,64 @@ class _Worker:
         return {} if self._config.privacy.on else self._timing
 
     def train(self, order: wire.Order) -> wire.Answer:
-        """Train up to the slot, and on to the end unless the fresh model comes by message."""
-        assignment, channel, memory = order.assignment, order.channel, self._memory
+        """Train to the end, or up to a slot whose fresh model comes by message."""
+        assignment, channel = order.assignment, order.channel
         trainer, at = self._trainer(assignment.device), time.time()
-        rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
-        slot = self._rule.plan(memory, assignment, rng) if self._rule.asks and channel.kind != "none" else None
-        trip = LocalTrip(trainer, assignment, slot, self._rule, memory, order.seconds)
+        trip = LocalTrip(trainer, assignment, self._slots(order), self._rule, self._memory, order.seconds)
         with _HurryListener(channel, trip):
-            asks = trip.to_slot()
-            if asks and slot is not None and channel.kind == "messages":
-                self._pause(order, slot, trip)
-                self._timing["train"] = time.time() - at
-                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=self._reported_timing())
-            if asks and slot is not None:
-                self._ask(channel, trip, slot)
-            return self._end(trip, assignment, at)
+            return self._continue(trip, channel, order.seconds, at)
+
+    def _slots(self, order: wire.Order) -> list[Slot]:
+        """When to ask. For pushed models, the device looks at the start of every epoch but the first."""
+        assignment, rule, kind = order.assignment, self._rule, order.channel.kind
+        if not rule.asks or kind == "none":
+            return []
+        if rule.push_after:
+            return [Slot(epoch, "push") for epoch in range(2, assignment.epochs + 1)]
+        rng = stream(self._config.run.seed, "slot", assignment.device, assignment.trip)
+        first = rule.plan(self._memory, assignment, rng)
+        return [] if first is None else [first, *rule.later_slots(first, assignment.epochs)]
 
     def resume(self, delivery: wire.FreshDelivery, paused: Tree) -> wire.Answer:
-        """Train the rest of a trip after the fresh model has arrived."""
+        """Train on after the fresh model has arrived. One for an earlier slot is a repetition: ask again."""
         assignment = Assignment(**paused["assignment"])
+        slots = [Slot(*slot) for slot in paused["slots"]]
         trainer, at = self._trainer(assignment.device), time.time()
-        slot = Slot(*paused["slot"])
-        trip = LocalTrip(trainer, assignment, slot, self._rule, self._memory, paused["seconds"])
+        trip = LocalTrip(trainer, assignment, slots, self._rule, self._memory, paused["seconds"])
         trip.restore(paused["state"])
+        if delivery.slot != trip.asks_at.epoch:
+            return wire.Answer(self._ticket, slot=trip.asks_at, samples=self._samples, timing=self._reported_timing())
         trip.merge(delivery.fresh)
-        return self._end(trip, assignment, at)
+        return self._continue(trip, wire.FreshChannel("messages"), paused["seconds"], at)
 
-    def _pause(self, order: wire.Order, slot: Slot, trip: LocalTrip) -> None:
-        assignment = order.assignment
+    def _continue(self, trip: LocalTrip, channel: wire.FreshChannel, seconds: float | None, at: float) -> wire.Answer:
+        """Train on from slot to slot. Pause where the fresh model comes by message."""
+        while trip.phase is not Phase.FINISHING and trip.to_slot():
+            if channel.kind == "messages":
+                self._pause(trip, seconds)
+                self._timing["train"] = time.time() - at
+                slot, timing = trip.asks_at, self._reported_timing()
+                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=timing)
+            self._ask(channel, trip)
+        return self._end(trip, trip.assignment, at)
+
+    def _pause(self, trip: LocalTrip, seconds: float | None) -> None:
+        assignment = trip.assignment
         tree = {
             "assignment": assignment._asdict() | {"vectors": dict(assignment.vectors)},
-            "slot": list(slot),
+            "slots": [list(slot) for slot in trip.slots],
             "state": trip.save(),
-            "seconds": order.seconds,
+            "seconds": seconds,
         }
         self._folder.write_paused(self._ticket, tree)
 
-    def _ask(self, channel: wire.FreshChannel, trip: LocalTrip, slot: Slot) -> None:
+    def _ask(self, channel: wire.FreshChannel, trip: LocalTrip) -> None:
         """Request and merge the fresh model. If the service does not answer, train on without merging."""
         from freshet.flower.fresh import NoFreshAnswer
 
         at, client = time.time(), _client(channel, trip.assignment)
         try:
-            fresh = client.ask(slot, trip.assignment.version, trip.layout.size)
+            fresh = client.ask(trip.asks_at, trip.held, trip.layout.size)
         except NoFreshAnswer as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("training on without the fresh model: %s", problem)
@@ -278,7 +293,7 @@ class _Worker:
             return
         finally:
             client.close()
-            self._timing["fresh"] = time.time() - at
+            self._timing["fresh"] = self._timing.get("fresh", 0.0) + time.time() - at
         trip.merge(fresh)
 
     def _end(self, trip: LocalTrip, assignment: Assignment, at: float) -> wire.Answer:
@@ -328,12 +343,15 @@ def _client(channel: wire.FreshChannel, assignment: Assignment) -> "FreshClient"
 
 
 def _answer_tree(answer: wire.Answer, upload: Upload) -> Tree:
-    up = upload._asdict() | {key: dict(getattr(upload, key)) for key in ("report", "merged", "vectors")}
+    up = upload._asdict() | {key: dict(getattr(upload, key)) for key in ("report", "vectors")}
+    up["merges"] = [[merge.version, dict(merge.numbers)] for merge in upload.merges]
     return {"upload": up, "samples": answer.samples, "unreached": answer.unreached}
 
 
 def _repeat_answer(ticket: str, kept: Tree) -> wire.Answer:
-    return wire.Answer(ticket, Upload(**kept["upload"]), samples=kept["samples"], unreached=kept["unreached"])
+    merges = tuple(Merge(version, numbers) for version, numbers in kept["upload"]["merges"])
+    upload = Upload(**kept["upload"] | {"merges": merges})
+    return wire.Answer(ticket, upload, samples=kept["samples"], unreached=kept["unreached"])
 
 
 def device_folder(node: NodeConfig, node_id: int) -> Path:

@@ -31,7 +31,7 @@ from freshet.training.task import Score
 
 #: The phases of a device's time: process start, imports, loading data and model, training, waiting for the fresh model.
 PHASES = ("start", "import", "load", "train", "fresh")
-#: Requests that are answered per trip. A device retries three times, and may restart its trip.
+#: Requests that are answered per slot of a trip. A device retries three times, and may restart its trip.
 MAX_REQUESTS = 20
 #: The largest number of samples that a device may report. A larger one is ignored.
 MAX_SAMPLES = 2**31 - 1
@@ -94,20 +94,27 @@ class LiveTrip:
     message: str = ""
     sent: float = 0.0
     fresh: Fresh | None = None
-    #: Whether the trip has reached its second message, which delivers the fresh model.
+    #: Whether the trip's message delivers a fresh model, and for which slot.
     second_message: bool = False
+    slot: int = 0
     urgent: bool = False
     #: Start by this machine's clock. None after a restart of the server, when durations mean nothing.
     wall_start: float | None = field(default_factory=time.time)
-    #: Seconds by phase of the first message, if the trip takes two.
+    #: Seconds by phase of the messages before the last.
     first_timing: Mapping[str, float] = field(default_factory=dict)
     #: How often the device has asked for the fresh model.
     requests: int = 0
 
-    def exceeds_requests(self) -> bool:
+    def exceeds_requests(self, slots: int) -> bool:
         """Count a request. Returns whether there are more than lost answers can explain."""
         self.requests += 1
-        return self.requests > MAX_REQUESTS
+        return self.requests > MAX_REQUESTS * slots
+
+    def add_timing(self, timing: Mapping[str, float]) -> None:
+        """Add the seconds by phase of a message that is not the last one. The start is that of the first."""
+        before = self.first_timing
+        summed = {phase: before.get(phase, 0.0) + value for phase, value in timing.items()}
+        self.first_timing = summed | {phase: before[phase] for phase in ("began",) if phase in before}
 
     def durations(self, whole: float, timing: Mapping[str, float]) -> dict[str, float]:
         """Split a trip's time into phases. ``timing`` is what the device reports with its last message.
@@ -155,6 +162,8 @@ def trip_state(trip: LiveTrip) -> Tree:
         "onward": trip.second_message,
         "instruction": dict(trip.assignment.instruction),
         "vectors": dict(trip.assignment.vectors),
+        "slot": trip.slot,
+        "fresh": None if trip.fresh is None else trip.fresh.version,
         "fresh_vectors": {} if trip.fresh is None else dict(trip.fresh.vectors),
     }
 
@@ -322,7 +331,7 @@ class LiveDriver:
 
     def _content(self, node: int, trip: LiveTrip) -> Any:
         if trip.second_message:
-            return wire.delivery_record(wire.FreshDelivery(self.session, trip.ticket, trip.fresh))
+            return wire.delivery_record(wire.FreshDelivery(self.session, trip.ticket, trip.slot, trip.fresh))
         a, rule, net = trip.assignment, self.server.rule, self.network
         kind, side = net.fresh if rule.asks else "none", net.fresh == "side"
         token = self._tokens.make(node, a.device, a.trip, trip.ticket) if side else ""
@@ -369,10 +378,17 @@ class LiveDriver:
             return
         if answer.upload is not None:
             self._upload(device, trip, answer)
-        elif answer.slot is not None and not trip.second_message and self.network.fresh == "messages":
+        elif answer.slot is not None and self._may_ask(trip, answer.slot):
             self._send_fresh(device, trip, answer.slot, answer.timing)
         else:
-            self._lose(device, answer.lost or "requests the fresh model twice")
+            self._lose(device, answer.lost or "requests the fresh model too often")
+
+    def _may_ask(self, trip: LiveTrip, slot: Slot) -> bool:
+        """Whether a device may ask by message in this slot: the next one, or the same again after a restart."""
+        if self.network.fresh != "messages" or (trip.second_message and slot.epoch < trip.slot):
+            return False
+        later = self.server.rule.later_slots(Slot(max(1, trip.slot), ""), trip.assignment.epochs)
+        return not trip.second_message or slot.epoch in (trip.slot, *(each.epoch for each in later))
 
     def _upload(self, device: int, trip: LiveTrip, answer: wire.Answer) -> None:
         upload, number = answer.upload, trip.assignment.trip
@@ -393,8 +409,8 @@ class LiveDriver:
         with self._lock:
             effects = self.coordinator.request(Request(device, trip.assignment.trip, slot))
             self._carry_out(effects)
-            trip.fresh, trip.second_message, trip.message = effects.fresh, True, ""
-            trip.first_timing = dict(timing)
+            trip.fresh, trip.second_message, trip.slot, trip.message = effects.fresh, True, slot.epoch, ""
+            trip.add_timing(timing)
 
     def _lose(self, device: int, reason: str) -> None:
         with self._lock:
@@ -414,7 +430,7 @@ class LiveDriver:
         """The current model for a device in mid-training, None if there is nothing newer. Raises ``RequestRefused``."""
         with self._lock:
             live = self._authorised_trip(device, trip, token)
-            if live.exceeds_requests():
+            if live.exceeds_requests(self.server.slots_allowed(live.assignment.epochs)):
                 effects = self.coordinator.reject(TOO_MANY_REQUESTS)
             else:
                 effects = self.coordinator.request(Request(device, trip, slot))
@@ -516,7 +532,8 @@ class LiveDriver:
         assignment = Assignment(*where, tree["instruction"], copy_arrays(tree["vectors"]))
         trip = LiveTrip(assignment, tree["ticket"], tree["started"], sent=self.now, second_message=tree["onward"])
         trip.wall_start = None
-        if active.fresh is not None:
-            fresh = (active.fresh, active.fresh_age, store.get(active.fresh))
-            trip.fresh = Fresh(*fresh, copy_arrays(tree["fresh_vectors"]))
+        trip.slot = tree["slot"]
+        sent = next((each for each in active.sent if each.version == tree["fresh"]), None)
+        if sent is not None:
+            trip.fresh = Fresh(sent.version, sent.age, store.get(sent.version), copy_arrays(tree["fresh_vectors"]))
         return trip

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Number, Slot, Upload, Vectors
+from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Merge, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.flower import NEEDS_FLOWER
@@ -56,6 +56,8 @@ RecordDict = Any
 
 #: Maximum characters of a text from outside.
 MAX_TEXT = 200
+#: The most merges that a trip may report.
+MAX_MERGES = 1000
 #: The header that numpy writes before a flat array of float32, and its maximum length.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
@@ -94,6 +96,8 @@ class FreshDelivery:
 
     session: str
     ticket: str
+    #: The slot whose request it answers.
+    slot: int
     fresh: Fresh | None
 
 
@@ -137,7 +141,8 @@ def order_record(order: Order) -> RecordDict:
 
 
 def delivery_record(delivery: FreshDelivery) -> RecordDict:
-    fresh, scalars = delivery.fresh, {"session": delivery.session, "ticket": delivery.ticket}
+    fresh = delivery.fresh
+    scalars: dict[str, Any] = {"session": delivery.session, "ticket": delivery.ticket, "slot": delivery.slot}
     if fresh is None:
         return _records("onward", scalars, None, NO_VECTORS, {})
     return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
@@ -150,7 +155,7 @@ def read_order(content: RecordDict) -> Order | FreshDelivery:
         fresh = None
         if "model" in content:
             fresh = Fresh(integer(got, "version"), integer(got, "age"), *_arrays(content))
-        return FreshDelivery(short_text(got, "session"), short_text(got, "ticket"), fresh)
+        return FreshDelivery(short_text(got, "session"), short_text(got, "ticket"), integer(got, "slot"), fresh)
     got = _scalars(content, "train")
     weights, vectors = _arrays(content)
     device, trip, version, age = (integer(got, key) for key in ("device", "trip", "version", "age"))
@@ -185,7 +190,9 @@ def answer_record(answer: Answer) -> RecordDict:
         return _records("answer", scalars | {"lost": answer.lost[:MAX_TEXT]}, None, NO_VECTORS, numbers)
     up = answer.upload
     scalars |= {"device": up.device, "trip": up.trip, "base": up.base, "steps": up.steps}
-    return _records("answer", scalars, up.weights, up.vectors, numbers | {"report": up.report, "merged": up.merged})
+    scalars["merges"] = [merge.version for merge in up.merges]
+    numbers |= {f"merge{place}": merge.numbers for place, merge in enumerate(up.merges)}
+    return _records("answer", scalars, up.weights, up.vectors, numbers | {"report": up.report})
 
 
 def read_answer(content: RecordDict) -> Answer:
@@ -197,11 +204,18 @@ def read_answer(content: RecordDict) -> Answer:
     if "model" in content:
         weights, vectors = _arrays(content)
         device, trip, base = (integer(got, key) for key in ("device", "trip", "base"))
-        steps, report, merged = integer(got, "steps"), _numbers(content, "report"), _numbers(content, "merged")
-        return Answer(ticket, Upload(device, trip, base, weights, steps, report, merged, vectors), **common)
+        steps, report, merges = integer(got, "steps"), _numbers(content, "report"), _merges(got, content)
+        return Answer(ticket, Upload(device, trip, base, weights, steps, report, merges, vectors), **common)
     if "epoch" in got:
         return Answer(ticket, slot=Slot(integer(got, "epoch"), short_text(got, "by"), integer(got, "action")), **common)
     return Answer(ticket, lost=short_text(got, "lost") or "the device gave no reason", **common)
+
+
+def _merges(got: Mapping[str, Any], content: RecordDict) -> tuple[Merge, ...]:
+    versions = got.get("merges")
+    if not isinstance(versions, list) or len(versions) > MAX_MERGES or any(type(each) is not int for each in versions):
+        raise MalformedMessage("merges is not a list of versions")
+    return tuple(Merge(version, _numbers(content, f"merge{place}")) for place, version in enumerate(versions))
 
 
 # ---- reading and writing records

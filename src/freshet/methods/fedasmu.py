@@ -87,6 +87,24 @@ class DeviceControl:
     past: PastUpload | None = None
 
 
+class MergeNumbers(NamedTuple):
+    """The merges of an upload: their weights, and the steps before each."""
+
+    betas: list[float]
+    before: list[int]
+
+    @staticmethod
+    def of(upload: Upload) -> "MergeNumbers":
+        numbers = [merge.numbers for merge in upload.merges]
+        return MergeNumbers([float(n.get("beta", 0.0)) for n in numbers], [int(n.get("n1", 0)) for n in numbers])
+
+    def logged(self) -> dict[str, Any]:
+        """beta and n1 of the only merge (0 without one), or lists of them."""
+        if len(self.betas) > 1:
+            return {"beta": self.betas, "n1": self.before}
+        return {"beta": self.betas[0] if self.betas else 0.0, "n1": self.before[0] if self.before else 0}
+
+
 class Judged(NamedTuple):
     """An upload's step, and the aggregation that the upload judges: whose it was, and how the upload continues it."""
 
@@ -189,12 +207,16 @@ class FedASMU(Method):
         return Discard("too stale") if server.staleness(trip) > self.options.tau_max else None
 
     def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
-        beta, report = upload.merged.get("beta", 0.0), upload.report
-        if not 0.0 <= beta < 1.0:
-            return f"reports a merge with weight {beta}, which is impossible"
-        before = upload.merged.get("n1", -1 if beta else 0)
-        if not (isinstance(before, int) and 0 <= before < upload.steps):
-            return f"reports a merge after {upload.merged.get('n1')} of {upload.steps} steps, which is impossible"
+        report, done = upload.report, 0
+        for merge in upload.merges:
+            beta = merge.numbers.get("beta", 0.0)
+            before = merge.numbers.get("n1", -1 if beta else 0)
+            if not 0.0 <= beta < 1.0:
+                return f"reports a merge with weight {beta}, which is impossible"
+            if not (isinstance(before, int) and done <= before < upload.steps):
+                given = merge.numbers.get("n1")
+                return f"reports a merge after {given} of {upload.steps} steps, which is impossible"
+            done = before
         if "reward" in report and (trip.slot is None or report.get("slot") != trip.slot):
             return f"reports slot {report.get('slot')}, but asked in {trip.slot}"
         if "reward" in report and report["slot"] > self.state.meta.epochs:
@@ -205,9 +227,9 @@ class FedASMU(Method):
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         w, o, n, state = server.weights, self.options, self.context.layout.learnable, self.state
-        s, beta, n1 = server.staleness(trip), float(upload.merged.get("beta", 0.0)), int(upload.merged.get("n1", 0))
-        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps, "beta": beta, "n1": n1}
-        judged = self._judge(server, upload, trip, beta)
+        s, merges = server.staleness(trip), MergeNumbers.of(upload)
+        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps} | merges.logged()
+        judged = self._judge(server, upload, trip)
         step, length = judged.step, judged.length
         c, moved = self._control(upload.device), None
         if judged.product is not None and judged.past is not None:
@@ -245,14 +267,15 @@ class FedASMU(Method):
         course = self.state.course
         return self._device(device).control if course is None else course.control
 
-    def _judge(self, server: Server, upload: Upload, trip: ActiveTrip, beta: float) -> Judged:
+    def _judge(self, server: Server, upload: Upload, trip: ActiveTrip) -> Judged:
         """Return the upload's step, and how the upload continues the step of the aggregation that it judges."""
         o, n, state = self.options, self.context.layout.learnable, self.state
-        # E6: training itself produced (w_i - w_o) - beta (w_g - w_o).
-        base = server.store.get(trip.base)
-        fresh = base if trip.fresh is None or beta == 0.0 else server.store.get(trip.fresh)
+        base, fresh, beta = self._start(server, upload, trip)
         start, along = (base, beta) if o.apply == "progress" else (server.weights, 0.0)
-        measured = beta if o.equations == "corrected" else 0.0
+        measured = beta
+        if o.equations == "published":
+            base, measured = server.store.get(trip.base), 0.0
+            fresh = base if along == 0.0 else fresh
         parts = (upload.weights[:n], start[:n], fresh[:n], base[:n])
         if o.dynamic_server and state.course is None and state.makers is None:
             trained = TrainedModel(upload.weights, base, fresh)
@@ -266,6 +289,21 @@ class FedASMU(Method):
         length = write_step(step, *parts, along)
         product, past = (None, None) if state.course is None else state.course.measure(trip.base, step)
         return Judged(upload.device, step, length, product, past)
+
+    def _start(self, server: Server, upload: Upload, trip: ActiveTrip) -> tuple[Vector, Vector, float]:
+        """Return base, fresh model and beta: training produced ``(w_i - base) - beta (fresh - base)`` (E6).
+
+        After several merges the base is the anchor, which took part in all of them (``Upload.anchor``).
+        """
+        base, store = server.store.get(trip.base), server.store
+        if not upload.merges:
+            return base, base, 0.0
+        if len(upload.merges) == 1:
+            (merge,) = upload.merges
+            beta = float(merge.numbers.get("beta", 0.0))
+            return base, base if beta == 0.0 else store.get(merge.version), beta
+        moved = upload.anchor(base, {merge.version: store.get(merge.version) for merge in upload.merges})
+        return moved, moved, 0.0
 
     def _remember(self, server: Server, device: int, past: PastUpload, alpha: float, step: Vector) -> dict[str, Any]:
         """Keep what later uploads judge. Return the numbers for the log."""
@@ -296,10 +334,11 @@ class FedASMU(Method):
         if o.equations == "corrected":
             # E1: training moves against the gradient. E6: the merge keeps only a part of the steps before it.
             # A step is the optimiser's response to a unit gradient: 1 for plain SGD, more with momentum.
-            n1, beta = int(upload.merged.get("n1", 0)), float(upload.merged.get("beta", 0.0))
-            reach = [self.context.reach(n1), self.context.reach(upload.steps)]
-            scale = -training_scale(trip.lr, reach[1], reach[0], beta)
-            numbers |= {} if reach == [n1, upload.steps] else {"reach": reach}
+            merges, whole = MergeNumbers.of(upload), self.context.reach(upload.steps)
+            before = [self.context.reach(steps) for steps in merges.before]
+            scale = -training_scale(trip.lr, whole, before, merges.betas)
+            plain = [*merges.before, upload.steps]
+            numbers |= {} if [*before, whole] == plain else {"reach": [*(before or [0.0]), whole]}
         if o.local_work == "passes":
             numbers["passes"] = trip.epochs
             scale *= trip.epochs / upload.steps

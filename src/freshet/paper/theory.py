@@ -138,8 +138,8 @@ class WatchedFedASMU(FedASMU):
         w, base = server.weights.astype(np.float64), server.store.get(trip.base)
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
-        beta, before = float(upload.merged.get("beta", 0.0)), (trip.slot or 1) - 1
-        seen |= {"beta": beta, "fresh": trip.fresh if beta else trip.base, "own_steps": upload.steps}
+        beta, before = sum(float(merge.numbers["beta"]) for merge in upload.merges), (trip.slot or 1) - 1  # one merge
+        seen |= {"beta": beta, "fresh": trip.held if beta else trip.base, "own_steps": upload.steps}
         seen |= {"kept": 1.0 - beta * before / trip.epochs}  # share of the earlier steps left by the merge
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
         return verdict._replace(numbers={**verdict.numbers, **seen})

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from freshet.core import defence, events
 from freshet.core.events import (
@@ -25,6 +25,7 @@ from freshet.core.events import (
     MalformedEvent,
     Merged,
     Noted,
+    Pushed,
     Rejected,
     Requested,
     Triggered,
@@ -61,6 +62,13 @@ class Audit:
         return self.problem is None
 
 
+class FreshSent(NamedTuple):
+    """A fresh model on its way to a device: when it was sent, and for which slot (None: pushed)."""
+
+    time: float
+    slot: int | None
+
+
 @dataclass
 class _Replay:
     """What the lines so far say about the run."""
@@ -73,7 +81,9 @@ class _Replay:
     time: float = 0.0
     version: int = 1
     trips: dict[int, Triggered] = field(default_factory=dict)
-    requests: dict[int, tuple[float, Requested]] = field(default_factory=dict)
+    #: Devices in flight that have asked or were sent a model unasked, and the models that they got, by version.
+    requested: set[int] = field(default_factory=set)
+    fresh_sent: dict[int, dict[int, FreshSent]] = field(default_factory=dict)
     diverged: set[tuple[int, int]] = field(default_factory=set)
     #: Uploads by device and base that have no verdict yet.
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -203,23 +213,35 @@ def _check_trigger(replay: _Replay, event: Triggered) -> None:
 
 
 def _check_request(replay: _Replay, event: Requested) -> None:
-    trip, asked = _trip_in_flight(replay, event), replay.requests.get(event.device)
-    newer = replay.version if replay.version > trip.version else None
-    if asked is not None and asked[1].trip == event.trip and asked[1].fresh is not None:
-        newer = asked[1].fresh  # a repeated request gets the same answer
-    if event.fresh != newer:
+    trip, sent = _trip_in_flight(replay, event), replay.fresh_sent.setdefault(event.device, {})
+    held = max(sent, default=trip.version)
+    newer = replay.version if replay.version > held else None
+    before: list[int | None] = [version for version, each in sent.items() if each.slot == event.slot]
+    allowed = before or [newer, *([held] if sent else [])]  # a repeated request, or one too many, gets the same answer
+    if event.fresh not in allowed:
         raise Mismatch(f"fresh is {event.fresh}, not the newest model")
-    replay.requests[event.device] = (replay.time, event)
+    replay.requested.add(event.device)
+    if event.fresh is not None:
+        sent.setdefault(event.fresh, FreshSent(replay.time, event.slot))
+
+
+def _check_push(replay: _Replay, event: Pushed) -> None:
+    trip, sent = _trip_in_flight(replay, event), replay.fresh_sent.setdefault(event.device, {})
+    if event.fresh != replay.version or event.fresh <= max(sent, default=trip.version):
+        raise Mismatch(f"fresh is {event.fresh}, not the newest model")
+    replay.requested.add(event.device)
+    sent[event.fresh] = FreshSent(replay.time, None)
 
 
 def _check_merge(replay: _Replay, event: Merged) -> None:
     _trip_in_flight(replay, event)
-    time, request = replay.requests.get(event.device, (0.0, None))
-    if request is None or request.trip != event.trip:
+    if event.device not in replay.requested:
         raise Mismatch("merge without a request")
-    if event.fresh != request.fresh:
-        raise Mismatch(f"merged version {event.fresh}, but got {request.fresh}")
-    if not (replay.time > time or event.device in replay.instant):
+    sent = replay.fresh_sent[event.device].get(event.fresh)
+    if sent is None:
+        got = ", ".join(map(str, replay.fresh_sent[event.device])) or "None"
+        raise Mismatch(f"merged version {event.fresh}, but got {got}")
+    if not (replay.time > sent.time or event.device in replay.instant):
         raise Mismatch("merged at the time of the request: a download takes time")
     if event.numbers.get("diverged"):
         replay.diverged.add((event.device, event.trip))
@@ -241,7 +263,8 @@ def _check_lost(replay: _Replay, event: Lost) -> None:
 
 def _end_trip(replay: _Replay, device: int) -> None:
     del replay.trips[device]
-    replay.requests.pop(device, None)
+    replay.requested.discard(device)
+    replay.fresh_sent.pop(device, None)
 
 
 def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
@@ -331,7 +354,7 @@ def _check_note(replay: _Replay, event: Noted) -> None:
         defence.audit_note(event, replay.judged)
 
 
-def _trip_in_flight(replay: _Replay, event: Requested | Merged | Uploaded | Lost | Hurried) -> Triggered:
+def _trip_in_flight(replay: _Replay, event: Requested | Pushed | Merged | Uploaded | Lost | Hurried) -> Triggered:
     trip = replay.trips.get(event.device)
     if trip is None or trip.trip != event.trip:
         raise Mismatch("the device has no such trip in flight")
@@ -350,5 +373,6 @@ _CHECKS_BY_EVENT: dict[type[Event], Callable[[_Replay, Any], None]] = {
     Discarded: _check_discard,
     Rejected: _check_rejected,
     Hurried: _check_hurry,
+    Pushed: _check_push,
     Noted: _check_note,
 }

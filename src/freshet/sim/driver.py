@@ -3,11 +3,16 @@
 A trip's timeline (every leg takes its link's latency plus bytes / bandwidth):
 
     trigger --model down--> train to the slot --request up--> server answers with the model of *that* moment
-        --fresh model down--> merge, train on --model up--> upload
+        --fresh model down--> merge, train on (perhaps to another slot) --model up--> upload
+
+A method may have the server push its model instead. A pushed model is merged at the start of the first epoch after it
+has arrived. One that arrives in the last epoch is wasted. A device gets no second one while the first is on its way or
+waits for its epoch, or while its base is still being downloaded.
 
 Times never depend on what training computes. A trip's training is therefore one piece of work. The executor gets it as
-soon as its inputs are known, and the driver awaits the result only when the upload arrives. Checkpoints do not hold
-running training: it follows from its inputs and is submitted again.
+soon as its inputs are known (after the last answer; with pushes, at the start of the last epoch), and the driver awaits
+the result only when the upload arrives. Checkpoints do not hold running training: it follows from its inputs and is
+submitted again.
 
 ``EventHeap`` is the queue of virtual time. ``EvaluationSchedule`` says when the global model is evaluated on every
 device; these evaluations do not influence the run.
@@ -17,7 +22,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -51,6 +56,8 @@ class Rank(IntEnum):
     MERGE = 3
     TRIGGER = 4
     EVALUATE = 5
+    #: With pushes: no further model can be merged, so the training is known.
+    SUBMIT = 6
 
 
 class Scheduled(NamedTuple):
@@ -193,14 +200,25 @@ class SimTrip:
     triggered: float = 0.0
     #: When training began.
     started: float = 0.0
-    slot: Slot | None = None
-    fresh: Fresh | None = None
+    #: Where the device asks, in ascending order, and the answers so far. A pushed model adds to both.
+    slots: list[Slot] = field(default_factory=list)
+    fresh: list[Fresh | None] = field(default_factory=list)
+    #: How many of the fresh models are merged, with their numbers as they become known.
+    merged: int = 0
+    merges: list[DeferredFuture[TripOutcome]] = field(default_factory=list)
+    #: The training up to the last answer, if it was needed before the whole: the number of answers, and the result.
+    partial: tuple[int, Future[TripOutcome]] | None = None
+    #: The whole training, once its inputs are known.
     future: Future[TripOutcome] | None = None
-    #: The training up to the merge.
-    merge: Future[TripOutcome] | None = None
-    merged: bool = False
     #: When the upload arrives.
     due: float | None = None
+    #: With pushes: when the downlink is free again.
+    link_free: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every request is answered."""
+        return len(self.fresh) == len(self.slots)
 
 
 def trip_state(trip: SimTrip) -> Tree:
@@ -209,49 +227,64 @@ def trip_state(trip: SimTrip) -> Tree:
         "epochs": trip.assignment.epochs,
         "instruction": dict(trip.assignment.instruction),
         "vectors": dict(trip.assignment.vectors),
-        "fresh_vectors": {} if trip.fresh is None else dict(trip.fresh.vectors),
-        "packed": [_packed_model(trip.assignment), _packed_model(trip.fresh)],
-        "slot": None if trip.slot is None else list(trip.slot),
+        "packed": _packed_model(trip.assignment),
+        "slots": [list(slot) for slot in trip.slots],
+        "fresh": [None if each is None else _fresh_state(each) for each in trip.fresh],
         "merged": trip.merged,
         "triggered": trip.triggered,
         "started": trip.started,
         "due": trip.due,
+        "link_free": trip.link_free,
+        "submitted": trip.future is not None,
     }
 
 
-def _packed_model(message: Assignment | Fresh | None) -> list[Any]:
+def _fresh_state(fresh: Fresh) -> Tree:
+    saved = {"version": fresh.version, "age": fresh.age, "vectors": dict(fresh.vectors)}
+    return saved | {"packed": _packed_model(fresh)}
+
+
+def _packed_model(message: Assignment | Fresh) -> list[Any]:
     """Size and weights of a compressed model. Empty for one that equals a version of the server."""
-    return [message.packed, message.weights] if message is not None and message.packed else []
+    return [message.packed, message.weights] if message.packed else []
 
 
 def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
     """Rebuild a saved trip. Its versions come from the server."""
-    active, store = server.active_trips[device], server.store
-    packed_base, packed_fresh = saved["packed"]  # a compressed model differs from the server's version
+    active, store, packed = server.active_trips[device], server.store, saved["packed"]
     assignment = Assignment(
         device=device,
         trip=active.trip,
         version=active.base,
         age=active.age,
-        weights=np.array(packed_base[1]) if packed_base else store.get(active.base),
+        weights=np.array(packed[1]) if packed else store.get(active.base),  # compressed: not the server's version
         epochs=saved["epochs"],
         lr=active.lr,
         instruction=saved["instruction"],
         vectors=copy_arrays(saved["vectors"]),
-        packed=packed_base[0] if packed_base else 0,
+        packed=packed[0] if packed else 0,
     )
-    fresh = None
-    if active.fresh is not None:
-        fresh = Fresh(
-            version=active.fresh,
-            age=active.fresh_age,
-            weights=np.array(packed_fresh[1]) if packed_fresh else store.get(active.fresh),
-            vectors=copy_arrays(saved["fresh_vectors"]),
-            packed=packed_fresh[0] if packed_fresh else 0,
-        )
-    slot = None if saved["slot"] is None else Slot(*saved["slot"])
-    triggered = saved["triggered" if "triggered" in saved else "started"]  # older checkpoints lack it
-    return SimTrip(assignment, triggered, saved["started"], slot, fresh, merged=saved["merged"])
+    return SimTrip(
+        assignment,
+        saved["triggered"],
+        saved["started"],
+        [Slot(*slot) for slot in saved["slots"]],
+        [None if each is None else _restore_fresh(server, each) for each in saved["fresh"]],
+        merged=saved["merged"],
+        due=saved["due"],
+        link_free=saved["link_free"],
+    )
+
+
+def _restore_fresh(server: Server, saved: Tree) -> Fresh:
+    packed = saved["packed"]
+    return Fresh(
+        version=saved["version"],
+        age=saved["age"],
+        weights=np.array(packed[1]) if packed else server.store.get(saved["version"]),
+        vectors=copy_arrays(saved["vectors"]),
+        packed=packed[0] if packed else 0,
+    )
 
 
 class Simulation:
@@ -316,8 +349,7 @@ class Simulation:
                 if observed:
                     progress(scheduled.time)
         for trip in self.trips.values():  # trips that end later, with a merge in the log
-            if trip.merged and isinstance(trip.merge, DeferredFuture):
-                trip.merge.start()
+            self._start_merges(trip)
         if not self.over:
             heap.now = until
             progress(until)
@@ -332,6 +364,7 @@ class Simulation:
             Rank.MERGE: self._on_merge,
             Rank.TRIGGER: self._on_trigger,
             Rank.EVALUATE: self._on_evaluate,
+            Rank.SUBMIT: self._on_submit,
         }
 
     def conclude(self) -> None:
@@ -374,18 +407,17 @@ class Simulation:
         self._carry_out(now, self.coordinator.tick(now, lambda device: self.fleet.available(device, now)))
 
     def _start(self, now: float, assignment: Assignment) -> None:
-        device, number, fleet = assignment.device, assignment.trip, self.fleet
+        device, number, fleet, rule = assignment.device, assignment.trip, self.fleet, self.rule
         start = now + self._seconds_before_training(device, assignment, now)
         trip = self.trips[device] = SimTrip(assignment, now, start)
-        if self.rule.asks:
+        if rule.asks:
             rng = stream(self.server.context.seed, "slot", device, number)
-            trip.slot = self.rule.plan(self.devices.get(device), assignment, rng)
-        if trip.slot is None:
-            self._finish(start, trip, assignment.epochs)
+            first = rule.plan(self.devices.get(device), assignment, rng)
+            trip.slots = [] if first is None else [first, *rule.later_slots(first, assignment.epochs)]
+        if trip.slots:
+            self._ask(start, trip, trip.slots[0].epoch - 1)
         else:
-            asks_at = start + (trip.slot.epoch - 1) * fleet.epoch_seconds(device, self._epochs, start)
-            arrives_at = asks_at + fleet.upload_seconds(device, CONTROL_BYTES, asks_at)
-            self.heap.push(Scheduled(arrives_at, Rank.REQUEST, device, number))
+            self._finish(start, trip, assignment.epochs)
         leaves = fleet.leave_time(device, now)
         if leaves < math.inf:
             self.heap.push(Scheduled(leaves, Rank.LOST, device, number))
@@ -394,35 +426,66 @@ class Simulation:
         """Seconds from the trigger to the first step of training."""
         return self.fleet.download_seconds(device, assignment.nbytes, time) + self.fleet.start_seconds.item(device)
 
+    def _ask(self, resume: float, trip: SimTrip, epochs: int) -> None:
+        """Schedule the next request: ``epochs`` epochs of training from ``resume`` on, then the link."""
+        device, number, fleet = trip.assignment.device, trip.assignment.trip, self.fleet
+        asks_at = resume + epochs * fleet.epoch_seconds(device, self._epochs, resume)
+        arrives_at = asks_at + fleet.upload_seconds(device, CONTROL_BYTES, asks_at)
+        self.heap.push(Scheduled(arrives_at, Rank.REQUEST, device, number))
+
     def _finish(self, resume: float, trip: SimTrip, epochs: int) -> None:
         """Schedule the upload: ``epochs`` epochs of training from ``resume`` on, then the link."""
         assignment, fleet = trip.assignment, self.fleet
         device, number = assignment.device, assignment.trip
-        done = resume + epochs * fleet.epoch_seconds(device, self._epochs, resume)
-        arrival = done + fleet.upload_seconds(device, self._upload_bytes, done)
-        self._submit(trip, arrival)
-        rank = Rank.LOST if fleet.is_lost(device, number) else Rank.UPLOAD
-        self.heap.push(Scheduled(arrival, rank, device, number))
-
-    def _submit(self, trip: SimTrip, due: float) -> None:
-        """Submit a trip's training. What arrives after the end of the run is computed on demand only."""
-        work = self._work(trip)
-        trip.due = due
-        if due <= self.until:
-            trip.future = trip.merge = self.executor.train(work, due)
+        epoch_seconds = fleet.epoch_seconds(device, self._epochs, resume)
+        done = resume + epochs * epoch_seconds
+        trip.due = done + fleet.upload_seconds(device, self._upload_bytes, done)
+        if self.rule.push_after:
+            trip.link_free = trip.triggered + fleet.download_seconds(device, assignment.nbytes, trip.triggered)
+            self.heap.push(Scheduled(resume + (epochs - 1) * epoch_seconds, Rank.SUBMIT, device, number))
         else:
+            self._submit(trip)
+        rank = Rank.LOST if fleet.is_lost(device, number) else Rank.UPLOAD
+        self.heap.push(Scheduled(trip.due, rank, device, number))
+
+    def _on_submit(self, scheduled: Scheduled) -> None:
+        trip = self.trips.get(scheduled.device)
+        if trip is not None and trip.assignment.trip == scheduled.trip:
+            self._submit(trip)
+
+    def _submit(self, trip: SimTrip) -> None:
+        """Submit a trip's training. What arrives after the end of the run is computed on demand only."""
+        work, due = self._work(trip), trip.due
+        assert due is not None
+        if due > self.until:
             trip.future = self._on_demand(work, due)
-            trip.merge = self._on_demand(work._replace(merge_only=True), due)
+            return
+        trip.future = self.executor.train(work, due)
+        self._start_merges(trip)
 
     def _work(self, trip: SimTrip) -> TripInput:
-        """The whole training of a trip."""
+        """The training of a trip, with all answers so far."""
         assignment, rule, devices = trip.assignment, self.rule, self.devices
         device = assignment.device
         seconds = devices.mean_seconds(device) if rule.timed else None
-        return TripInput(assignment, trip.slot, trip.fresh, rule, devices.get(device), seconds)
+        return TripInput(assignment, tuple(trip.slots), tuple(trip.fresh), rule, devices.get(device), seconds)
 
     def _on_demand(self, work: TripInput, due: float) -> DeferredFuture[TripOutcome]:
         return DeferredFuture(lambda: self.executor.train(work, due))
+
+    def _training_to_merge(self, trip: SimTrip) -> Future[TripOutcome]:
+        """The whole training if it runs already, else that up to the last answer."""
+        if trip.future is not None and not isinstance(trip.future, DeferredFuture):
+            return trip.future
+        if trip.partial is None or trip.partial[0] != len(trip.fresh):
+            work = self._work(trip)._replace(merge_only=True)
+            trip.partial = len(trip.fresh), self.executor.train(work, self.now)
+        return trip.partial[1]
+
+    def _start_merges(self, trip: SimTrip) -> None:
+        """Compute the numbers of a trip's merges now. They depend on the device's memory, which its end changes."""
+        for merge in trip.merges:
+            merge.start()
 
     # ---- during a trip
 
@@ -439,25 +502,53 @@ class Simulation:
         trip = self._current_trip(device, number)
         if trip is None:
             return
-        assert trip.slot is not None
-        effects = self.coordinator.request(Request(device, number, trip.slot))
+        slot = trip.slots[len(trip.fresh)]
+        effects = self.coordinator.request(Request(device, number, slot))
         self._carry_out(now, effects)
-        trip.fresh = fresh = effects.fresh
+        fresh = effects.fresh
+        trip.fresh.append(fresh)
         size = CONTROL_BYTES if fresh is None else fresh.nbytes
         resume = now + self.fleet.download_seconds(device, size, now)
         if fresh is not None:
             self.heap.push(Scheduled(resume, Rank.MERGE, device, number))
-        self._finish(resume, trip, trip.assignment.epochs - (trip.slot.epoch - 1))
+        if trip.is_known:
+            self._finish(resume, trip, trip.assignment.epochs - (slot.epoch - 1))
+        else:
+            self._ask(resume, trip, trip.slots[len(trip.fresh)].epoch - slot.epoch)
+
+    def _push(self, now: float) -> None:
+        """Send the current model to the devices in flight that are far behind and have a free downlink."""
+        for device in sorted(self.trips):  # the same order after a resume
+            trip, number = self.trips[device], self.trips[device].assignment.trip
+            if trip.link_free > now or not self.server.push_due(device, number):
+                continue
+            effects = self.coordinator.push(device, number)
+            self._carry_out(now, effects)
+            fresh = effects.fresh
+            assert fresh is not None
+            trip.link_free = now + self.fleet.download_seconds(device, fresh.nbytes, now)
+            epoch_seconds = self.fleet.epoch_seconds(device, self._epochs, trip.started)
+            epoch = max(1, math.ceil((trip.link_free - trip.started) / epoch_seconds) + 1)
+            if epoch <= trip.assignment.epochs and trip.future is None:
+                trip.slots.append(Slot(epoch, "push"))
+                trip.fresh.append(fresh)
+                at = max(trip.link_free, trip.started + (epoch - 1) * epoch_seconds)
+                self.heap.push(Scheduled(at, Rank.MERGE, device, number))
 
     def _on_merge(self, scheduled: Scheduled) -> None:
         now, _, device, number = scheduled
         trip = self._current_trip(device, number)
         if trip is None:
             return
-        trip.merged = True
-        event = self.coordinator.fresh_merged(device, number)
+        trip.merged, place = trip.merged + 1, trip.merged
+        slot = [slot for slot, fresh in zip(trip.slots, trip.fresh, strict=False) if fresh is not None][place]
+        event = self.coordinator.fresh_merged(device, number, slot.epoch)
         assert event is not None
-        self.writer.event(now, event, trip.merge, _merge_numbers)
+        merge = DeferredFuture(partial(self._training_to_merge, trip))
+        trip.merges.append(merge)
+        if trip.future is not None and not isinstance(trip.future, DeferredFuture):
+            merge.start()
+        self.writer.event(now, event, merge, partial(_merge_numbers, place=place))
 
     def _hurry(self, now: float, device: int) -> None:
         """Ask a device for its model. It uploads at the end of the epoch in which the request arrives."""
@@ -465,7 +556,7 @@ class Simulation:
         arrives_at = now + self.fleet.download_seconds(device, CONTROL_BYTES, now)
         epoch_seconds = self.fleet.epoch_seconds(device, self._epochs, trip.started)
         epochs = 1 + int(max(0.0, arrives_at - trip.started) / epoch_seconds)
-        if trip.slot is None and epochs < trip.assignment.epochs and trip.future is not None:
+        if not trip.slots and epochs < trip.assignment.epochs and trip.future is not None:
             trip.future.cancel()
             trip.assignment = trip.assignment._replace(epochs=epochs)
             self._finish(trip.started, trip, epochs)  # arrives first, which makes the old entry void
@@ -483,10 +574,15 @@ class Simulation:
         if trip.future is not None:  # the server did not open the upload
             self._drop_trip(trip, finished=True)
         self._carry_out(now, effects)
+        if self.rule.push_after:
+            self._push(now)
 
     def _receive(self, trip: SimTrip) -> Upload:
         """Return the upload of a trip, once, and store the device's memory."""
         assert trip.future is not None
+        if isinstance(trip.future, DeferredFuture):
+            trip.future = trip.future.start()
+        self._start_merges(trip)
         outcome, trip.future = trip.future.result(), None
         if outcome.memory:
             self.devices.put(trip.assignment.device, outcome.memory)
@@ -507,13 +603,12 @@ class Simulation:
     def _drop_trip(self, trip: SimTrip, finished: bool) -> None:
         """Drop a trip's model. The device keeps the memory of the whole trip or, if unfinished, of its merge."""
         future, device = trip.future, trip.assignment.device
-        if future is None:
-            return
-        if self._remembers and finished:
+        self._start_merges(trip)
+        if self._remembers and finished and future is not None:
             self.devices.defer(device, future)
         elif self._remembers and trip.merged:
             self.devices.defer(device, self._on_demand(self._work(trip)._replace(merge_only=True), self.now))
-        elif not trip.merged:
+        elif future is not None and not trip.merged:
             future.cancel()
 
     # ---- testing the model
@@ -571,8 +666,8 @@ class Simulation:
         self.over = self.coordinator.over or self._has_diverged()
         for device, saved in sorted(tree["journeys"].items(), key=lambda item: int(item[0])):
             trip = self.trips[int(device)] = restore_trip(self.server, int(device), saved)
-            if saved["due"] is not None:
-                self._submit(trip, saved["due"])
+            if saved["submitted"]:
+                self._submit(trip)
 
 
 def check_state(tree: Tree, size: int) -> None:
@@ -591,8 +686,9 @@ def check_state(tree: Tree, size: int) -> None:
         raise ValueError(f"its models do not have {size} numbers")
 
 
-def _merge_numbers(outcome: TripOutcome) -> dict[str, Any]:
-    return outcome.merged | ({"diverged": True} if outcome.diverged_at_merge else {})
+def _merge_numbers(outcome: TripOutcome, place: int) -> dict[str, Any]:
+    merge = outcome.merges[place]
+    return {**merge.numbers, **({"diverged": True} if merge.diverged else {})}
 
 
 def _scores(score: Score) -> dict[str, Any]:

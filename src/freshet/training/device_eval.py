@@ -136,7 +136,7 @@ class PersonalTrip(LocalTrip):
 
     def __init__(self, trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> None:
         assignment = Assignment(device, 0, evaluation.version, 0, evaluation.weights, 1, evaluation.lr)
-        super().__init__(trainer, assignment, None, LocalRule(), {})
+        super().__init__(trainer, assignment, (), LocalRule(), {})
         seed, key = trainer.seed, (device, evaluation.version)
         self._rng = stream(seed, "rehearsal", *key)
         self._augment = stream(seed, "rehearsal augment", *key) if self.options.augment else None

@@ -9,6 +9,7 @@ Attacks, for experiments in the simulator:
 The same devices attack throughout a run. A separate random stream chooses them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +18,7 @@ from pydantic import Field
 
 from freshet.core.compression import LinkOptions, encode_upload
 from freshet.core.layout import Layout
-from freshet.core.messages import Assignment
+from freshet.core.messages import Assignment, Merge, Number
 from freshet.core.method import Options
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, combine
@@ -98,8 +99,12 @@ class Outgoing:
         """With privacy on, remove all numbers that are not in ``public``."""
         if not self.privacy.on:
             return outcome
-        report, merged = ({k: v for k, v in n.items() if k in public} for n in (outcome.report, outcome.merged))
-        return outcome._replace(report=report, merged=merged, diverged=False, diverged_at_merge=False)
+
+        def redacted(numbers: Mapping[str, Number]) -> dict[str, Number]:
+            return {name: value for name, value in numbers.items() if name in public}
+
+        merges = tuple(Merge(merge.version, redacted(merge.numbers)) for merge in outcome.merges)
+        return outcome._replace(report=redacted(outcome.report), merges=merges, diverged=False)
 
     def encode(self, outcome: "TripOutcome", assignment: Assignment, layout: Layout, hostile: bool) -> "TripOutcome":
         """The outcome as it goes up. ``hostile`` marks a device that attacks."""

@@ -25,13 +25,14 @@ class TripInput(NamedTuple):
     """Everything that one trip needs. The same input gives the same bits in every worker."""
 
     assignment: Assignment
-    slot: Slot | None
-    fresh: Fresh | None
+    #: When the device asks, and the answers: a newer model, or None if there was none.
+    slots: tuple[Slot, ...]
+    fresh: tuple[Fresh | None, ...]
     rule: LocalRule
     memory: Memory
     #: Mean duration of the device's completed trips, for rules with ``timed = True``.
     seconds: float | None = None
-    #: Stop after the merge, because only its numbers are needed.
+    #: Stop after the last answer, because only the numbers of the merges are needed.
     merge_only: bool = False
 
 
@@ -62,11 +63,16 @@ class Trainer:
         self.trip: LocalTrip | None = None
 
     def train(self, work: TripInput) -> TripOutcome:
-        """Run a whole trip: train to the slot, merge the fresh model if there is one, finish."""
-        trip = LocalTrip(self, work.assignment, work.slot, work.rule, work.memory, work.seconds)
-        if trip.to_slot():
-            trip.merge(work.fresh)
-        return trip.outcome() if work.merge_only else trip.finish()
+        """Run a whole trip: train to each slot, merge the fresh model if there is one, finish."""
+        trip = LocalTrip(self, work.assignment, work.slots, work.rule, work.memory, work.seconds)
+        for fresh in work.fresh:
+            trip.to_slot()
+            trip.merge(fresh)
+        if work.merge_only:
+            return trip.outcome()
+        if not work.slots:
+            trip.to_slot()
+        return trip.finish()
 
     def evaluate(self, weights: Vector) -> Score:
         """The task's metrics and the mean loss on the test samples."""

@@ -1,16 +1,18 @@
-r"""One local training that can pause: train to the slot, merge the fresh model, train on.
+r"""One local training that can pause: train to a slot, merge the fresh model, train on to the next one or the end.
 
     TO_SLOT --to_slot--> ASKED --merge--> FINISHING --finish--> DONE
-       \_______________to_slot (no request)___/
+       |  \________________/ (more slots)     /
+       \____________to_slot (no more slots)__/
 
 The simulator runs a trip in one go, a real device step by step. A trip is a function of (weights, shard, rule,
 optimiser, random streams): the same input gives the same bits, however often the trip pauses.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
-from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload
+from freshet.core.messages import Assignment, Fresh, Merge, Number, Slot, Upload
 from freshet.core.method import LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite
@@ -33,20 +35,18 @@ if TYPE_CHECKING:
 
 
 class TripOutcome(NamedTuple):
-    """The result of one trip: the trained model, the steps taken, the rule's report, the numbers of its merge, vectors
+    """The result of one trip: the trained model, the steps taken, the rule's report, its merges, vectors
     to send with the model, and the device's new memory."""
 
     weights: Vector
     steps: int
     report: dict[str, Number]
-    merged: dict[str, Number]
+    merges: tuple[Merge, ...]
     vectors: dict[str, Vector]
     memory: Memory
     diverged: bool = False
     #: Bytes of the model if it goes up as a compressed difference (``core/compression.py``).
     packed: int = 0
-    #: Whether the trip had diverged at its merge (``diverged``: at its end).
-    diverged_at_merge: bool = False
 
     def upload(self, assignment: Assignment) -> Upload:
         """The message to the server. The memory stays on the device."""
@@ -57,7 +57,7 @@ class TripOutcome(NamedTuple):
             weights=self.weights,
             steps=self.steps,
             report=self.report,
-            merged=self.merged,
+            merges=self.merges,
             vectors=self.vectors,
             packed=self.packed,
         )
@@ -82,7 +82,7 @@ class LocalTrip:
         self,
         trainer: "Trainer",
         assignment: Assignment,
-        slot: Slot | None,
+        slots: Sequence[Slot],
         rule: LocalRule,
         memory: Memory,
         seconds: float | None = None,
@@ -92,11 +92,13 @@ class LocalTrip:
         self.flat = flat = trainer.flat
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
-        self.assignment, self.slot, self._seconds = assignment, slot, seconds
+        self.assignment, self._seconds = assignment, seconds
+        #: All slots, those still to come, and the first one unless its request had no answer.
+        self.slots, self._slots, self.slot = tuple(slots), list(slots), slots[0] if slots else None
         self.memory: Memory = dict(memory)
-        self._memory_at_merge, self._diverged_at_merge = memory, False
+        self._memory_at_merge, self.held = memory, assignment.version
         self.report: dict[str, Number] = {}
-        self.merged: dict[str, Number] = {}
+        self.merges: list[Merge] = []
         self.vectors: dict[str, Vector] = {}
         self.scratch: dict[str, Any] = {}
         self.phase, self.epochs, self.epoch, self.steps = Phase.TO_SLOT, assignment.epochs, 0, 0
@@ -118,32 +120,44 @@ class LocalTrip:
     # ---- the trip
 
     def to_slot(self) -> bool:
-        """Train up to the slot. True if the device now asks for the fresh model, False if it never does."""
-        if self.slot is None:
+        """Train up to the next slot. True if the device now asks for the fresh model, False if it asks no more."""
+        if not self._slots:
             self._move_to(Phase.TO_SLOT, Phase.FINISHING)
             return False
         with self._working(Phase.TO_SLOT):
-            while self.epoch < min(self.slot.epoch - 1, self.epochs):
+            while self.epoch < min(self._slots[0].epoch - 1, self.epochs):
                 self._train_epoch()
         self._move_to(Phase.TO_SLOT, Phase.ASKED)
         return True
 
+    @property
+    def asks_at(self) -> Slot:
+        """The next slot."""
+        return self._slots[0]
+
     def merge(self, fresh: Fresh | None) -> None:
         """Take the server's answer: a newer model, or None if it has none."""
-        if fresh is not None and fresh.version <= self.assignment.version:
-            raise ValueError(f"fresh version {fresh.version} is not newer than base {self.assignment.version}")
+        if fresh is not None and fresh.version <= self.held:
+            raise ValueError(f"fresh version {fresh.version} is not newer than {self.held}, which the device has")
         with self._working(Phase.ASKED):
             if fresh is not None:
-                self.merged = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
-                self._diverged_at_merge = not self._is_finite(self.flat.dump())
-                if not self._diverged_at_merge:
+                numbers = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
+                self.merges.append(Merge(fresh.version, numbers))
+                self.held = fresh.version
+                if self._is_finite(self.flat.dump()):
                     self._memory_at_merge = dict(self.memory)
-        self._move_to(Phase.ASKED, Phase.FINISHING)
+                else:
+                    self.merges[-1] = Merge(fresh.version, numbers, diverged=True)
+        self._leave_slot()
 
     def continue_unanswered(self) -> None:
         """Continue as if the device had not asked, since no answer came. The rule learns nothing about when to ask."""
-        self._move_to(Phase.ASKED, Phase.FINISHING)
-        self.slot = None
+        self.slot = self.slot if self.merges else None
+        self._leave_slot()
+
+    def _leave_slot(self) -> None:
+        self._move_to(Phase.ASKED, Phase.TO_SLOT if self._slots[1:] else Phase.FINISHING)
+        del self._slots[0]
 
     def finish(self) -> TripOutcome:
         """Train the remaining epochs and return the outcome as it goes up."""
@@ -159,7 +173,7 @@ class LocalTrip:
         self.epochs = min(self.epochs, max(1, self.epoch))
 
     def outcome(self) -> TripOutcome:
-        """The outcome so far. After divergence, keep only the memory from before or at the merge.
+        """The outcome so far. After divergence, keep only the memory from before or at the last sound merge.
 
         The log has the merge's numbers even if the trip is given up, so its memory must count, too.
         """
@@ -170,17 +184,16 @@ class LocalTrip:
             weights,
             self.steps,
             self.report,
-            self.merged,
+            tuple(self.merges),
             self.vectors,
             memory,
             diverged=not finite,
-            diverged_at_merge=self._diverged_at_merge,
         )
         return self._trainer.outgoing.redact(outcome, self.rule.public)
 
     def _is_finite(self, weights: Vector) -> bool:
         """Whether weights and numbers are finite: the trip has not diverged."""
-        numbers = (*self.report.values(), *self.merged.values())
+        numbers = chain(self.report.values(), *(merge.numbers.values() for merge in self.merges))
         return is_finite(weights) and all(math.isfinite(value) for value in numbers)
 
     def _move_to(self, expected: Phase, to: Phase) -> None:
@@ -348,7 +361,9 @@ class LocalTrip:
             "hidden": self.flat.hidden_state(),
             "memory": self.memory,
             "report": self.report,
-            "merged": self.merged,
+            "merges": [[merge.version, dict(merge.numbers), merge.diverged] for merge in self.merges],
+            "slots": [list(slot) for slot in self._slots],
+            "asked": self.slot is not None,
             "scratch": _arrays({key: value for key, value in self.scratch.items() if not callable(value)}),
             "optimiser": _arrays(self._optimiser),
             "order": None if self._order is None else self._order.cpu().numpy(),
@@ -361,7 +376,10 @@ class LocalTrip:
         """Bring a new trip with the same arguments to a saved state."""
         self.phase, self.epoch, self.steps = Phase(saved["phase"]), saved["epoch"], saved["steps"]
         self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
-        self.report, self.merged = dict(saved["report"]), dict(saved["merged"])
+        self.report = dict(saved["report"])
+        self.merges = [Merge(version, dict(numbers), diverged) for version, numbers, diverged in saved["merges"]]
+        self.held = self.merges[-1].version if self.merges else self.held
+        self._slots, self.slot = [Slot(*slot) for slot in saved["slots"]], self.slot if saved["asked"] else None
         self.flat.load(np.array(saved["weights"]))
         self.flat.set_hidden_state(saved["hidden"])
         self.scratch |= self._tensors(saved["scratch"])

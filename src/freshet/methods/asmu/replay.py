@@ -3,7 +3,18 @@
 from typing import Any
 
 from freshet.core.about import Kind
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Merged, Numbers, Rejected, Requested, Triggered
+from freshet.core.events import (
+    Aggregated,
+    Discarded,
+    Event,
+    Lost,
+    Merged,
+    Numbers,
+    Pushed,
+    Rejected,
+    Requested,
+    Triggered,
+)
 from freshet.core.method import Mismatch, expect
 from freshet.methods.asmu.staleness import (
     Control,
@@ -24,8 +35,13 @@ def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) 
     """Check every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
     if isinstance(event, Triggered):
         memory.pop(("asked", event.device), None)
-    elif isinstance(event, Requested) and event.fresh is not None:
+        memory["slots", event.device] = (_slots_allowed(options, event.epochs), {})
+    elif isinstance(event, Requested | Pushed) and event.fresh is not None:
         memory["asked", event.device] = event.trip
+        if isinstance(event, Pushed):
+            _audit_push(options, event, memory)
+        else:
+            _audit_request(event, *memory["slots", event.device])
     elif isinstance(event, Aggregated):
         _audit_aggregation(options, event, memory, kind)
     elif isinstance(event, Merged) and not event.numbers.get("diverged"):
@@ -34,6 +50,25 @@ def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) 
         raise Mismatch(f"discarded at staleness {event.staleness}, within tau_max {options.tau_max}")
     if isinstance(event, Discarded | Lost | Rejected):
         _forget_unlogged_merge(event.device, event.trip, memory)
+
+
+def _slots_allowed(options: Any, epochs: int) -> int:
+    return epochs if options.refresh == "every" else int(options.refresh)
+
+
+def _audit_request(event: Requested, allowed: int, answers: dict[int, int | None]) -> None:
+    """Check that a further request got a newer model than those before it."""
+    is_further = event.slot not in answers and len(answers) < allowed
+    if is_further and event.fresh in answers.values():
+        raise Mismatch(f"the request in slot {event.slot} got version {event.fresh}, which the device had")
+    answers.setdefault(event.slot, event.fresh)
+
+
+def _audit_push(options: Any, event: Pushed, memory: dict[Any, Any]) -> None:
+    trip, _, _, held = memory.get(("merged", event.device), (None, [], [], 0))
+    held = held if trip == event.trip else event.base
+    if not options.push_after or event.fresh - held < options.push_after:
+        raise Mismatch(f"pushed version {event.fresh} to a device with {held}, within push_after {options.push_after}")
 
 
 def _forget_unlogged_merge(device: int | None, trip: int | None, memory: dict[Any, Any]) -> None:
@@ -67,9 +102,9 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
         raise Mismatch(f"untaught = {bool(n.get('untaught'))} contradicts lr = {n['lr']:g}")
     if n["adapted"] != (known and taught):
         raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
-    trip, beta, n1 = memory.get(("merged", part.device), (None, 0.0, 0))
-    expect("beta", n["beta"], beta if trip == event.trip else 0.0)
-    expect("n1", n["n1"], n1 if trip == event.trip else 0)
+    trip, betas, before, _ = memory.get(("merged", part.device), (None, [], [], 0))
+    for name, values in (("beta", betas), ("n1", before)):
+        _expect_list(name, n[name], values if trip == event.trip else [])
     if n["adapted"] and past is not None:
         c = past.control
         kept = {"p": past.p, "s_p": past.s_p, "xi_p": past.xi_p, "lambda_p": c.lambda_, "sigma_p": c.sigma}
@@ -119,8 +154,20 @@ def _gradient_scale(options: Any, n: Numbers) -> float:
     share = n.get("passes", n["steps"]) / n["steps"] if options.local_work == "passes" else 1.0
     if options.equations == "published":
         return float(n["lr"] * n["steps"]) * share
-    before, whole = n.get("reach", (n["n1"], n["steps"]))
-    return -training_scale(n["lr"], whole, before, n["beta"]) * share
+    betas = n["beta"] if isinstance(n["beta"], list) else [n["beta"]]
+    steps = [*(n["n1"] if isinstance(n["n1"], list) else [n["n1"]]), n["steps"]]
+    *before, whole = n.get("reach", steps)
+    return -training_scale(n["lr"], whole, before, betas) * share
+
+
+def _expect_list(name: str, logged: Any, values: list[float]) -> None:
+    """Check numbers of several merges (a list), of one (a number), or of none (0)."""
+    found = logged if isinstance(logged, list) else [logged]
+    wanted = values or [0]
+    if len(found) != len(wanted):
+        raise Mismatch(f"{name} is logged for {len(found)} merges, but there were {len(values)}")
+    for one, value in zip(found, wanted, strict=True):
+        expect(name, one, value)
 
 
 def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind) -> None:
@@ -131,9 +178,12 @@ def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind
     expect("upsilon", n["upsilon"], upsilon)
     age = event.round if kind == "sync" else event.fresh
     assert age is not None
-    s = event.fresh - event.base + 1
+    trip, betas, before, held = memory.get(("merged", event.device), (None, [], [], 0))
+    if trip != event.trip:
+        betas, before, held = [], [], event.base
+    s = event.fresh - held + 1
     if s < 2:
-        raise Mismatch(f"fresh version {event.fresh} is not newer than base {event.base}")
+        raise Mismatch(f"fresh version {event.fresh} is not newer than {held}, which the device had")
     far = n["far"] if options.distance else 1.0
     phi = freshness_weight(gamma, upsilon, age, s, far)
     expect("phi", n["phi"], phi)
@@ -145,4 +195,4 @@ def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind
     expect("gamma_after", n["gamma_after"], gradient_step(gamma, options.eta_gamma, slopes[0]))
     expect("upsilon_after", n["upsilon_after"], gradient_step(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])
-    memory["merged", event.device] = (event.trip, n["beta"], n["n1"])
+    memory["merged", event.device] = (event.trip, [*betas, n["beta"]], [*before, n["n1"]], event.fresh)

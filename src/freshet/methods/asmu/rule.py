@@ -77,6 +77,19 @@ class ASMUOptions(Options):
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    refresh: int | Literal["every"] = Field(
+        1,
+        description="requests per trip: the first in its slot, the others at the start of the next epochs; every: in "
+        "all epochs from the first slot on (the paper restricts itself to 1)",
+        json_schema_extra=ADDED,
+    )
+    push_after: int = Field(
+        0,
+        ge=0,
+        description="instead of requests, the server sends its model to a device in flight when it is so many versions "
+        "ahead; 0: devices ask (the paper's). Needs slot = never",
+        json_schema_extra=ADDED,
+    )
     meta_from: str = Field(
         "shipped",
         description="pre-trained meta model. shipped: for trips of 5 epochs (with others it starts untrained). none: "
@@ -161,6 +174,10 @@ class ASMUOptions(Options):
             )
         if self.judge == "base" and self.controls == "course":
             raise ValueError('judge = "base" judges one aggregation, controls = "course" all since; choose one of them')
+        if isinstance(self.refresh, int) and self.refresh < 1:
+            raise ValueError('refresh must be at least 1, or "every"')
+        if self.push_after and self.slot != "never":
+            raise ValueError('push_after takes the place of requests; set slot = "never"')
         return self
 
     def with_derived(self, context: MethodContext) -> Self:
@@ -222,6 +239,15 @@ class FreshModelRule(LocalRule):
         epsilon = o.epsilon if o.selector == "printed" else o.epsilon / assignment.trip
         return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
 
+    def later_slots(self, first: Slot, epochs: int) -> tuple[Slot, ...]:
+        refresh = self.options.refresh
+        last = epochs if refresh == "every" else min(first.epoch + refresh - 1, epochs)
+        return tuple(Slot(epoch, "again") for epoch in range(first.epoch + 1, last + 1))
+
+    @property
+    def push_after(self) -> int:
+        return self.options.push_after
+
     def begin(self, local: Local) -> None:
         local.memory.setdefault("gamma", self.options.gamma0)
         local.memory.setdefault("upsilon", self.options.upsilon0)
@@ -229,7 +255,7 @@ class FreshModelRule(LocalRule):
     def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
         o, memory, n = self.options, local.memory, local.learnable
         gamma, upsilon = memory["gamma"], memory["upsilon"]
-        age, s = fresh.age, fresh.version - local.assignment.version + 1
+        age, s = fresh.age, fresh.version - local.held + 1
         before, corrected, numbers = local.snapshot(), o.equations == "corrected", dict[str, Number]()
         if o.distance:
             base = local.assignment.weights[:n]
@@ -270,10 +296,9 @@ class FreshModelRule(LocalRule):
         o = self.options
         if o.slot != "rl" or local.slot is None:
             return
-        if "reward" in local.merged:
-            self._learn_slot(local, local.slot, local.merged["reward"])
-        elif o.selector == "shaped":  # without a newer model nothing changed: the reward is 0
-            self._learn_slot(local, local.slot, 0.0)
+        # Several merges of a trip have one reward, their sum. Without a newer model nothing changed: it is 0.
+        if local.merges or o.selector == "shaped":
+            self._learn_slot(local, local.slot, sum((merge.numbers["reward"] for merge in local.merges), 0.0))
 
     def _learn_slot(self, local: Local, slot: Slot, reward: float) -> None:
         """Update the Q-table from this trip. A device's first lesson trains the server's meta model instead."""

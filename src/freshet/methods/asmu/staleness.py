@@ -5,6 +5,7 @@ staleness, 1 for a fresh upload. Tests compare every derivative with finite diff
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,12 +72,16 @@ def _finite_or_zero(*gradients: float) -> tuple[float, ...]:
     return tuple(gradient if math.isfinite(gradient) else 0.0 for gradient in gradients)
 
 
-def training_scale(lr: float, steps: float, before: float, beta: float) -> float:
+def training_scale(lr: float, steps: float, before: Sequence[float], betas: Sequence[float]) -> float:
     """``eta ((1 - beta) n1 + n2)``: how far a constant unit gradient would have moved the model (erratum E6).
 
-    n1 steps came before the merge, which shrinks their effect to ``1 - beta``; ``n2 = n - n1`` came after it.
+    n1 steps came before the merge, which shrinks their effect to ``1 - beta``; ``n2 = n - n1`` came after it. Of
+    several merges, each shrinks everything before it. ``before`` counts the steps before each merge.
     """
-    return lr * ((1.0 - beta) * before + (steps - before))
+    kept, done = 0.0, 0.0
+    for steps_before, beta in zip(before, betas, strict=True):
+        kept, done = (1.0 - beta) * (kept + (steps_before - done)), steps_before
+    return lr * (kept + (steps - done))
 
 
 def cosine(product: float, a: float, b: float) -> float:
