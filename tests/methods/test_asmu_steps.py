@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.core import saving
 from freshet.core.events import Event, Triggered
 from freshet.core.server import NOT_FINITE, Server
-from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, StepMemory, TrainedModel
+from freshet.methods.asmu.staleness import Control, PastUpload
+from freshet.methods.asmu.steps import SKETCH_SIZE, CountSketch, Makers, StepMemory, TrainedModel
 from tests.methods.asmu_helpers import flat, plain_layout, send, server_of, trigger, upload
 
 LENGTH = 20_000
@@ -135,6 +137,32 @@ def test_state_survives_a_round_trip(kind: str) -> None:
     trained = TrainedModel(b, a.copy(), a.copy())
     here, there = (m.measure(7, trained, trained.base, 0.0, 0.0) for m in (memory, other))
     assert here[0] == there[0]
+
+
+def past_upload(version: int) -> PastUpload:
+    return PastUpload(version, version, 2, 0.4, Control(0.9, 0.6, 0.1 * version), 1.5)
+
+
+def test_makers_keep_whoever_made_a_version_that_is_held() -> None:
+    makers, steps, held = Makers(), vectors(5), {3, 5}
+    for version, step in enumerate(steps, start=1):
+        makers.add(10 + version, past_upload(version), step, held.__contains__)
+    assert sorted(makers.made) == [3, 5, 6], "the newest version is kept too: devices will start from it"
+    for version, maker in makers.made.items():
+        assert (maker.device, maker.past) == (9 + version, past_upload(version - 1))
+        np.testing.assert_array_equal(maker.step, steps[version - 2])
+
+
+def test_makers_survive_a_round_trip() -> None:
+    makers, other = Makers(), Makers()
+    for version, step in enumerate(vectors(3), start=1):
+        makers.add(version, past_upload(version), step, lambda _: True)
+    saving.restore(other, deepcopy(saving.dump(makers)))  # as if from a file
+    assert other.made.keys() == makers.made.keys() == {2, 3, 4}
+    for version, maker in makers.made.items():
+        assert (other.made[version].device, other.made[version].past) == (maker.device, maker.past)
+        np.testing.assert_array_equal(other.made[version].step, maker.step)
+        assert other.made[version].step.dtype == np.float32
 
 
 def test_device_with_a_dropped_step_skips_one_adaptation_and_logs_it() -> None:
