@@ -11,7 +11,7 @@ from torch.func import functional_call
 from freshet.core import events
 from freshet.core.events import Event, Record, Triggered
 from freshet.core.layout import Layout
-from freshet.core.messages import Fresh, Request, Slot, Upload
+from freshet.core.messages import Fresh, Merge, Request, Slot, Upload
 from freshet.core.method import Method, MethodContext
 from freshet.core.server import Server
 from freshet.methods import class_and_preset, method_options
@@ -93,7 +93,8 @@ def ask(server: Server, device: int, epoch: int = 1) -> Fresh | None:
 def upload(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Event]:
     """Upload this model as the device in flight, with the numbers of its merge if any."""
     active, model = server.active_trips[device], weights.astype(np.float32)
-    return server.upload(Upload(device, active.trip, active.base, model, steps, merged=merged))
+    merges = (Merge(active.held, merged),) if merged else ()
+    return server.upload(Upload(device, active.trip, active.base, model, steps, merges=merges))
 
 
 def send(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Record]:

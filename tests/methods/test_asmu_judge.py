@@ -81,7 +81,7 @@ def train_one_step(w: np.ndarray, lr: float) -> np.ndarray:
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=lr), seed=0)
-    outcome = trainer.train(TripInput(Assignment(0, 1, 1, 1, w, 1, lr), None, None, LocalRule(), {}))
+    outcome = trainer.train(TripInput(Assignment(0, 1, 1, 1, w, 1, lr), (), (), LocalRule(), {}))
     assert outcome.steps == 1
     return outcome.weights
 

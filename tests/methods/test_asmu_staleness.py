@@ -218,7 +218,7 @@ def merged_trip(equations: str, lr: float = 1e-6, upsilon: float = 0.7) -> tuple
     options = method_options("fedasmu", {"equations": equations, "eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5})
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, lr), Fresh(9, 9, w_g)
     memory = {"gamma": 1.2, "upsilon": upsilon}
-    return trainer.train(TripInput(sent, Slot(1, "fixed"), fresh, FreshModelRule(options), memory)), w_b, w_g
+    return trainer.train(TripInput(sent, (Slot(1, "fixed"),), (fresh,), FreshModelRule(options), memory)), w_b, w_g
 
 
 def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -> tuple[float, float]:
@@ -231,7 +231,8 @@ def true_merge_derivatives(loss: SmoothLoss, w_b: np.ndarray, w_g: np.ndarray) -
 
 def moved(outcome: TripOutcome) -> tuple[float, float]:
     """The gradients that moved gamma and upsilon (their rates are 1)."""
-    numbers = outcome.merged
+    (merge,) = outcome.merges
+    numbers = merge.numbers
     return numbers["gamma"] - numbers["gamma_after"], numbers["upsilon"] - numbers["upsilon_after"]
 
 
@@ -249,14 +250,14 @@ def test_e4_merge_gradients_with_swapped_models_are_not_derivatives(loss: Smooth
 
 def test_e13_gamma_and_upsilon_stay_where_phi_is_clamped() -> None:
     held, _, _ = merged_trip("corrected", upsilon=5.0)
-    assert held.merged["beta"] == 0.0 and moved(held) == (0.0, 0.0)
+    assert held.merges[0].numbers["beta"] == 0.0 and moved(held) == (0.0, 0.0)
     printed, _, _ = merged_trip("published", upsilon=5.0)
     assert moved(printed)[0] != 0.0
 
 
 def test_reward_is_the_drop_of_the_loss_on_the_same_mini_batch(loss: SmoothLoss) -> None:
     outcome, w_b, w_g = merged_trip("corrected")
-    beta = outcome.merged["beta"]
+    beta = outcome.merges[0].numbers["beta"]
     after = (1 - beta) * w_b.astype(np.float64) + beta * w_g
-    assert outcome.merged["reward"] == pytest.approx(loss(w_b) - loss(after), rel=1e-4)
+    assert outcome.merges[0].numbers["reward"] == pytest.approx(loss(w_b) - loss(after), rel=1e-4)
     assert outcome.weights == pytest.approx(after.astype(np.float32), abs=1e-5)

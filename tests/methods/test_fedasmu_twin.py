@@ -71,7 +71,7 @@ def test_fedasmu_server_matches_the_twin(equations: str, apply: str, dynamic: bo
         busy = [d for d in server.active_trips if d != 8 or rng.random() < 0.1] or [next(iter(server.active_trips))]
         device = int(rng.choice(busy))
         trip, beta = server.active_trips[device], 0.0
-        if trip.fresh is None and rng.random() < 0.6:
+        if not trip.sent and rng.random() < 0.6:
             fresh, expected = ask(server, device), twin.request(device)
             assert (fresh is None) == (expected is None)
             if fresh is not None:
@@ -231,7 +231,7 @@ def test_whole_trip_matches_the_twin(equations: str, slot: int) -> None:
     rule = FreshModelRule(method_options("fedasmu", {"equations": equations, **device}))
     sent = Assignment(0, 2, 3, 3, w_o, 5, 0.2)
     memory = {"gamma": 1.3, "upsilon": 0.4, "slot": slot, "table": np.zeros((5, 3)), "b": 0.0}
-    outcome = trainer.train(TripInput(sent, Slot(slot, "fixed"), Fresh(8, 8, w_g), rule, memory))
+    outcome = trainer.train(TripInput(sent, (Slot(slot, "fixed"),), (Fresh(8, 8, w_g),), rule, memory))
     order = stream(4, "batches", 0, 2)
     epochs = [np.split(order.permutation(23), [10, 20]) for _ in range(5)]
     twin = fedasmu_trip(
@@ -240,6 +240,7 @@ def test_whole_trip_matches_the_twin(equations: str, slot: int) -> None:
     )  # fmt: skip
     np.testing.assert_allclose(outcome.weights, twin["w_i"], rtol=2e-5, atol=2e-6)
     assert outcome.steps == twin["steps"] == 15
-    assert outcome.merged["n1"] == 3 * (slot - 1)
+    (merge,) = outcome.merges
+    assert (merge.version, merge.numbers["n1"]) == (8, 3 * (slot - 1))
     for key in ("phi", "beta", "q", "gamma_after", "upsilon_after", "reward"):
-        assert outcome.merged[key] == pytest.approx(twin["merge"][key], rel=1e-4, abs=1e-6), key
+        assert merge.numbers[key] == pytest.approx(twin["merge"][key], rel=1e-4, abs=1e-6), key
