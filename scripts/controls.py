@@ -2,6 +2,7 @@
 
     python scripts/controls.py first     initial controls on the embedded digits: seconds to 0.85, last tests, seeds 1-3
     python scripts/controls.py slopes    the slope that controls descend, compared with finite differences
+    python scripts/controls.py judge     which devices' aggregations are judged, and what the verdicts say
     python scripts/controls.py course    alpha learned from three initial values, Fashion-MNIST, seed 1000
 
 The slope of an adaptation is ``q ~ <grad F_i(w_p), step>``: how the loss of device i changes along the step by which
@@ -149,6 +150,22 @@ def print_slopes() -> None:
     print(f"gap: {median(gaps):g} versions (median), 0 in {fmean(gap == 0 for gap in gaps):.0%}")
 
 
+def print_judged() -> None:
+    """Compare the two readings of the aggregation that an upload judges, in a default run of 600 s on the digits."""
+
+    def read(result: Result) -> str:
+        events = [event for event in RunDirectory(result.directory).events() if event["kind"] == "aggregate"]
+        adapted = [event for event in events if event["adapted"]]
+        judged = {event.get("judged", event["contributions"][0]["device"]) for event in adapted}
+        gap, more = median(event["gap"] for event in adapted), fmean(event["q"] < 0 for event in adapted)
+        return f"{len(adapted)} | {len(judged)} | {gap:g} | {more:.1%}"
+
+    print("| judge | adaptations | devices judged | gap, median | verdicts that say more |\n|---|---|---|---|---|")
+    for judge in ("own", "base"):
+        found = run({"method": {"name": "fedasmu", "judge": judge}}, 600.0, 0, read)
+        print(f"| `{judge}` | {found} |", flush=True)
+
+
 def print_course() -> None:
     """Print the final validation accuracy and, in brackets, alpha in the last fifth, by initial controls."""
 
@@ -170,8 +187,9 @@ def print_course() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("first", "slopes", "course"))
-    {"first": print_first, "slopes": print_slopes, "course": print_course}[parser.parse_args().what]()
+    parser.add_argument("what", choices=("first", "slopes", "judge", "course"))
+    prints = {"first": print_first, "slopes": print_slopes, "judge": print_judged, "course": print_course}
+    prints[parser.parse_args().what]()
 
 
 if __name__ == "__main__":

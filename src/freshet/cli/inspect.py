@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 #: Exit codes of an audit that found a problem, and of one that could not check the weights.
 EXIT_PROBLEM, EXIT_NOT_AUDITED = 1, 3
+#: Whose the variants of FedASMU and FedSSMU are.
+WHOSE = (
+    "fedasmu, fedssmu: the paper's methods, with its slot selector as printed; -published: its derivatives as printed "
+    "too, errors included; -da, -fa, -0: its ablations; -progress, -course: ours, with selector = shaped"
+)
 
 
 def methods(
@@ -44,6 +49,7 @@ def methods(
     console.print(table)
     for mark, text in notes.items():
         console.print(escape(f"[{mark}] {text}"), style="dim", highlight=False, soft_wrap=True)
+    console.print(WHOSE, style="dim", highlight=False, soft_wrap=True)
     console.print("\nOptions and defaults (what they mean: freshet methods NAME)", style="bold")
     for method in registry().values():
         options = method_options(method.about.name, {})
