@@ -44,10 +44,11 @@ def choices(annotation: Any) -> list[str]:
 def conditional_defaults(model: type[BaseModel]) -> list[str]:
     """Describe the defaults that follow from another option."""
     found = model.conditional_defaults if issubclass(model, Options) else {}
-    return [
-        f'With `{key} = "{value}"` the defaults are: {", ".join(f"`{k} = {v}`" for k, v in defaults.items())}.'
-        for (key, value), defaults in found.items()
-    ]
+    lines = []
+    for (key, value), defaults in found.items():
+        others = ", ".join(f"`{k} = {v}`" for k, v in defaults.items() if k != key)
+        lines.append(f'With `{key} = "{value}"` the defaults are: {others}.')
+    return lines
 
 
 def format_value(default: object) -> str:
