@@ -136,6 +136,8 @@ def _open(
     tokens = Tokens.load(Path(settings.token_key) if settings.token_key else None)
     side = settings.fresh == "side"
     authority = Path(settings.authority).read_text(encoding="ascii") if side else ""
+    if coordinator.server.rule.push_after and not side:
+        raise ConfigError("method.push_after", 'devices fetch pushed models from the service; set fresh = "side"')
     if not 1 <= settings.wait_for <= config.fleet.devices:
         raise ConfigError("wait_for", f"must be 1 to {config.fleet.devices}, the number of devices")
     network = NetworkSettings(

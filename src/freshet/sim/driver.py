@@ -470,6 +470,12 @@ class Simulation:
         seconds = devices.mean_seconds(device) if rule.timed else None
         return TripInput(assignment, tuple(trip.slots), tuple(trip.fresh), rule, devices.get(device), seconds)
 
+    def _work_to_last_merge(self, trip: SimTrip) -> TripInput:
+        """The training up to the last merge that has happened. An answer may still have been on its way."""
+        places = [place for place, fresh in enumerate(trip.fresh) if fresh is not None]
+        answers = tuple(trip.fresh[: places[trip.merged - 1] + 1])
+        return self._work(trip)._replace(fresh=answers, merge_only=True)
+
     def _on_demand(self, work: TripInput, due: float) -> DeferredFuture[TripOutcome]:
         return DeferredFuture(lambda: self.executor.train(work, due))
 
@@ -607,7 +613,7 @@ class Simulation:
         if self._remembers and finished and future is not None:
             self.devices.defer(device, future)
         elif self._remembers and trip.merged:
-            self.devices.defer(device, self._on_demand(self._work(trip)._replace(merge_only=True), self.now))
+            self.devices.defer(device, self._on_demand(self._work_to_last_merge(trip), self.now))
         elif future is not None and not trip.merged:
             future.cancel()
 
