@@ -20,7 +20,7 @@ from freshet.training.batches import FederatedData
 from freshet.training.network import Factory, build_module, initial_weights, layout_of
 from freshet.training.optimisers import exponential
 from freshet.training.trainer import Trainer
-from freshet.training.trip import LocalTrip
+from freshet.training.trip import LocalTrip, Phase
 
 LATENCY, BYTES_PER_SECOND = 0.002, 2e6
 
@@ -38,14 +38,14 @@ class Node:
         await travel(assignment.nbytes)
         rule, seed, device = live.server.rule, live.server.context.seed, assignment.device
         rng = stream(seed, "slot", device, assignment.trip)
-        slot = rule.plan(self.memory, assignment, rng) if rule.asks else None
-        self.trip = trip = LocalTrip(self.trainer, assignment, slot, rule, self.memory)
+        first = rule.plan(self.memory, assignment, rng) if rule.asks else None
+        slots = () if first is None else (first, *rule.later_slots(first, assignment.epochs))
+        self.trip = trip = LocalTrip(self.trainer, assignment, slots, rule, self.memory)
         await asyncio.sleep(self.seconds / 2)
         while device % 2 and live.server.version == assignment.version and live.evens_train():
             await asyncio.sleep(0.005)  # lets other devices upload before some ask, on any machine
-        if trip.to_slot():
-            assert slot is not None
-            trip.merge(await live.ask(Request(device, assignment.trip, slot)))
+        while trip.phase is not Phase.FINISHING and trip.to_slot():
+            trip.merge(await live.ask(Request(device, assignment.trip, trip.asks_at)))
         await asyncio.sleep(self.seconds / 2)
         outcome = trip.finish()
         self.memory, self.trip = outcome.memory, None

@@ -35,7 +35,7 @@ def sent(weights: Any, **vectors: Vector) -> Upload:
 
 
 def measured(gate: NormGate, upload: Upload, base: Vector, fresh: Vector | None = None) -> list[float]:
-    return gate.all_lengths(upload, gate.step_lengths(upload.weights, base, fresh))
+    return gate.all_lengths(upload, gate.step_lengths(upload, base, {} if fresh is None else {2: fresh}))
 
 
 # ---- lengths

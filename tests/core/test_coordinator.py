@@ -17,7 +17,7 @@ from freshet.core.events import (
     Triggered,
     Uploaded,
 )
-from freshet.core.messages import CONTROL_BYTES, Request, Slot, Upload
+from freshet.core.messages import CONTROL_BYTES, Merge, Request, Slot, Upload
 from freshet.core.scheduling import Trigger
 from tests.core.test_server import SIZE, scripted, server, upload
 
@@ -111,20 +111,21 @@ def with_fresh() -> Coordinator:
 
 
 MERGED = {"beta": 0.5, "n1": 1}
+MERGES = (Merge(2, MERGED),)
 
 
 def test_a_merge_is_logged_when_the_driver_sees_it():
     c = with_fresh()
     assert c.fresh_merged(0, 1) == Merged(0, 1, 1, 2, 2)
     assert c.fresh_merged(0, 1) is None
-    events = arrive(c, 3.0, upload(0, merged=MERGED)).events
+    events = arrive(c, 3.0, upload(0, merges=MERGES)).events
     assert [type(event) for event in events] == [Uploaded, Aggregated]
     assert c.counts.merges == 1
 
 
 def test_otherwise_the_upload_reports_the_merge():
     c = with_fresh()
-    events = arrive(c, 3.0, upload(0, merged=MERGED)).events
+    events = arrive(c, 3.0, upload(0, merges=MERGES)).events
     assert [type(event) for event in events] == [Merged, Uploaded, Aggregated]
     assert events[0] == Merged(0, 1, 1, 2, 2, numbers=MERGED)
     assert c.counts.merges == 1
@@ -132,7 +133,7 @@ def test_otherwise_the_upload_reports_the_merge():
 
 def test_a_merge_reported_by_a_rejected_upload_is_not_logged():
     c = with_fresh()
-    events = arrive(c, 3.0, upload(0, merged=MERGED, steps=0)).events
+    events = arrive(c, 3.0, upload(0, merges=MERGES, steps=0)).events
     assert [type(event) for event in events] == [Uploaded, Rejected]
     assert c.counts.merges == 0
 
@@ -216,7 +217,7 @@ def test_a_restored_coordinator_continues_the_same_way():
     assert two.counts == one.counts
     assert two.wake(20.0) is None
     for c in (one, two):
-        arrive(c, 3.0, upload(0, merged=MERGED))
+        arrive(c, 3.0, upload(0, merges=MERGES))
     assert one.facts(3.0) == two.facts(3.0)
     assert one.server.weights.tobytes() == two.server.weights.tobytes()
 

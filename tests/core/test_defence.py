@@ -47,7 +47,7 @@ def honest(seed: int, length: float = 1.0) -> np.ndarray:
 
 
 def judge(defence: Defence, step: np.ndarray) -> Decision:
-    return defence.judge(upload(step), FLIGHT, BASE)
+    return defence.judge(upload(step), FLIGHT, BASE, {})
 
 
 def warm(rule: str, **options: object) -> Defence:
@@ -77,7 +77,7 @@ def test_clip_shortens_to_the_median_length_and_keeps_the_direction() -> None:
 
 def test_clip_leaves_a_short_step_unchanged_bit_for_bit() -> None:
     defence, short = warm("clip", factor=2.0), upload(honest(77))
-    assert defence.judge(short, FLIGHT, BASE).upload is short
+    assert defence.judge(short, FLIGHT, BASE, {}).upload is short
 
 
 def test_clip_shortens_named_vectors_too() -> None:
@@ -85,8 +85,8 @@ def test_clip_shortens_named_vectors_too() -> None:
     vectors = {"control": np.full(N, 3.0, np.float32)}
     defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
     for seed in range(10):
-        defence.judge(upload(honest(seed), vectors={"control": np.zeros(N, np.float32)}), FLIGHT, BASE)
-    judged = defence.judge(upload(step, vectors=vectors), FLIGHT, BASE)
+        defence.judge(upload(honest(seed), vectors={"control": np.zeros(N, np.float32)}), FLIGHT, BASE, {})
+    judged = defence.judge(upload(step, vectors=vectors), FLIGHT, BASE, {})
     share = judged.notes[0].numbers["share"]
     assert 0 < share < 0.02
     assert np.allclose(judged.upload.vectors["control"], 3 * share)
@@ -98,10 +98,10 @@ def test_an_enlarged_named_vector_is_noticed() -> None:
     quiet = [{"control": np.zeros(N, np.float32)}, {"control": np.full(N, 1e6, np.float32)}]
     defence = Defence(DefenceOptions(rule="median-distance"), LAYOUT)
     for seed in range(12):
-        defence.judge(upload(honest(seed), vectors=quiet[0]), FLIGHT, BASE)
-    assert defence.judge(upload(honest(50), vectors=quiet[0]), FLIGHT, BASE).problem is None
+        defence.judge(upload(honest(seed), vectors=quiet[0]), FLIGHT, BASE, {})
+    assert defence.judge(upload(honest(50), vectors=quiet[0]), FLIGHT, BASE, {}).problem is None
     assert "away from other uploads" in (
-        defence.judge(upload(honest(51), vectors=quiet[1]), FLIGHT, BASE).problem or ""
+        defence.judge(upload(honest(51), vectors=quiet[1]), FLIGHT, BASE, {}).problem or ""
     )
 
 
@@ -137,7 +137,7 @@ def test_an_overflowing_step_is_rejected_and_leaves_no_trace() -> None:
         defence = warm(rule)
         before, held = list(defence.recent.measures), len(defence.state()["held"])
         far = Upload(0, 1, 1, np.full(LAYOUT.size, 3e38, np.float32), 1)
-        judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32))
+        judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32), {})
         assert judged.problem is not None and not judged.notes
         assert defence.recent.measures == before and len(defence.state()["held"]) == held
 
@@ -224,7 +224,7 @@ def test_multi_krum_leaves_out_poisoned_uploads() -> None:
     defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.2), LAYOUT)
     for device in range(10):
         step = -10 * honest(device) if device in (3, 7) else honest(device)
-        assert defence.judge(upload(step, device), FLIGHT, BASE) == Decision(None)
+        assert defence.judge(upload(step, device), FLIGHT, BASE, {}) == Decision(None)
     kept, (note,) = defence.release()
     assert [up.device for up, _ in kept] == note.numbers["kept"] == [0, 1, 2, 4, 5, 6, 8, 9]
     assert note.numbers["f"] == 2
@@ -235,7 +235,7 @@ def test_multi_krum_leaves_out_poisoned_uploads() -> None:
 def test_small_rounds_are_kept_whole(count: int) -> None:
     defence = Defence(DefenceOptions(rule="multi-krum", byzantine=0.4), LAYOUT)
     for device in range(count):
-        defence.judge(upload(honest(device), device), FLIGHT, BASE)
+        defence.judge(upload(honest(device), device), FLIGHT, BASE, {})
     assert len(defence.release()[0]) == count
 
 

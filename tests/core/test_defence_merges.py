@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.core.defence import Decision, Defence, DefenceOptions, start_of, step_of
+from freshet.core.admission import merges_problem
+from freshet.core.defence import Decision, Defence, DefenceOptions, step_of
 from freshet.core.layout import Layout
-from freshet.core.messages import Upload
-from freshet.core.server import ActiveTrip
+from freshet.core.messages import Merge, Upload
+from freshet.core.server import ActiveTrip, SentFresh
 from freshet.methods.asmu.steps import write_step
 
 N = 40
@@ -20,15 +21,17 @@ RNG = np.random.default_rng(0)
 BASE = RNG.normal(size=LAYOUT.size).astype(np.float32)
 #: The server has moved far.
 FRESH = (BASE + 5 * RNG.normal(size=LAYOUT.size)).astype(np.float32)
-FLIGHT = ActiveTrip(1, 1, 1, 5, 0.1, fresh=4)
+VERSION = 4
+SENT = {VERSION: FRESH}
+FLIGHT = ActiveTrip(1, 1, 1, 5, 0.1, sent=[SentFresh(1, VERSION, VERSION)])
 
 
 def trained(produced: np.ndarray, beta: float = 0.0, **more: object) -> Upload:
     """A model that merged the fresh one with weight beta, plus a step."""
     weights = (1 - beta) * BASE.astype(np.float64) + beta * FRESH
     weights[: len(produced)] += produced
-    merged = {"beta": beta, "n1": 1} if beta else {}
-    return Upload(0, 1, 1, weights.astype(np.float32), 3, merged=merged, **more)
+    merges = (Merge(VERSION, {"beta": beta, "n1": 1}),) if beta else ()
+    return Upload(0, 1, 1, weights.astype(np.float32), 3, merges=merges, **more)
 
 
 def honest(seed: int, length: float = 1.0) -> np.ndarray:
@@ -37,7 +40,7 @@ def honest(seed: int, length: float = 1.0) -> np.ndarray:
 
 
 def judge(defence: Defence, upload: Upload) -> Decision:
-    return defence.judge(upload, FLIGHT, BASE, FRESH if upload.merged else None)
+    return defence.judge(upload, FLIGHT, BASE, SENT if upload.merges else {})
 
 
 def warm(rule: str) -> Defence:
@@ -49,7 +52,7 @@ def warm(rule: str) -> Defence:
 
 def applied(upload: Upload) -> np.ndarray:
     """What apply = "progress" adds to the model, by the method's own arithmetic."""
-    step, beta = np.empty(N, np.float32), float(upload.merged.get("beta", 0.0))
+    step, beta = np.empty(N, np.float32), sum(float(merge.numbers["beta"]) for merge in upload.merges)
     write_step(step, upload.weights[:N], BASE[:N], FRESH[:N], BASE[:N], beta)
     return step.astype(np.float64)
 
@@ -58,7 +61,7 @@ def applied(upload: Upload) -> np.ndarray:
 @given(st.floats(0.01, 0.99), st.integers(0, 10**6))
 def test_the_measured_step_is_the_applied_one(beta: float, seed: int) -> None:
     upload = trained(honest(seed), beta)
-    step = step_of(upload, start_of(upload, BASE, FRESH), N)
+    step = step_of(upload, upload.anchor(BASE, SENT), N)
     np.testing.assert_allclose(step, applied(upload), atol=3e-6)
     np.testing.assert_allclose(step, honest(seed), atol=3e-6)
 
@@ -87,7 +90,7 @@ def test_clip_shortens_only_what_training_produced() -> None:
 @pytest.mark.parametrize("beta", [0.5, 0.99])
 def test_a_false_merge_report_cannot_undo_the_servers_progress(beta: float) -> None:
     """``u = w_o`` with a reported beta makes the server subtract ``beta (w_g - w_o)``."""
-    hostile = trained(np.zeros(0))._replace(merged={"beta": beta, "n1": 1})
+    hostile = trained(np.zeros(0))._replace(merges=(Merge(VERSION, {"beta": beta, "n1": 1}),))
     back = beta * np.linalg.norm(FRESH[:N].astype(np.float64) - BASE[:N])
     assert np.linalg.norm(applied(hostile)) == pytest.approx(back, rel=1e-5) and back > 10
     judged = judge(warm("clip"), hostile)
@@ -98,8 +101,9 @@ def test_a_false_merge_report_cannot_undo_the_servers_progress(beta: float) -> N
 
 def test_a_merge_starts_between_the_two_sent_models_whatever_is_reported() -> None:
     upload = trained(honest(1))
-    assert start_of(upload, BASE, FRESH) is BASE, "no merge"
+    assert upload.anchor(BASE, SENT) is BASE, "no merge"
     for beta, expected in ((-3.0, BASE), (0.0, BASE), (1.0, FRESH), (1e300, FRESH)):
-        told = upload._replace(merged={"beta": beta})
-        np.testing.assert_array_equal(start_of(told, BASE, FRESH), expected)
-        assert start_of(told, BASE, None) is BASE, "no fresh model was sent"
+        told = upload._replace(merges=(Merge(VERSION, {"beta": beta}),))
+        np.testing.assert_array_equal(told.anchor(BASE, SENT), expected)
+        assert merges_problem(told.merges, SENT) is None
+        assert "sent no fresh model" in (merges_problem(told.merges, {}) or ""), "it is rejected before that"

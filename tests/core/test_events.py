@@ -17,6 +17,7 @@ from freshet.core.events import (
     MalformedEvent,
     Merged,
     Noted,
+    Pushed,
     Rejected,
     Requested,
     Triggered,
@@ -44,6 +45,7 @@ EXAMPLES: list[Event] = [
     Evaluated(9, {"accuracy": 0.5, "loss": None}),
     DevicesEvaluated(9, {"accuracy": [0.5, None], "loss": [1.5, None]}),
     Noted("slots", {"probabilities": [0.5, 0.5]}),
+    Pushed(3, 1, 7, 9),
 ]
 
 

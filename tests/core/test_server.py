@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from freshet.core.about import About
 from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Rejected
 from freshet.core.layout import Layout
-from freshet.core.messages import Request, Slot, Upload
+from freshet.core.messages import Merge, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, MethodContext, Options, Reject, Wait
 from freshet.core.scheduling import Trigger
 from freshet.core.server import RequestRefused, Server
@@ -71,8 +71,10 @@ BAD = {
     "a report beyond all floats": upload(report={"beta": 10**400}),
     "a report that is a list": upload(report=[1.0]),
     "a text in the report": upload(report={"slot": "1"}),
-    "a merge that cannot be": upload(merged={"beta": 0.5, "n1": 1}),
-    "a merge that is no mapping": upload(merged=0.5),
+    "a merge that cannot be": upload(merges=(Merge(2, {"beta": 0.5, "n1": 1}),)),
+    "a merge that is no mapping": upload(merges=0.5),
+    "merges in a list": upload(merges=[]),
+    "a merge that is a plain tuple": upload(merges=((2, {"beta": 0.5, "n1": 1}),)),
     "a vector that nobody asked for": upload(vectors={"c": np.ones(SIZE, np.float32)}),
     "vectors that are no mapping": upload(vectors=3),
     "a list for a model": upload(weights=[1.0] * SIZE),
@@ -383,7 +385,7 @@ def test_a_plain_rule_never_asks_for_a_fresh_model():
 
 def test_the_empty_default_of_a_message_cannot_be_filled():
     empty = Upload(0, 1, 1, np.ones(1, np.float32), 1)
-    for default in (empty.report, empty.merged, empty.vectors):
+    for default in (empty.report, empty.merges, empty.vectors, Merge(2).numbers):
         assert not default
         with pytest.raises(TypeError):
             default["x"] = 1.0

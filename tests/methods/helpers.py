@@ -95,7 +95,7 @@ def upload_of(
     """Return the upload of a device in flight. Its vectors are zero unless given."""
     active, n = server.active_trips[device], server.context.layout.learnable
     sent = {name: np.zeros(n, np.float32) for name in server.rule.sends} if vectors is None else vectors
-    return Upload(device, active.trip, active.base, weights, steps, report, {}, sent)
+    return Upload(device, active.trip, active.base, weights, steps, report, (), sent)
 
 
 def logged(raised: Iterable[Event]) -> list[Record]:
@@ -178,7 +178,7 @@ class Device:
         vectors: Mapping[str, Vector] = NO_VECTORS,
     ) -> TripOutcome:
         assignment = Assignment(0, trip, 1, 1, weights, self.epochs, self.lr, instruction, vectors)
-        return self.trainer.train(TripInput(assignment, None, None, rule, memory or {}, seconds))
+        return self.trainer.train(TripInput(assignment, (), (), rule, memory or {}, seconds))
 
     def batches(self, trip: int = 1) -> list[list[np.ndarray]]:
         order = stream(4, "batches", 0, trip)

@@ -49,9 +49,10 @@ def trainer(factory=mlp, **options: Any) -> Trainer:
 def trip_input(
     factory=mlp, *, trip: int = 1, device: int = 0, lr: float = 0.1, slot: int | None = None, **more: Any
 ) -> TripInput:
-    chosen, weights = None if slot is None else Slot(slot, "fixed"), more.pop("weights", None)
+    slots, weights = () if slot is None else (Slot(slot, "fixed"),), more.pop("weights", None)
     weights = initial_weights(factory, SEED) if weights is None else weights
-    values = {"slot": chosen, "fresh": None, "rule": LocalRule(), "memory": {}}
+    answers = (more.pop("fresh", None),) if slots else ()
+    values = {"slots": slots, "fresh": answers, "rule": LocalRule(), "memory": {}}
     return TripInput(Assignment(device, trip, 1, 1, weights, 3, lr), **(values | more))
 
 
@@ -211,7 +212,7 @@ def test_evaluating_losses_in_a_merge_does_not_change_batch_norm_statistics():
     rule = fresh_rule(eta_gamma=0.0, eta_upsilon=0.0)
     merged = trainer(with_batch_norm).train(trip_input(with_batch_norm, slot=2, fresh=fresh, rule=rule, memory=nothing))
     plain = trainer(with_batch_norm).train(trip_input(with_batch_norm))
-    assert merged.merged["beta"] == 0.0
+    assert [(merge.version, merge.numbers["beta"]) for merge in merged.merges] == [(5, 0.0)]
     np.testing.assert_array_equal(merged.weights[mean], plain.weights[mean])
     np.testing.assert_array_equal(merged.weights, plain.weights)
 
@@ -234,11 +235,13 @@ def test_the_merge_happens_at_the_start_of_the_slots_epoch():
 def test_without_a_fresh_model_a_slot_changes_nothing():
     asked = trainer().train(trip_input(slot=2, rule=fresh_rule()))
     assert asked.weights.tobytes() == trainer().train(trip_input()).weights.tobytes()
-    assert asked.merged == {}
+    assert asked.merges == ()
 
 
 def test_the_reward_is_the_drop_of_the_loss_on_the_same_mini_batch():
-    merged = trainer().train(trip_input(slot=2, fresh=fresh_model(), rule=fresh_rule())).merged
+    (merge,) = trainer().train(trip_input(slot=2, fresh=fresh_model(), rule=fresh_rule())).merges
+    merged = merge.numbers
+    assert (merge.version, merge.diverged) == (5, False)
     assert merged["reward"] == merged["loss_before"] - merged["loss_after"]
 
 
@@ -301,7 +304,7 @@ def test_augmentation_is_off_by_default_changes_training_and_is_keyed_by_the_tri
             0,
         )
         w = np.full(trainer.flat.layout.size, 0.01, np.float32)
-        return trainer.train(TripInput(Assignment(0, trip, 1, 1, w, 2, 0.1), None, None, LocalRule(), {})).weights
+        return trainer.train(TripInput(Assignment(0, trip, 1, 1, w, 2, 0.1), (), (), LocalRule(), {})).weights
 
     assert TrainingOptions().augment is False
     np.testing.assert_array_equal(trained(True), trained(True))

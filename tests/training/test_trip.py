@@ -27,7 +27,7 @@ LEGAL = {Phase.TO_SLOT: "to_slot", Phase.ASKED: "merge", Phase.FINISHING: "finis
 def begin(t: Trainer, factory=mlp, slot: int | None = 2, rule: LocalRule | None = None, **memory: Any) -> LocalTrip:
     numbers = {"alpha_k": 0.1, "meta_slot": 2}
     assignment = Assignment(0, 1, 4, 4, initial_weights(factory, SEED), 3, 0.1, numbers)
-    return LocalTrip(t, assignment, Slot(slot, "fixed") if slot else None, rule or LocalRule(), memory)
+    return LocalTrip(t, assignment, [Slot(slot, "fixed")] if slot else [], rule or LocalRule(), memory)
 
 
 def fresh(factory=mlp, version: int = 6) -> Fresh:

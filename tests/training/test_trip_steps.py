@@ -21,7 +21,7 @@ from tests.training.test_trainer import SEED, mlp, trainer, trip_input
 
 def run_trip(t, epochs: int = 3, trip: int = 1):
     assignment = Assignment(0, trip, 1, 1, initial_weights(mlp, SEED), epochs, 0.1)
-    return t.train(TripInput(assignment, None, None, LocalRule(), {}))
+    return t.train(TripInput(assignment, (), (), LocalRule(), {}))
 
 
 @pytest.mark.parametrize("steps", [3, 7, 10, 25])
@@ -41,7 +41,7 @@ def test_a_slot_divides_the_steps_into_equal_parts():
     assignment = Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1)
     seen = []
     for slot in (1, 2, 3):
-        trip = LocalTrip(t, assignment, Slot(slot, "fixed"), LocalRule(), {})
+        trip = LocalTrip(t, assignment, [Slot(slot, "fixed")], LocalRule(), {})
         trip.to_slot()
         seen.append(trip.steps)
         trip.merge(None)
@@ -73,7 +73,7 @@ class Hurried(LocalRule):
 def test_a_hurried_trip_takes_the_steps_of_its_remaining_epochs(epoch):
     """A real device learns of it during the trip, a simulated one by its assignment. Both give the same bits."""
     t, rule, epochs = trainer(steps=10), Hurried(epoch), max(1, epoch)
-    trip = LocalTrip(t, Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1), None, rule, {})
+    trip = LocalTrip(t, Assignment(0, 1, 1, 1, initial_weights(mlp, SEED), 3, 0.1), (), rule, {})
     trip.to_slot()
     if epoch == 0:
         trip.hurry()

@@ -35,7 +35,7 @@ def trainer(**options: bool) -> Trainer:
 
 def train(one: Trainer) -> np.ndarray:
     assignment = Assignment(0, 1, 1, 1, initial_weights(lenet, 0), 1, 0.1)
-    return one.train(TripInput(assignment, None, None, LocalRule(), {})).weights
+    return one.train(TripInput(assignment, (), (), LocalRule(), {})).weights
 
 
 def test_without_fast_layers_a_trainer_uses_those_of_torch() -> None:
