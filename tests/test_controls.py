@@ -46,3 +46,23 @@ def test_merges_per_request_match_the_log(monkeypatch, capsys) -> None:
     assert sum(int(row[2].split()[-1]) for row in mine) == len(requests)
     rewards = [float(row[3].split("+-")[0]) * int(row[2].split()[-1]) for row in mine]
     assert sum(rewards) == pytest.approx(np.sum([request.reward for request in found]), abs=1e-4 * len(requests))
+
+
+def test_scripted_selectors_are_those_of_the_methods() -> None:
+    names = runpy.run_path(str(SCRIPTS / "slots.py"))
+    for world in names["SCRIPTED"]:
+        reward = names["reward_by_slot"](world, 4)
+        assert max(range(1, 6), key=reward) == 4
+        assert names["table_finds"]("shaped", reward, 4, 0)
+        found, moved = names["meta_model_finds"]("printed", reward, 4, 0)
+        assert not found and moved < 1e-5, "the printed meta model keeps its first choice"
+
+
+def test_the_distribution_before_the_first_lesson_is_recorded(federate, tmp_path) -> None:
+    names, before = runpy.run_path(str(SCRIPTS / "slots.py")), FedASMU.instruct
+    recorder = names["FirstAndLast"]()
+    with recorder.recording():
+        federate({"name": "fedasmu", "selector": "shaped"}).run(100, out=tmp_path / "run")
+    assert FedASMU.instruct is before, "the method is restored"
+    assert recorder.meta.lessons > 0 and (recorder.first != recorder.meta.distribution()).any()
+    assert recorder.first.argmax() == len(recorder.first) // 2, "the prior prefers the middle"
