@@ -51,7 +51,7 @@ class FakeFederation:
     def __init__(
         self,
         folder: Path,
-        method: str = "fedasmu",
+        method: str | dict[str, Any] = "fedasmu",
         devices: int = 3,
         fresh: str = "side",
         wait_for: int = 1,
@@ -59,10 +59,12 @@ class FakeFederation:
         **run: Any,
     ) -> None:
         training = {"epochs": 2, "batch_size": 32} | dict(training or {})
-        options = {"K": 2} if method in ("port", "fedbuff") else {}
-        tables = {"method": {"name": method} | options, "fleet": {"devices": devices}, "training": training}
+        given = {"name": method} if isinstance(method, str) else method
+        name = str(given["name"])
+        options = {"K": 2} if name in ("port", "fedbuff") else {}
+        tables = {"method": given | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}}
-        kind = {"trigger": "concurrency"} if class_and_preset(method)[0].about.kind != "sync" else {}
+        kind = {"trigger": "concurrency"} if class_and_preset(name)[0].about.kind != "sync" else {}
         config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
         self.assembly = Assembly(config, deployed=True).check().begin()
         self.config: Config = self.assembly.config

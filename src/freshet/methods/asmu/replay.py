@@ -35,6 +35,7 @@ def audit_event(options: Any, event: Event, memory: dict[Any, Any], kind: Kind) 
     """Check every alpha and beta of FedASMU and FedSSMU, and each control's whole history."""
     if isinstance(event, Triggered):
         memory.pop(("asked", event.device), None)
+        memory["epochs", event.device] = event.epochs
         memory["slots", event.device] = (_slots_allowed(options, event.epochs), {})
     elif isinstance(event, Requested | Pushed) and event.fresh is not None:
         memory["asked", event.device] = event.trip
@@ -101,10 +102,12 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
     if bool(n.get("untaught")) != (known and not taught):
         raise Mismatch(f"untaught = {bool(n.get('untaught'))} contradicts lr = {n['lr']:g}")
     if n["adapted"] != (known and taught):
-        raise Mismatch("adapted, but the device was not aggregated before" if past is None else "should have adapted")
+        raise Mismatch("adapted, but there is no earlier aggregation to judge" if past is None else "should have adapted")
     trip, betas, before, _ = memory.get(("merged", part.device), (None, [], [], 0))
     for name, values in (("beta", betas), ("n1", before)):
         _expect_list(name, n[name], values if trip == event.trip else [])
+    if "passes" in n:
+        expect("passes", n["passes"], memory["epochs", part.device])
     if n["adapted"] and past is not None:
         c = past.control
         kept = {"p": past.p, "s_p": past.s_p, "xi_p": past.xi_p, "lambda_p": c.lambda_, "sigma_p": c.sigma}

@@ -25,7 +25,7 @@ class Control:
 
 @dataclass(frozen=True)
 class PastUpload:
-    """The device's last accepted aggregation: its version, age p, staleness s_p, xi_p and the controls used then."""
+    """An aggregation that a later upload judges: its version, age p, staleness s_p, xi_p and the controls used then."""
 
     version: int
     p: int
@@ -93,7 +93,7 @@ def cosine(product: float, a: float, b: float) -> float:
 def control_gradients(
     q: float, mu_alpha: float, xi_min: float, past: PastUpload, equations: Equations, comes_back: bool = False
 ) -> tuple[float, float, float]:
-    """d loss / d (lambda, sigma, iota) of the model that the device's last upload produced.
+    """d loss / d (lambda, sigma, iota) of the model that the judged aggregation produced.
 
     ``q = <g, step>`` with g the device's gradient. Erratum E2: the derivative of ``s^-sigma`` is ``-lambda ln(s)``;
     the paper prints ``-ln(sigma)`` (undefined for sigma <= 0; sigma then stays unchanged). Erratum E13: a clamped xi
