@@ -1,4 +1,8 @@
-"""Naive twins of FedASMU and FedSSMU, from fedasmu.md sections 2 to 6, 9 and 13 (device part and selector too)."""
+"""Naive twins of FedASMU and FedSSMU, from fedasmu.md sections 2 to 6, 9 and 13 (device part and selector too).
+
+A trip may have several merges (`refresh`), and the server may send its model unasked (`push_after`). A merge is
+(version, beta, n1): it took place after n1 steps.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,28 @@ from .helpers import counter_max, cut, dot, f32, f64, norm
 ADAPTATION_KEYS = ("q", "p", "s_p", "xi_p", "lambda_p", "sigma_p", "grad_lambda", "grad_sigma", "grad_iota")
 #: The device whose controls move, the versions between its aggregation and w_o, and |g| |step|, the scale of q.
 JUDGEMENT_KEYS = ("judged", "gap", "size")
+
+
+def unit_walk(steps: int, merges: list, momentum: float) -> float:
+    """How far SGD along a constant unit gradient gets, at a rate of 1 and step by step.
+
+    A merge takes the device back to 1 - beta of its way; the velocity stays.
+    """
+    way = velocity = 0.0
+    for done in range(steps):
+        for _, beta, n1 in merges:
+            if n1 == done:
+                way *= 1.0 - beta
+        velocity = momentum * velocity + 1.0
+        way += velocity
+    return way
+
+
+def check_order(device, merges: list, given: list) -> None:
+    """A device merges some of the models that it was given, each once and in their order."""
+    versions = [version for version, _, _ in merges]
+    if versions != sorted(set(versions)) or not set(versions) <= set(given):
+        raise RuntimeError(f"device {device} reports merges of {versions} but was given {given}")
 
 
 class FedASMUServerTwin:
@@ -36,6 +62,9 @@ class FedASMUServerTwin:
         local_work: str = "steps",
         counters: int = 0,
         server_counts: bool = False,
+        refresh: float = 1,
+        push_after: int = 0,
+        momentum: float = 0.0,
     ) -> None:
         assert equations in ("corrected", "published")
         assert apply in ("mix", "progress")
@@ -48,13 +77,15 @@ class FedASMUServerTwin:
         self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
         self.judge, self.local_work = judge, local_work
         self.counters, self.server_counts = counters, server_counts
+        self.refresh, self.push_after, self.momentum = refresh, push_after, momentum
         self.version = 1
         self.versions: dict[int, np.ndarray] = {1: f32(w0)}
         self.controls: dict = {}  # device -> (lambda, sigma, iota)
         self.last: dict = {}  # device -> what is remembered of its last accepted upload
         self.made: dict = {}  # version -> the same of the upload that made it (section 13)
         self.base: dict = {}  # device in flight -> version o
-        self.fresh: dict = {}  # device in flight -> version g it was given at its request
+        self.fresh: dict = {}  # device in flight -> the versions that it was given since, in their order
+        self.pending: set = set()  # devices with a pushed model that they have not merged yet
 
     @property
     def w(self) -> np.ndarray:
@@ -66,13 +97,29 @@ class FedASMUServerTwin:
         self.base[device] = self.version
         return self.version
 
+    def newest(self, device) -> int:
+        """The newest version that a device in flight has."""
+        return self.fresh[device][-1] if device in self.fresh else self.base[device]
+
     def request(self, device) -> tuple[int, np.ndarray] | None:
-        if device in self.fresh:
-            raise RuntimeError(f"device {device} has already been given a fresh model on this trip")
-        if self.version <= self.base[device]:
+        if len(self.fresh.get(device, [])) >= self.refresh:
+            raise RuntimeError(f"device {device} has already been given {self.refresh} fresh models on this trip")
+        if self.version <= self.newest(device):
             return None
-        self.fresh[device] = self.version
+        self.fresh.setdefault(device, []).append(self.version)
         return self.version, self.w
+
+    def push(self, device) -> tuple[int, np.ndarray] | None:
+        """Send the model if the device is `push_after` versions behind and has merged what it was sent before."""
+        assert self.push_after > 0
+        if device in self.pending or self.version < self.newest(device) + self.push_after:
+            return None
+        self.fresh.setdefault(device, []).append(self.version)
+        self.pending.add(device)
+        return self.version, self.w
+
+    def merged(self, device) -> None:
+        self.pending.remove(device)
 
     def upload(
         self,
@@ -83,14 +130,20 @@ class FedASMUServerTwin:
         steps: int,
         beta: float = 0.0,
         n1: int = 0,
+        merges: list | None = None,
         passes: int | None = None,
         learnable: int | None = None,
     ) -> dict:
+        """`beta` and `n1` are short for one merge, of the newest version that the device was given."""
         t = self.version
         o = self.base.pop(device)
-        g = self.fresh.pop(device, None)
-        if beta != 0.0 and g is None:
+        given = self.fresh.pop(device, [])
+        self.pending.discard(device)
+        if beta != 0.0 and not given:
             raise RuntimeError(f"device {device} reports a merge but was never given a fresh model")
+        if merges is None:
+            merges = [(given[-1], beta, n1)] if beta != 0.0 else []
+        check_order(device, merges, given)
         lam, sigma, iota = self.controls.get(device, (self.lambda0, self.sigma0, self.iota0))
         result = {"kind": "discard", "version": t, "base": o, "staleness": t - o + 1, "alpha": None, "xi": None}
         result.update({"lambda": lam, "sigma": sigma, "iota": iota, "adapted": False, "reason": None})
@@ -111,23 +164,24 @@ class FedASMUServerTwin:
         w_o = f64(self.versions[o])
         w_i = f64(w_i)
         # the displacement that training itself produced (E6, section 9)
-        d = w_i - w_o
-        if beta != 0.0:
-            d = d - beta * (f64(self.versions[g]) - w_o)
+        d = w_i.copy()
+        rest = 1.0  # of the anchor: a merge with beta leaves (1 - beta) of all that came before it
+        for version, beta_m, _ in reversed(merges):
+            d -= rest * beta_m * f64(self.versions[version])
+            rest *= 1.0 - beta_m
+        d -= rest * w_o
 
         # 2. adapt the controls of the device whose aggregation is judged: this one's last, or the one that made w_o
         m = (self.last.get(device) if self.judge == "own" else self.made.get(o)) if self.dynamic_server else None
         if m is not None:
             p, s_p, xi_p, lambda_p, sigma_p = m["p"], m["s"], m["xi"], m["lambda"], m["sigma"]
-            # E5: L counts steps or passes; n1 of the steps, or that share of the passes, came before the merge
-            before, after = n1, steps - n1
-            if self.local_work == "passes":
-                before, after = n1 * passes / steps, (steps - n1) * passes / steps
+            # E5: L counts steps or passes, which are steps / passes steps each
+            unit = 1.0 if self.local_work == "steps" else passes / steps
             if self.equations == "corrected":
-                # E6: the merge shrinks what was trained before it
-                pseudo_gradient = -d[:L] / (eta * ((1.0 - beta) * before + after))
+                # E6: a merge shrinks what was trained before it
+                pseudo_gradient = -d[:L] / (eta * unit * unit_walk(steps, merges, self.momentum))
             else:
-                pseudo_gradient = (w_i - w_o)[:L] / (eta * (before + after))
+                pseudo_gradient = (w_i - w_o)[:L] / (eta * unit * steps)
             q = dot(pseudo_gradient, m["step"][:L])
             c = self.mu_alpha / (1.0 + self.mu_alpha * xi_p) ** 2
             grad_lambda = q * c / (math.sqrt(p) * s_p**sigma_p)
@@ -196,6 +250,9 @@ class FedSSMUServerTwin:
         local_work: str = "steps",
         counters: int = 0,
         server_counts: bool = False,
+        refresh: float = 1,
+        push_after: int = 0,
+        momentum: float = 0.0,
     ) -> None:
         assert equations in ("corrected", "published")
         assert apply in ("mix", "progress")
@@ -208,6 +265,7 @@ class FedSSMUServerTwin:
         self.equations, self.dynamic_server, self.apply = equations, dynamic_server, apply
         self.judge, self.local_work = judge, local_work
         self.counters, self.server_counts = counters, server_counts
+        self.refresh, self.push_after, self.momentum = refresh, push_after, momentum
         self.round = 1  # g of the round that is running or comes next
         self.k = 0
         self.running = False
@@ -215,7 +273,8 @@ class FedSSMUServerTwin:
         self.versions: dict[int, np.ndarray] = {1: f32(w0)}
         self.round_base = 1  # the version of w_{g,0}
         self.waiting: set = set()  # selected devices that have not uploaded yet
-        self.fresh: dict = {}
+        self.fresh: dict = {}  # of these: the versions that they were given in mid-training
+        self.pending: set = set()
         self.controls: dict = {}
         self.last: dict = {}
         self.made: dict = {}
@@ -231,18 +290,32 @@ class FedSSMUServerTwin:
         self.k = 0
         self.round_base = self.version
         self.waiting = set(devices)
-        self.fresh = {}
+        self.fresh = {device: [] for device in devices}
+        self.pending = set()
         return self.version
 
     def request(self, device) -> tuple[int, np.ndarray] | None:
         if device not in self.waiting:
             raise RuntimeError(f"device {device} is not in flight")
-        if device in self.fresh:
-            raise RuntimeError(f"device {device} has already been given a fresh model on this trip")
-        if self.k == 0:
+        given = self.fresh[device]
+        if len(given) >= self.refresh:
+            raise RuntimeError(f"device {device} has already been given {self.refresh} fresh models on this trip")
+        if self.version in [self.round_base, *given]:
             return None
-        self.fresh[device] = self.version
+        given.append(self.version)
         return self.version, self.w
+
+    def push(self, device) -> tuple[int, np.ndarray] | None:
+        assert self.push_after > 0
+        behind = self.version - max([self.round_base, *self.fresh[device]])
+        if device in self.pending or behind < self.push_after:
+            return None
+        self.fresh[device].append(self.version)
+        self.pending.add(device)
+        return self.version, self.w
+
+    def merged(self, device) -> None:
+        self.pending.remove(device)
 
     def upload(
         self,
@@ -253,13 +326,18 @@ class FedSSMUServerTwin:
         steps: int,
         beta: float = 0.0,
         n1: int = 0,
+        merges: list | None = None,
         passes: int | None = None,
         learnable: int | None = None,
     ) -> dict:
         self.waiting.remove(device)
-        g_version = self.fresh.pop(device, None)
-        if beta != 0.0 and g_version is None:
+        self.pending.discard(device)
+        given = self.fresh.pop(device)
+        if beta != 0.0 and not given:
             raise RuntimeError(f"device {device} reports a merge but was never given a fresh model")
+        if merges is None:
+            merges = [(given[-1], beta, n1)] if beta != 0.0 else []
+        check_order(device, merges, given)
         lam, sigma, iota = self.controls.get(device, (self.lambda0, self.sigma0, self.iota0))
         k = self.k
         s = k + 1
@@ -279,9 +357,10 @@ class FedSSMUServerTwin:
         uploaded = f64(w_i)
         current = f64(self.versions[self.version])
         started = f64(self.versions[self.round_base])
-        progress = uploaded - started
-        if beta != 0.0:
-            progress = progress - beta * (f64(self.versions[g_version]) - started)
+        anchor = started
+        for version, weight, _ in merges:
+            anchor = anchor + weight * (f64(self.versions[version]) - anchor)
+        progress = uploaded - anchor
 
         then = None
         if self.dynamic_server and self.judge == "own":
@@ -297,8 +376,11 @@ class FedSSMUServerTwin:
                 slope = (uploaded - started)[:L] / (eta * steps * unit)
                 log_term = -math.log(then["sigma"]) if then["sigma"] > 0.0 else 0.0
             else:
-                left = (1.0 - beta) * n1 * unit + (steps - n1) * unit  # E6
-                slope = -progress[:L] / (eta * left)
+                left = 0.0  # E6: of each step, what the merges after it left
+                for step in range(steps):
+                    kept = math.prod(1.0 - weight for _, weight, done in merges if done > step)
+                    left += kept * sum(self.momentum**k for k in range(step + 1))
+                slope = -progress[:L] / (eta * unit * left)
                 log_term = -then["lambda"] * math.log(then["s"])
             q = dot(slope, then["step"][:L])
             grad_lambda = q * c / (root * discount)
@@ -352,6 +434,7 @@ class FedSSMUServerTwin:
         self.running = False
         self.waiting = set()
         self.fresh = {}
+        self.pending = set()
         self.round += 1
         return self.round - 1
 
@@ -372,8 +455,12 @@ def device_merge(
     equations: str = "corrected",
     age: int | None = None,
     learnable: int | None = None,
+    counters: int = 0,
 ) -> dict:
-    """Section 4. FedSSMU: g - o is k (versions count every aggregation) and age is the round."""
+    """Section 4. FedSSMU: g - o is k (versions count every aggregation) and age is the round.
+
+    `o` is the newest version that the device has: its base or, after a merge, the one that it merged last.
+    """
     assert equations in ("corrected", "published")
     root_age = math.sqrt(g if age is None else age)
     root_s = math.sqrt(g - o + 1)
@@ -382,6 +469,8 @@ def device_merge(
     beta = mu_beta * phi / (1.0 + mu_beta * phi)
     w_b, w_g = f32(w_b), f32(w_g)
     w_a = f32((1.0 - beta) * f64(w_b) + beta * f64(w_g))
+    if counters:
+        w_a[-counters:] = counter_max([w_b, w_g], len(w_a) - counters)
 
     if equations == "corrected":
         h = gradient(w_a)
@@ -411,6 +500,60 @@ def device_merge(
         "loss_after": loss_after,
         "reward": loss_before - loss_after,
     }
+
+
+def device_trip(
+    w_o,
+    epochs: list,
+    model,
+    *,
+    o: int,
+    requests: dict,
+    gamma: float,
+    upsilon: float,
+    mu_beta: float,
+    eta_gamma: float,
+    eta_upsilon: float,
+    equations: str = "corrected",
+    counters: int = 0,
+) -> dict:
+    """A whole trip with any number of requests, in float64. Models are rounded where a device has them in float32.
+
+    `epochs` is a list of batches per epoch. `requests` gives the answer at the start of each epoch with a request:
+    (g, w_g, age) or None. `model` has loss(w, batch), gradient(w, batch) and train(w, batch), which returns the model
+    after one step and keeps the optimiser's state.
+    """
+    w, have, steps, merges = f64(f32(w_o)), o, 0, []
+    for number, batches in enumerate(epochs, start=1):
+        answer = requests.get(number)
+        if answer is not None:
+            g, w_g, age = answer
+            first = batches[0]
+            merge = device_merge(
+                f32(w),
+                w_g,
+                g=g,
+                o=have,
+                age=age,
+                gamma=gamma,
+                upsilon=upsilon,
+                mu_beta=mu_beta,
+                eta_gamma=eta_gamma,
+                eta_upsilon=eta_upsilon,
+                loss=lambda v, first=first: model.loss(v, first),
+                gradient=lambda v, first=first: model.gradient(v, first),
+                equations=equations,
+                learnable=model.learnable,
+                counters=counters,
+            )
+            merges.append(merge | {"version": g, "n1": steps, "gamma": gamma, "upsilon": upsilon})
+            w, have = f64(merge["w_a"]), g
+            gamma, upsilon = merge["gamma_after"], merge["upsilon_after"]
+        for batch in batches:
+            w = model.train(w, batch)
+            steps += 1
+    reward = math.fsum(merge["reward"] for merge in merges)
+    return {"w_i": w, "steps": steps, "merges": merges, "gamma": gamma, "upsilon": upsilon, "reward": reward}
 
 
 def baseline_after(b: float, reward: float, rho: float) -> float:
