@@ -24,6 +24,13 @@ PUSHED_ROUNDS: dict[str, Any] = {"name": "fedssmu", "slot": "never", "push_after
 PROGRESS: dict[str, Any] = {"name": "fedasmu-course", "slot": "never", "push_after": 1}
 KINDS = {"every": EVERY, "twice": TWICE, "push": PUSH, "rounds": ROUNDS, "pushed rounds": PUSHED_ROUNDS}
 KINDS |= {"progress": PROGRESS}
+REBASE: dict[str, Any] = {"name": "fedasmu-course", "merge": "rebase"}
+KINDS |= {
+    "rebase": REBASE | {"slot": 3, "beta": 1.0},
+    "rebase every": REBASE | {"slot": 2, "refresh": "every"},
+    "rebase pushed": REBASE | {"slot": "never", "push_after": 1, "beta": 1.0},
+    "rebase in rounds": REBASE | {"name": "fedssmu-progress", "slot": 2, "refresh": 2},
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)

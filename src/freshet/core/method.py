@@ -164,6 +164,8 @@ class Local(Protocol):
     memory: Memory
     report: dict[str, Number]
     merges: list[Merge]
+    #: For rules that are ``anchored``: the base, with every merge applied to it. ``w - anchor`` is the progress.
+    anchor: Vector
     #: The newest version that the device has: its base or, after a merge, the fresh one.
     held: int
     vectors: dict[str, Vector]
@@ -247,6 +249,11 @@ class LocalRule:
     def later_slots(self, first: Slot, epochs: int) -> tuple[Slot, ...]:
         """Further requests of a trip whose first one is planned, in ascending order of their epochs."""
         return ()
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the rule needs ``local.anchor``. Then an upload is clipped and compressed as a difference to it."""
+        return False
 
     @property
     def push_after(self) -> int:

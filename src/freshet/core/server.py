@@ -309,6 +309,13 @@ class Server:
         fresh = Fresh(sent.version, sent.age, self.store.get(sent.version), vectors)
         return fresh if self.links is None else self.links.encode_fresh(device, fresh)
 
+    def start_of(self, upload: Upload) -> Vector:
+        """The model to which an encoded upload is the difference: its base, or its anchor if the rule is anchored."""
+        base = self.store.get(upload.base)
+        if not self.rule.anchored:
+            return base
+        return upload.anchor(base, {merge.version: self.store.get(merge.version) for merge in upload.merges})
+
     def push_due(self, device: int, trip: int) -> bool:
         """Whether to send the current model to a device in flight: it is far enough behind, and nothing is pending."""
         active, ahead = self.active_trip(device, trip), self.rule.push_after

@@ -211,7 +211,7 @@ class FedASMU(Method):
         for merge in upload.merges:
             beta = merge.numbers.get("beta", 0.0)
             before = merge.numbers.get("n1", -1 if beta else 0)
-            if not 0.0 <= beta < 1.0:
+            if not 0.0 <= beta <= 1.0 or (beta == 1.0 and self.options.merge == "mix"):
                 return f"reports a merge with weight {beta}, which is impossible"
             if not (isinstance(before, int) and done <= before < upload.steps):
                 given = merge.numbers.get("n1")
@@ -336,7 +336,8 @@ class FedASMU(Method):
             # A step is the optimiser's response to a unit gradient: 1 for plain SGD, more with momentum.
             merges, whole = MergeNumbers.of(upload), self.context.reach(upload.steps)
             before = [self.context.reach(steps) for steps in merges.before]
-            scale = -training_scale(trip.lr, whole, before, merges.betas)
+            shrunk = merges.betas if o.merge == "mix" else [0.0 for _ in merges.betas]  # a rebase keeps every step
+            scale = -training_scale(trip.lr, whole, before, shrunk)
             plain = [*merges.before, upload.steps]
             numbers |= {} if [*before, whole] == plain else {"reach": [*(before or [0.0]), whole]}
         if o.local_work == "passes":

@@ -593,7 +593,7 @@ class Simulation:
         if outcome.memory:
             self.devices.put(trip.assignment.device, outcome.memory)
         upload = outcome.upload(trip.assignment)
-        return upload if self.links is None else self.links.decode_upload(upload, self.server.store.get(upload.base))
+        return upload if self.links is None else self.links.decode_upload(upload, self.server.start_of(upload))
 
     def _on_lost(self, scheduled: Scheduled) -> None:
         now, _, device, number = scheduled

@@ -106,19 +106,19 @@ class Outgoing:
         merges = tuple(Merge(merge.version, redacted(merge.numbers)) for merge in outcome.merges)
         return outcome._replace(report=redacted(outcome.report), merges=merges, diverged=False)
 
-    def encode(self, outcome: "TripOutcome", assignment: Assignment, layout: Layout, hostile: bool) -> "TripOutcome":
-        """The outcome as it goes up. ``hostile`` marks a device that attacks."""
+    def encode(
+        self, outcome: "TripOutcome", assignment: Assignment, start: Vector, layout: Layout, hostile: bool
+    ) -> "TripOutcome":
+        """The outcome as it goes up. ``start`` is where its step starts. ``hostile`` marks a device that attacks."""
         if self.privacy.on:
             keyed = stream(self.seed, "privacy", assignment.device, assignment.trip)
             rng = np.random.default_rng() if self.secret else keyed
-            outcome = outcome._replace(weights=privatise(self.privacy, outcome.weights, assignment.weights, rng))
+            outcome = outcome._replace(weights=privatise(self.privacy, outcome.weights, start, rng))
         if hostile and self.attack.kind == "sign-flip":
-            weights = flip_update(self.attack, outcome.weights, assignment.weights, layout.learnable)
+            weights = flip_update(self.attack, outcome.weights, start, layout.learnable)
             outcome = outcome._replace(weights=weights)
         if self.links.up != "none":
-            weights, size, memory = encode_upload(
-                self.links, layout, outcome.weights, assignment.weights, outcome.memory
-            )
+            weights, size, memory = encode_upload(self.links, layout, outcome.weights, start, outcome.memory)
             outcome = outcome._replace(weights=weights, packed=size, memory=memory)
         return outcome
 

@@ -24,7 +24,7 @@ from freshet.core.events import OWN_KEYS, Merged
 from freshet.core.messages import Assignment, Fresh, Merge, Number, Slot, Upload
 from freshet.core.method import LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
-from freshet.core.vectors import Vector, is_finite
+from freshet.core.vectors import Vector, is_finite, mix
 from freshet.errors import ConfigError, RunError
 from freshet.training.batches import Indices
 from freshet.training.network import tensor_view
@@ -96,7 +96,7 @@ class LocalTrip:
         #: All slots, those still to come, and the first one unless its request had no answer.
         self.slots, self._slots, self.slot = tuple(slots), list(slots), slots[0] if slots else None
         self.memory: Memory = dict(memory)
-        self._memory_at_merge, self.held = memory, assignment.version
+        self._memory_at_merge, self.held, self.anchor = memory, assignment.version, assignment.weights
         self.report: dict[str, Number] = {}
         self.merges: list[Merge] = []
         self.vectors: dict[str, Vector] = {}
@@ -144,6 +144,8 @@ class LocalTrip:
                 numbers = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
                 self.merges.append(Merge(fresh.version, numbers))
                 self.held = fresh.version
+                if self.rule.anchored:
+                    self.anchor = mix(self.anchor, fresh.weights, float(numbers["beta"]))
                 if self._is_finite(self.flat.dump()):
                     self._memory_at_merge = dict(self.memory)
                 else:
@@ -166,7 +168,7 @@ class LocalTrip:
                 self._train_epoch()
             self.rule.finish(self)
         self._move_to(Phase.FINISHING, Phase.DONE)
-        return self._trainer.outgoing.encode(self.outcome(), self.assignment, self.layout, self._hostile)
+        return self._trainer.outgoing.encode(self.outcome(), self.assignment, self.anchor, self.layout, self._hostile)
 
     def hurry(self) -> None:
         """The server wants the model soon: make the current epoch the last, or the first if none has begun."""
@@ -364,6 +366,7 @@ class LocalTrip:
             "merges": [[merge.version, dict(merge.numbers), merge.diverged] for merge in self.merges],
             "slots": [list(slot) for slot in self._slots],
             "asked": self.slot is not None,
+            "anchor": self.anchor if self.rule.anchored and self.merges else None,
             "scratch": _arrays({key: value for key, value in self.scratch.items() if not callable(value)}),
             "optimiser": _arrays(self._optimiser),
             "order": None if self._order is None else self._order.cpu().numpy(),
@@ -379,6 +382,7 @@ class LocalTrip:
         self.report = dict(saved["report"])
         self.merges = [Merge(version, dict(numbers), diverged) for version, numbers, diverged in saved["merges"]]
         self.held = self.merges[-1].version if self.merges else self.held
+        self.anchor = self.anchor if saved["anchor"] is None else np.array(saved["anchor"])
         self._slots, self.slot = [Slot(*slot) for slot in saved["slots"]], self.slot if saved["asked"] else None
         self.flat.load(np.array(saved["weights"]))
         self.flat.set_hidden_state(saved["hidden"])

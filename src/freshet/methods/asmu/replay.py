@@ -102,7 +102,9 @@ def _audit_aggregation(options: Any, event: Aggregated, memory: dict[Any, Any], 
     if bool(n.get("untaught")) != (known and not taught):
         raise Mismatch(f"untaught = {bool(n.get('untaught'))} contradicts lr = {n['lr']:g}")
     if n["adapted"] != (known and taught):
-        raise Mismatch("adapted, but there is no earlier aggregation to judge" if past is None else "should have adapted")
+        raise Mismatch(
+            "adapted, but there is no earlier aggregation to judge" if past is None else "should have adapted"
+        )
     trip, betas, before, _ = memory.get(("merged", part.device), (None, [], [], 0))
     for name, values in (("beta", betas), ("n1", before)):
         _expect_list(name, n[name], values if trip == event.trip else [])
@@ -158,6 +160,7 @@ def _gradient_scale(options: Any, n: Numbers) -> float:
     if options.equations == "published":
         return float(n["lr"] * n["steps"]) * share
     betas = n["beta"] if isinstance(n["beta"], list) else [n["beta"]]
+    betas = [0.0 for _ in betas] if options.merge == "rebase" else betas
     steps = [*(n["n1"] if isinstance(n["n1"], list) else [n["n1"]]), n["steps"]]
     *before, whole = n.get("reach", steps)
     return -training_scale(n["lr"], whole, before, betas) * share
@@ -190,11 +193,12 @@ def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind
     far = n["far"] if options.distance else 1.0
     phi = freshness_weight(gamma, upsilon, age, s, far)
     expect("phi", n["phi"], phi)
-    expect("beta", n["beta"], saturate(options.mu_beta, phi))
+    expect("beta", n["beta"], saturate(options.mu_beta, phi) if options.beta is None else options.beta)
     slopes = (0.0, 0.0)  # [privacy] withholds losses, so nothing is learned from them
     if "reward" in n:
         expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
-        slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)
+        if options.beta is None:
+            slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)
     expect("gamma_after", n["gamma_after"], gradient_step(gamma, options.eta_gamma, slopes[0]))
     expect("upsilon_after", n["upsilon_after"], gradient_step(upsilon, options.eta_upsilon, slopes[1]))
     memory[device] = (n["gamma_after"], n["upsilon_after"])

@@ -5,6 +5,13 @@ At the start of epoch l* the device asks for the fresh model ``w_g`` and merges 
     w_a = (1 - beta) w_b + beta w_g
 
 The weight beta is learned. The reward ``loss(w_b) - loss(w_a)`` trains the choice of l*.
+
+``merge = "rebase"`` (not in the paper) carries the device's progress over whole. With the anchor a, which is the base
+at first and ``(1 - beta) a + beta w_g`` after each merge::
+
+    w_a = w_b + beta (w_g - a)
+
+The mix gives up as much of the device's progress as it takes in of the others'; here nothing is lost.
 """
 
 from dataclasses import dataclass
@@ -15,7 +22,7 @@ from pydantic import Field, model_validator
 
 from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.core.method import ADDED, ConditionalDefaults, Local, LocalRule, Memory, MethodContext, Options
-from freshet.core.vectors import distance, dot_difference, mix, norm
+from freshet.core.vectors import combine, distance, dot_difference, mix, norm
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.staleness import (
     Equations,
@@ -77,6 +84,19 @@ class ASMUOptions(Options):
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
     slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    merge: Literal["mix", "rebase"] = Field(
+        "mix",
+        description="mix: (1 - beta) w_b + beta w_g (the paper's). rebase: w_b + beta (w_g - w_o), which keeps all "
+        "that the device has trained (not in the paper; needs apply = progress)",
+        json_schema_extra=ADDED,
+    )
+    beta: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="fixed weight of the fresh model (default: learned, the paper's); 1 only with merge = rebase",
+        json_schema_extra=ADDED,
+    )
     refresh: int | Literal["every"] = Field(
         1,
         description="requests per trip: the first in its slot, the others at the start of the next epochs; every: in "
@@ -174,6 +194,10 @@ class ASMUOptions(Options):
             )
         if self.judge == "base" and self.controls == "course":
             raise ValueError('judge = "base" judges one aggregation, controls = "course" all since; choose one of them')
+        if self.merge == "rebase" and not (self.apply == "progress" and self.equations == "corrected"):
+            raise ValueError('merge = "rebase" needs apply = "progress" and equations = "corrected"')
+        if self.beta == 1.0 and self.merge == "mix":
+            raise ValueError('beta = 1 replaces the local model; it needs merge = "rebase"')
         if isinstance(self.refresh, int) and self.refresh < 1:
             raise ValueError('refresh must be at least 1, or "every"')
         if self.push_after and self.slot != "never":
@@ -219,12 +243,16 @@ class FreshModelRule(LocalRule):
     def holds_out(self) -> bool:
         return self.options.probe == "held-out"
 
+    @property
+    def anchored(self) -> bool:
+        return self.options.merge == "rebase"
+
     def leak(self) -> str | None:
         o = self.options
         if o.slot == "rl":
             return 'slots are learned from losses; set method.slot to a number, "h1", "h2", "h3", "random" or "never"'
-        if o.eta_gamma or o.eta_upsilon:
-            return "beta is learned from losses; set method.eta_gamma and method.eta_upsilon to 0"
+        if o.beta is None and (o.eta_gamma or o.eta_upsilon):
+            return "beta is learned from losses; set method.beta, or method.eta_gamma and method.eta_upsilon to 0"
         if o.distance:
             return "phi and beta contain the exact length of the training; set method.distance to false"
         return None
@@ -262,21 +290,26 @@ class FreshModelRule(LocalRule):
             numbers["far"] = distance_factor(distance(fresh.weights[:n], base), distance(before[:n], base))
         far = float(numbers.get("far", 1.0))
         phi = freshness_weight(gamma, upsilon, age, s, far)
-        beta = saturate(o.mu_beta, phi)
+        beta = saturate(o.mu_beta, phi) if o.beta is None else o.beta
         x, y = local.next_batch() if o.probe == "batch" else local.held_out()
         loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
         merged = mix(before, fresh.weights, beta)
+        if o.merge == "rebase":  # only the learnable part: a difference of variances may be negative
+            progress = ((1.0, before[:n]), (beta, fresh.weights[:n]), (-beta, local.anchor[:n]))
+            combine(progress, out=merged[:n])
         local.layout.max_counters(merged, before, fresh.weights)
         local.set_weights(merged)
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
         h, at = (h_after, before) if h_before is None else (h_before, merged)
+        at = local.anchor if o.merge == "rebase" else at
         q = dot_difference(fresh.weights[:n], at[:n], h)
         if o.controls == "direction":
             q = cosine(q, norm(h), distance(fresh.weights[:n], at[:n]))
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations, far)
-        memory["gamma"] = gradient_step(gamma, o.eta_gamma, grad_gamma)
-        memory["upsilon"] = gradient_step(upsilon, o.eta_upsilon, grad_upsilon)
+        if o.beta is None:
+            memory["gamma"] = gradient_step(gamma, o.eta_gamma, grad_gamma)
+            memory["upsilon"] = gradient_step(upsilon, o.eta_upsilon, grad_upsilon)
         return {
             "n1": local.steps,
             "beta": beta,
