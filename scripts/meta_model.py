@@ -3,7 +3,7 @@
     python scripts/meta_model.py [FILE]
 
 The paper pre-trains its meta model "using historical data". The recipe here: six FedASMU runs on the embedded digits
-(100 devices, 5 epochs, 1,200 s) in which every device asks in a random slot, so that each slot is seen equally often.
+(40 devices, 5 epochs, 1,200 s) in which every device asks in a random slot, so that each slot is seen equally often.
 Then the printed update, ``theta += eta_rl grad log P(l*) (R - b)``, over all requests, five times, at a rate of 0.05. A
 request that found nothing newer has R = 0. The paper names neither its data nor its rate. Rewards are a few hundredths,
 so its online rate of 0.001 would leave the model as it was. The file holds for any machine; its last digits depend on

@@ -45,7 +45,7 @@ WHOLE_RUNS: dict[str, dict[str, Any]] = {
     "random": {"slot": "random"},
 }
 EPOCHS, SCRIPT_SEEDS, LATER_TRIPS, FIRST_TRIPS = 5, 10, 100, 200
-LARGER_RATES = (0.1, 1.0, 10.0)
+LARGER_RATES = (1.0, 10.0, 100.0, 1000.0)
 #: The reward of a slot where ``best`` is the best one. Real rewards are some thousandths too.
 SCRIPTED: dict[str, Callable[[int, int], float]] = {
     "only the best slot pays": lambda slot, best: 0.003 * (slot == best),
