@@ -58,7 +58,7 @@ def make_setup(factory: Any = linear, seed: int = 0) -> Setup:
 
 def make_work(setup: Setup, trip: int = 0, rule: LocalRule | None = None) -> TripInput:
     weights = initial_weights(setup.factory, setup.seed)
-    return TripInput(Assignment(trip % 2, trip, 1, 1, weights, 2, 0.1), None, None, rule or LocalRule(), {})
+    return TripInput(Assignment(trip % 2, trip, 1, 1, weights, 2, 0.1), (), (), rule or LocalRule(), {})
 
 
 def same(a: TripOutcome, b: TripOutcome) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.core.messages import Assignment, Slot
+from freshet.core.messages import Assignment, Merge, Slot
 from freshet.core.streams import stream
 from freshet.methods import method_options
 from freshet.methods.asmu import slots
@@ -27,7 +27,8 @@ WORLDS: dict[str, Callable[[int, int], float]] = {
 def local_of(memory: dict[str, Any], number: int, slot: Slot, merged: dict[str, float]) -> Any:
     """Return what a rule sees at the end of a trip with this slot."""
     sent = Assignment(0, number, 1, 1, np.zeros(1, np.float32), EPOCHS, 0.1, {"meta_slot": 3})
-    return SimpleNamespace(assignment=sent, slot=slot, memory=dict(memory), merged=merged, report={})
+    merges = [Merge(2, merged)] if merged else []
+    return SimpleNamespace(assignment=sent, slot=slot, memory=dict(memory), merges=merges, report={})
 
 
 class Device:

@@ -1,7 +1,7 @@
 """Options beyond the paper: ``controls = "direction"``, ``probe = "held-out"`` and ``distance``."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freshet import Federation
-from freshet.core.messages import Assignment, Fresh, Slot
+from freshet.core.messages import Assignment, Fresh, Number, Slot
 from freshet.data.dataset import from_arrays
 from freshet.errors import ConfigError
 from freshet.methods import method_options
@@ -21,7 +21,7 @@ from freshet.runs.reader import RunDirectory
 from freshet.training.batches import FederatedData
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
-from freshet.training.trip import LocalTrip, TripOutcome
+from freshet.training.trip import LocalTrip
 from tests.methods.asmu_helpers import SAMPLES, SmoothLoss, central, network, plain_layout, samples, send, server_of
 
 OURS = {"controls": "direction", "probe": "held-out", "distance": True}
@@ -82,15 +82,19 @@ def test_it_needs_progress() -> None:
 # ---- a merge weight that also knows distance
 
 
-def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> TripOutcome:
-    """Run a trip that asks before its first step. Its base lies close to ``w_b``."""
+def merged(w_b: np.ndarray, w_g: np.ndarray, **options: Any) -> Mapping[str, Number]:
+    """Return the numbers of the merge of a trip that asks before its first step. Its base lies close to ``w_b``."""
     x, y = samples()
     data = FederatedData.of(from_arrays("t", (x, y), (x, y)), [np.arange(SAMPLES)])
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=SAMPLES, lr=1e-6), seed=0)
     rates = {"eta_gamma": 1.0, "eta_upsilon": 1.0, "mu_beta": 1.5}
     rule = FreshModelRule(method_options("fedasmu-progress", rates | options))  # type: ignore[arg-type]
     sent, fresh = Assignment(0, 1, 4, 4, w_b, 1, 1e-6), Fresh(9, 9, w_g)
-    return trainer.train(TripInput(sent, Slot(1, "fixed"), fresh, rule, {"gamma": 1.2, "upsilon": 0.7}))
+    (merge,) = trainer.train(
+        TripInput(sent, (Slot(1, "fixed"),), (fresh,), rule, {"gamma": 1.2, "upsilon": 0.7})
+    ).merges
+    assert merge.version == 9
+    return merge.numbers
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ def test_beta_grows_with_the_servers_lead() -> None:
 
 def test_gamma_and_upsilon_follow_the_derivatives_with_distance(models: tuple[np.ndarray, np.ndarray]) -> None:
     w_b, w_g = models
-    found, loss = merged(w_b, w_g, distance=True).merged, SmoothLoss()
+    found, loss = merged(w_b, w_g, distance=True), SmoothLoss()
     assert found["far"] == pytest.approx(2.0, abs=1e-4), "the device has not moved yet, the server has"
 
     def at(gamma: float, upsilon: float) -> float:
@@ -119,7 +123,7 @@ def test_gamma_and_upsilon_follow_the_derivatives_with_distance(models: tuple[np
 
 def test_merge_slope_under_direction_is_a_cosine(models: tuple[np.ndarray, np.ndarray]) -> None:
     w_b, w_g = models
-    found, loss = merged(w_b, w_g, controls="direction").merged, SmoothLoss()
+    found, loss = merged(w_b, w_g, controls="direction"), SmoothLoss()
     after = (1 - found["beta"]) * w_b.astype(np.float64) + found["beta"] * w_g.astype(np.float64)
     h, way = loss.gradient(after), (w_g - w_b).astype(np.float64)
     assert found["q"] == pytest.approx(h @ way / np.linalg.norm(h) / np.linalg.norm(way), rel=1e-3)
@@ -134,7 +138,7 @@ def trip_of(shard: np.ndarray, number: int, probe: str = "held-out") -> LocalTri
     trainer = Trainer(network, data, TrainingOptions(epochs=1, batch_size=4, lr=1e-6), seed=0)
     rule = FreshModelRule(method_options("fedasmu-progress", {"probe": probe}))  # type: ignore[arg-type]
     sent = Assignment(0, number, 4, 4, trainer.flat.dump(), 1, 1e-6)
-    return LocalTrip(trainer, sent, None, rule, {})
+    return LocalTrip(trainer, sent, (), rule, {})
 
 
 def rows(x: torch.Tensor) -> set[int]:

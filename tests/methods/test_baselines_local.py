@@ -236,12 +236,12 @@ def contrast(norm: str = "batch") -> tuple[Trainer, Vector, Vector]:
 
 
 def moon_work(w: Vector, memory: dict[str, Any], rule: LocalRule | None = None) -> TripInput:
-    return TripInput(Assignment(0, 1, 1, 1, w, 2, 0.1), None, None, rule or ContrastiveRule(1.0, 0.5), memory)
+    return TripInput(Assignment(0, 1, 1, 1, w, 2, 0.1), (), (), rule or ContrastiveRule(1.0, 0.5), memory)
 
 
 def trip_of(trainer: Trainer, work: TripInput) -> LocalTrip:
     """Return a trip that has begun but taken no step."""
-    return LocalTrip(trainer, work.assignment, work.slot, work.rule, work.memory)
+    return LocalTrip(trainer, work.assignment, work.slots, work.rule, work.memory)
 
 
 def test_moon_contrastive_loss_matches_the_twin() -> None:

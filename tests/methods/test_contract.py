@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.core.events import Aggregated, Noted
-from freshet.core.messages import Request, Slot, Upload
+from freshet.core.messages import Merge, Request, Slot, Upload
 from freshet.core.method import MethodContext, Mismatch
 from freshet.core.server import Server
 from freshet.errors import RunError
@@ -135,7 +135,7 @@ def test_merge_numbers_cannot_use_keys_of_the_event(name: str) -> None:
     server.trigger([0])
     fly(server, 1, vector(2))
     assert server.request(Request(0, 1, Slot(1, "fixed"))) is not None
-    (event,) = server.upload(Upload(0, 1, 1, vector(3), 1, merged={name: 1, "beta": 0.5}))
+    (event,) = server.upload(Upload(0, 1, 1, vector(3), 1, merges=(Merge(2, {name: 1, "beta": 0.5}),)))
     assert event.reason == f"reports a merge with ['{name}'], which are reserved keys of the event"
 
 

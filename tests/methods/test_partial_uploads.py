@@ -37,7 +37,7 @@ class Fleet:
     def train(self, assignment: Assignment) -> TripOutcome:
         k = assignment.device
         trip = assignment._replace(device=0, epochs=1 + k)
-        outcome = self.device.trainer.train(TripInput(trip, None, None, self.server.rule, self.memories[k]))
+        outcome = self.device.trainer.train(TripInput(trip, (), (), self.server.rule, self.memories[k]))
         self.memories[k] = outcome.memory
         return outcome
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from freshet.core import saving
 from freshet.core.admission import GATE_FACTOR
 from freshet.core.events import Aggregated, Event, Rejected
-from freshet.core.messages import Request, Slot, Upload
+from freshet.core.messages import Merge, Request, Slot, Upload
 from freshet.core.server import NOT_FINITE, Server
 from freshet.methods import method_names
 from tests.methods.helpers import REPORTS, SIZE, server_of
@@ -46,14 +46,14 @@ def upload(server: Server, device: int, rng: np.random.Generator) -> Upload:
     """Return an honest upload: a small step, a report, control variates, and the numbers of a merge."""
     active, n = server.active_trips[device], server.context.layout.learnable
     report: dict[str, float] = dict(REPORTS.get(server.method.about.name, {}))
-    merged: dict[str, float] = {}
+    merges: tuple[Merge, ...] = ()
     if server.rule.asks:
         fresh = server.request(Request(device, active.trip, Slot(1, "meta")))
         report |= {"reward": float(rng.normal()), "first": 1, "slot": 1}
-        merged = {"beta": 0.3, "n1": 1} if fresh is not None else {}
+        merges = () if fresh is None else (Merge(fresh.version, {"beta": 0.3, "n1": 1}),)
     weights = (server.store.get(active.base) + 0.01 * rng.standard_normal(SIZE)).astype(np.float32)
     vectors = {name: (0.1 * rng.standard_normal(n)).astype(np.float32) for name in server.rule.sends}
-    return Upload(device, active.trip, active.base, weights, 3, report, merged, vectors)
+    return Upload(device, active.trip, active.base, weights, 3, report, merges, vectors)
 
 
 def one_round(server: Server, rng: np.random.Generator) -> list[Event]:

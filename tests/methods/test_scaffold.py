@@ -87,9 +87,7 @@ class Pair:
     def round(self) -> None:
         for assignment in self.server.trigger([0, 1]):
             outcome = self.trainer.train(
-                TripInput(
-                    assignment._replace(epochs=10), None, None, self.server.rule, self.memories[assignment.device]
-                )
+                TripInput(assignment._replace(epochs=10), (), (), self.server.rule, self.memories[assignment.device])
             )
             self.memories[assignment.device] = outcome.memory
             self.server.upload(outcome.upload(assignment))
@@ -166,7 +164,7 @@ def test_server_control_is_the_mean_of_the_devices_despite_losses(computed: bool
         ):
             k = assignment.device
             trip = assignment._replace(device=0)
-            outcome = device.trainer.train(TripInput(trip._replace(epochs=2), None, None, RULE, memories[k]))
+            outcome = device.trainer.train(TripInput(trip._replace(epochs=2), (), (), RULE, memories[k]))
             memories[k] = outcome.memory if computed or fate >= 0.25 else memories[k]
             arrive(server, assignment, outcome, fate)
         heard = server.method.state.heard

@@ -103,7 +103,7 @@ def test_sgd_with_weight_decay_descends_this_objective():
     options = TrainingOptions(epochs=3, lr=lr, weight_decay=mu, batch_size=1000, device="cpu")
     trainer = Trainer(zero_model, FederatedData.of(load("digits"), [shard]), options, 0)
     start = np.random.default_rng(4).normal(size=650).astype(np.float32)
-    done = trainer.train(TripInput(Assignment(0, 1, 1, 1, start, 3, lr), None, None, LocalRule(), {}))
+    done = trainer.train(TripInput(Assignment(0, 1, 1, 1, start, 3, lr), (), (), LocalRule(), {}))
     own, w = digits(mu).take(shard), start.astype(np.float64)
     for _ in range(3):
         w = w - lr * own.gradient(w)
