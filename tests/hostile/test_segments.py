@@ -23,7 +23,7 @@ from freshet.runs.reader import RunDirectory
 from freshet.runs.segments import LIVE
 
 from ..cli.conftest import command  # noqa: F401
-from ..conftest import small
+from ..conftest import exploring, small
 from ..runs.test_segments import split
 from .test_fuzz import bears, damage, fuzz
 
@@ -211,7 +211,7 @@ def test_a_run_with_a_damaged_segment_is_not_resumed_and_not_changed(place: Path
     (place / SECOND).write_bytes(b"nonsense" * 100)
     before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
     with pytest.raises(RunError, match=f"{SECOND} is damaged"):
-        small("fedasmu").resume(place, until=80)
+        small(exploring("fedasmu")).resume(place, until=80)
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
 
 
