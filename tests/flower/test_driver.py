@@ -148,7 +148,7 @@ def test_messages_contain_only_weights_vectors_and_protocol_scalars(tmp_path: Pa
             "vectors",
             "instruction",
             "report",
-            "merged",
+            "merge0",
             "timing",
         }
         for record in content.values():
@@ -156,7 +156,8 @@ def test_messages_contain_only_weights_vectors_and_protocol_scalars(tmp_path: Pa
                 assert all(len(array.numpy()) in sizes for array in record.values())
             else:
                 assert isinstance(record, ConfigRecord)
-                assert all(isinstance(value, str | int | float) for value in record.values())
+                assert all(type(version) is int for version in record.get("merges", []))
+                assert all(isinstance(value, str | int | float) for key, value in record.items() if key != "merges")
                 assert all(len(value) <= 4096 for value in record.values() if isinstance(value, str))
 
 
@@ -267,7 +268,7 @@ def test_unreachable_service_is_logged(tmp_path: Path) -> None:
     [(number, (node, content))] = federation.transport.sent.items()
     order = wire.read_order(content)  # its address has no listener
     answer = federation.device.handle(order, federation.config, {"folder": str(tmp_path / "memory")}, node)
-    assert answer.upload is not None and not answer.upload.merged and "reward" not in answer.upload.report
+    assert answer.upload is not None and not answer.upload.merges and "reward" not in answer.upload.report
     federation.transport.put(number, wire.answer_record(answer))
     federation.step()
     note = federation.events("note")[-1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from freshet.core.messages import Assignment, Fresh, Slot, Upload
+from freshet.core.messages import Assignment, Fresh, Merge, Slot, Upload
 from freshet.flower import wire
 from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 
@@ -35,20 +35,32 @@ def test_order_round_trip() -> None:
 
 @pytest.mark.parametrize("fresh", [None, Fresh(9, 8, WEIGHTS, {"control": CONTROL})])
 def test_delivery_round_trip(fresh: Fresh | None) -> None:
-    back = wire.read_order(over_the_wire(wire.delivery_record(wire.FreshDelivery("s", "t", fresh))))
-    assert isinstance(back, wire.FreshDelivery) and (back.fresh is None) == (fresh is None)
+    back = wire.read_order(over_the_wire(wire.delivery_record(wire.FreshDelivery("s", "t", 3, fresh))))
+    assert isinstance(back, wire.FreshDelivery) and (back.session, back.ticket, back.slot) == ("s", "t", 3)
+    assert (back.fresh is None) == (fresh is None)
     if fresh is not None and back.fresh is not None:
         assert back.fresh[:2] == (9, 8) and np.array_equal(back.fresh.weights, WEIGHTS)
 
 
 def test_upload_round_trip() -> None:
-    upload = Upload(1, 2, 3, WEIGHTS, 40, {"loss": 0.5}, {"beta": np.float64(0.25), "n1": 4}, {"control": CONTROL})
+    merges = (Merge(5, {"beta": np.float64(0.25), "n1": 4}), Merge(7, {}), Merge(8, {"beta": 0.5, "n1": 9}))
+    upload = Upload(1, 2, 3, WEIGHTS, 40, {"loss": 0.5}, merges, {"control": CONTROL})
     answer = wire.Answer("t", upload, samples=17, unreached="no", timing={"train": 1.5})
     back = wire.read_answer(over_the_wire(wire.answer_record(answer)))
     assert back.upload is not None and back.upload[:3] == (1, 2, 3) and back.upload.steps == 40
-    assert back.upload.report == {"loss": 0.5} and back.upload.merged == {"beta": 0.25, "n1": 4}
+    assert back.upload.report == {"loss": 0.5} and back.upload.merges == merges
     assert np.array_equal(back.upload.weights, WEIGHTS) and np.array_equal(back.upload.vectors["control"], CONTROL)
     assert (back.samples, back.unreached, back.timing) == (17, "no", {"train": 1.5})
+
+
+@pytest.mark.parametrize("merges", [(), (Merge(2),), (Merge(2), Merge(3, {"beta": 0.5}))])
+def test_merges_round_trip_as_flower_sends_them(merges: tuple[Merge, ...]) -> None:
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1, merges=merges)))
+    sent = recorddict_to_proto(record).SerializeToString()
+    back = wire.read_answer(recorddict_from_proto(type(recorddict_to_proto(record)).FromString(sent)))
+    assert back.upload is not None and back.upload.merges == merges
 
 
 def test_request_and_loss_round_trip() -> None:
@@ -111,6 +123,13 @@ def test_other_serialisation_is_refused() -> None:
         {"ticket": "x" * 1000},
         {"samples": [1, 2]},
         {"unreached": 3},
+        {"merges": 2},
+        {"merges": "2"},
+        {"merges": [2.0]},
+        {"merges": ["2"]},
+        {"merges": [True]},
+        {"merges": [b"2"]},
+        {"merges": list(range(2, 1003))},
     ],
 )
 def test_scalars_of_wrong_type_are_refused(change: dict[str, object]) -> None:
@@ -137,6 +156,22 @@ def test_report_with_texts_or_lists_is_refused() -> None:
         record["report"] = ConfigRecord({"loss": value})
         with pytest.raises(MalformedMessage, match="report"):
             wire.read_answer(record)
+
+
+def test_merge_with_texts_lists_or_arrays_is_refused() -> None:
+    for place in (0, 1):
+        record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1, merges=(Merge(2), Merge(3)))))
+        others = [ConfigRecord({"beta": value}) for value in ("1", [1.0], True)]
+        for other in [*others, record["model"]]:
+            with pytest.raises(MalformedMessage, match=f"merge{place}"):
+                wire.read_answer(RecordDict({key: record[key] for key in record} | {f"merge{place}": other}))
+
+
+def test_answer_without_its_list_of_merges_is_refused() -> None:
+    record = wire.answer_record(wire.Answer("t", Upload(0, 1, 1, WEIGHTS, 1)))
+    record["answer"] = ConfigRecord({key: value for key, value in record["answer"].items() if key != "merges"})
+    with pytest.raises(MalformedMessage, match="merges is not a list of versions"):
+        wire.read_answer(record)
 
 
 def test_tree_round_trip_and_invalid_bytes() -> None:

@@ -242,7 +242,8 @@ def test_the_store_keeps_only_versions_in_flight(federate, tmp_path, monkeypatch
     monkeypatch.setattr(Simulation, "run", lambda self, *given: kept.append(self) or original(self, *given))
     federate("fedasmu", fleet={"loss": 0.3}).run(80, out=tmp_path / "run")
     server = kept[0].server
-    needed = {f.base for f in server.active_trips.values()} | {f.fresh for f in server.active_trips.values() if f.fresh}
+    trips = server.active_trips.values()
+    needed = {trip.base for trip in trips} | {sent.version for trip in trips for sent in trip.sent}
     assert {version for version, _, _ in server.store.items()} == needed | {server.version}
 
 
