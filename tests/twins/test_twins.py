@@ -23,7 +23,9 @@ from .fedasmu import (
     QTableTwin,
     baseline_after,
     device_merge,
+    device_trip,
     slot_distribution,
+    unit_walk,
 )
 from .helpers import counter_max, cut, dot, f32, f64, norm
 from .synchronous import FedAvgTwin, FedDynTwin, FedLWSTwin, FedProxServerTwin, MOONServerTwin
@@ -597,6 +599,99 @@ def test_fedssmu_equals_fedasmu_within_one_round():
         assert (r["xi"] - FIXED["iota0"]) == pytest.approx((q["xi"] - FIXED["iota0"]) * math.sqrt(q["version"]))
 
 
+# ---------------------------------------------------------------- several merges per trip, pushes
+
+
+def test_unit_walk():
+    assert unit_walk(7, [], 0.0) == 7.0
+    assert unit_walk(7, [(2, 0.4, 3)], 0.0) == pytest.approx(0.6 * 3 + 4)
+    assert unit_walk(7, [(2, 0.4, 3), (3, 0.5, 5)], 0.0) == pytest.approx(0.5 * (0.6 * 3 + 2) + 2)
+    assert unit_walk(3, [], 0.5) == pytest.approx(1.0 + 1.5 + 1.75)
+    assert unit_walk(3, [(2, 0.2, 0), (3, 0.9, 2)], 0.5) == pytest.approx(0.1 * 2.5 + 1.75)
+
+
+def start(server, devices):
+    """Start trips, in a round if the method has rounds."""
+    if isinstance(server, FedSSMUServerTwin):
+        server.start_round(devices)
+    else:
+        for device in devices:
+            server.trigger(device)
+
+
+def started(kind, **options):
+    """A server whose device 0 has uploaded once, is in flight again, and was given versions 3, 4 and 5; its base."""
+    server = kind(vector(1), **FIXED, **options)
+    start(server, [0])
+    server.upload(0, vector(2), **TRIP)
+    if kind is FedSSMUServerTwin:
+        server.end_round()
+    w_o = server.w
+    start(server, [0, 1, 2, 3])
+    for device in (1, 2, 3):
+        assert server.request(0) is None
+        server.upload(device, vector(10 + device), **TRIP)
+        assert server.request(0)[0] == 2 + device
+    return server, f64(w_o)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("kind", [FedASMUServerTwin, FedSSMUServerTwin])
+def test_slope_is_that_of_a_constant_gradient_whatever_is_merged(kind, momentum):
+    server, w = started(kind, refresh=3, momentum=momentum)
+    gradient, velocity, merges = f64(vector(5)), 0.0, [(3, 0.3, 2), (4, 0.6, 2), (5, 0.2, 6)]
+    for done in range(9):
+        for version, beta, n1 in merges:
+            if n1 == done:
+                w = (1.0 - beta) * w + beta * f64(server.versions[version])
+        velocity = momentum * velocity + gradient
+        w = w - 0.01 * velocity
+    r = server.upload(0, f32(w), eta=0.01, steps=9, merges=merges)
+    assert r["q"] == pytest.approx(dot(gradient, f64(vector(2)) - vector(1)), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [FedASMUServerTwin, FedSSMUServerTwin])
+def test_one_merge_may_be_given_either_way(kind):
+    results = []
+    for merge in ({"beta": 0.4, "n1": 3}, {"merges": [(5, 0.4, 3)]}, {"merges": [(3, 0.0, 1), (5, 0.4, 3)]}):
+        server, _ = started(kind, refresh=3, apply="progress")
+        r = server.upload(0, vector(6), eta=0.1, steps=9, **merge)
+        results.append((r["q"], server.w))
+    for q, w in results[1:]:
+        assert q == pytest.approx(results[0][0], rel=1e-12)
+        same(w, results[0][1])
+
+
+@pytest.mark.parametrize("kind", [FedASMUServerTwin, FedSSMUServerTwin])
+@pytest.mark.parametrize("versions", [[4, 3], [3, 3], [2], [6], [3, 6]])
+def test_merges_are_those_of_given_models_in_their_order(kind, versions):
+    server, _ = started(kind, refresh=3)
+    with pytest.raises(RuntimeError, match="reports merges"):
+        server.upload(0, vector(6), **TRIP, merges=[(version, 0.1, 0) for version in versions])
+
+
+@pytest.mark.parametrize("kind", [FedASMUServerTwin, FedSSMUServerTwin])
+def test_no_more_models_than_allowed(kind):
+    server, _ = started(kind, refresh=3)
+    with pytest.raises(RuntimeError, match="already been given 3"):
+        server.request(0)
+
+
+@pytest.mark.parametrize("kind", [FedASMUServerTwin, FedSSMUServerTwin])
+def test_push_bookkeeping(kind):
+    server, given = kind(vector(1), **FIXED, push_after=2), []
+    start(server, range(8))
+    for device in range(1, 8):
+        server.upload(device, vector(device), **TRIP)
+        answer = server.push(0)
+        given.append(None if answer is None else answer[0])
+        if device == 5:
+            server.merged(0)
+    assert given == [None, 3, None, None, None, 7, None]  # the first is merged after version 6 was made
+    assert server.upload(0, vector(9), **TRIP, merges=[(3, 0.2, 0)])["kind"] == "aggregate"
+    assert not server.pending
+
+
 # ---------------------------------------------------------------- FedASMU, device
 
 MERGE = {"gamma": 0.9, "upsilon": 0.4, "mu_beta": 0.8, "eta_gamma": 0.3, "eta_upsilon": 0.2}
@@ -668,6 +763,49 @@ def test_trip():
         same(trip["w_i"], local.local_sgd(m["w_a"], x, y, batches[slot - 1 :], 0.1, 0.0, 0.01))
         assert (trip["beta"], trip["reward"], trip["fresh"]) == (m["beta"], m["reward"], 5)
         assert (trip["gamma"], trip["upsilon"]) == (m["gamma_after"], m["upsilon_after"])
+
+
+class Softmax:
+    """Softmax regression for `device_trip`."""
+
+    def __init__(self, x, y, lr, momentum, weight_decay):
+        self.x, self.y, self.options, self.velocity, self.learnable = x, y, (lr, momentum, weight_decay), None, None
+
+    def loss(self, w, index):
+        return local.loss(w, self.x[index], self.y[index])
+
+    def gradient(self, w, index):
+        return local.gradient(w, self.x[index], self.y[index])
+
+    def train(self, w, index):
+        lr, momentum, weight_decay = self.options
+        g = self.gradient(w, index) + weight_decay * w
+        self.velocity = g if self.velocity is None else momentum * self.velocity + g
+        return w - lr * self.velocity
+
+
+@pytest.mark.parametrize("equations", ["corrected", "published"])
+def test_trip_with_several_requests(equations):
+    x, y = data(43)
+    w_o, w_g, batches = vector(44), vector(45), mini(epochs=4)
+    sgd = (0.1, 0.9, 0.01)
+    one = local.fedasmu_trip(
+        w_o, x, y, batches, slot=2, request=lambda: (5, w_g), o=2, **MERGE, lr=0.1, momentum=0.9, weight_decay=0.01,
+        equations=equations,
+    )  # fmt: skip
+    requests = {2: (5, w_g, None), 3: None}
+    trip = device_trip(w_o, batches, Softmax(x, y, *sgd), o=2, requests=requests, **MERGE, equations=equations)
+    same(f32(trip["w_i"]), one["w_i"])
+    assert (trip["steps"], trip["gamma"], trip["reward"]) == (one["steps"], one["gamma"], one["reward"])
+    assert trip["merges"][0]["n1"] == 4
+    # a second merge starts from the first: its controls, and the version that the device has
+    later = {2: (5, w_g, None), 4: (6, vector(46), None)}
+    trip = device_trip(w_o, batches, Softmax(x, y, *sgd), o=2, requests=later, **MERGE, equations=equations)
+    first, second = trip["merges"]
+    assert first["beta"] == one["beta"] and second["gamma"] == first["gamma_after"] != first["gamma"]
+    phi = second["gamma"] / math.sqrt(6) * (1 - second["upsilon"] / math.sqrt(2))
+    assert second["phi"] == pytest.approx(phi, rel=1e-12)
+    assert trip["reward"] == pytest.approx(first["reward"] + second["reward"], rel=1e-12)
 
 
 # ---------------------------------------------------------------- FedASMU, selector
