@@ -250,19 +250,21 @@ def test_printed_pretraining_repeats_the_plain_update() -> None:
     np.testing.assert_array_equal(selector.distribution(), twin.distribution())
 
 
-def test_shipped_meta_model_is_for_five_epochs_and_the_printed_selector() -> None:
+@pytest.mark.parametrize(("kind", "expected"), [("async", {2, 3}), ("sync", {4, 5})])
+def test_shipped_meta_model_is_for_five_epochs_and_the_printed_selector(kind: Any, expected: set[int]) -> None:
+    """In rounds nothing newer exists in the first slots, so FedSSMU's model prefers the later ones."""
     selector = printed()
     before = selector.distribution()
-    load_pretrained(selector, "none")
+    load_pretrained(selector, "none", kind)
     np.testing.assert_array_equal(selector.distribution(), before)
-    load_pretrained(selector, "shipped")
-    assert np.abs(selector.distribution() - before).max() > 0.01
+    load_pretrained(selector, "shipped", kind)
+    assert selector.best_slot() in expected
     other = MetaSelector(4, 0.1, 0.2, 1)
     before = other.distribution()
-    load_pretrained(other, "shipped")
+    load_pretrained(other, "shipped", kind)
     np.testing.assert_array_equal(other.distribution(), before)
     with pytest.raises(ConfigError, match=r'^method\.meta_from: the shipped model is for method\.selector = "printed"'):
-        load_pretrained(meta(), "shipped")
+        load_pretrained(meta(), "shipped", kind)
 
 
 def test_file_that_is_no_meta_model_is_refused(tmp_path) -> None:

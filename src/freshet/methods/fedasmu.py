@@ -6,12 +6,15 @@ Server, for an upload ``w_i`` that device i trained from version o while the mod
 
     xi    = lambda_i / (sqrt(t) s^sigma_i) + iota_i          alpha = mu_alpha xi / (1 + mu_alpha xi)
     w    <- (1 - alpha) w + alpha w_i                        (apply = "mix", the paper's)
-    w    <- w + alpha d,  d = w_i - w_o - beta (w_g - w_o)   (apply = "progress": no pull back to an old base)
+    w    <- w + alpha d,  d = w_i - a                        (apply = "progress": no pull back to an old base)
 
+The anchor a is w_o, or ``w_o + beta (w_g - w_o)`` after a merge; of several merges, each does ``a += beta (w_g - a)``.
 lambda, sigma, iota descend the loss of the model that the device's previous upload produced. This upload gives an
 estimate of its gradient: ``g = -d / (eta ((1 - beta) n1 + n2))``, n1 and n2 the steps before and after the merge.
-The gradient is one device's, summed along its path, and taken at w_o, ``gap`` versions later (E10).
-The index p marks the values of that previous upload, made at version p; ``step`` is what it moved the model along::
+The gradient is one device's, summed along its path, and taken at w_o, ``gap`` versions later (E10). With
+``judge = "base"`` the upload judges the aggregation that made w_o instead, and the controls of its device move
+(gap 0). ``local_work = "passes"`` counts passes over the data instead of steps.
+The index p marks the values of the judged upload, made at version p; ``step`` is what it moved the model along::
 
     q = <g, step>      c = mu_alpha / (1 + mu_alpha xi_p)^2      r = 1 / (sqrt(p) s_p^sigma_p)
     lambda -= eta_lambda q c r      sigma += eta_sigma q c r lambda_p ln(s_p)      iota -= eta_iota q c
@@ -27,8 +30,13 @@ gamma and upsilon descend the mini-batch loss at ``w_a``, with gradient h::
     gamma -= eta_gamma q c (1 - upsilon / sqrt(g - o + 1)) / sqrt(g)
     upsilon += eta_upsilon q c gamma / (sqrt(g) sqrt(g - o + 1))
 
-The reward ``R = loss(w_b) - loss(w_a)`` trains the selector of l*. An LSTM selects the slot of a device's first trip
-and learns by REINFORCE. A table H of the device selects later slots, by an action a in {-1, 0, +1} from l to l'::
+With ``merge = "rebase"`` (not in the paper) ``w_a = w_b + beta (w_g - a)`` and ``q = <h, w_g - a>``: no progress is
+given up, so g divides by all n steps. ``refresh`` repeats the request in the next epochs; for a further model, o is the
+version that the device merged last. ``push_after`` lets the server send models unasked.
+
+The reward ``R = loss(w_b) - loss(w_a)`` trains the selector of l*. An LSTM selects the slot until a device has merged
+once, and learns by REINFORCE from that merge. A table H of the device selects later slots, by an action a in
+{-1, 0, +1} from l to l'::
 
     theta += eta_rl grad log P(l*) (R - b)      H(l, a) += phi_q (R + psi max_a' H(l', a') - H(l, a))
 
@@ -190,7 +198,7 @@ class FedASMU(Method):
             self.state.course = Course(self._first_control())
         if options.dynamic_server and options.judge == "base":
             self.state.makers = Makers()
-        load_pretrained(self.state.meta, options.meta_from)
+        load_pretrained(self.state.meta, options.meta_from, self.about.kind)
 
     def _first_control(self) -> Control:
         return Control(self.options.lambda0, self.options.sigma0, self.options.iota0)

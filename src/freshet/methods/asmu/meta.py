@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 from torch import Tensor, nn
 
+from freshet.core.about import Kind
 from freshet.core.streams import torch_seed
 from freshet.errors import ConfigError
 from freshet.files import read_regular
@@ -244,18 +245,23 @@ def _prior_logits(epochs: int) -> Tensor:
 
 
 SELECTORS: dict[Selector, type[MetaSelector]] = {"printed": MetaSelector, "shaped": ShapedSelector}
-#: The pre-trained model for five epochs that Freshet ships; ``scripts/meta_model.py`` makes it.
-SHIPPED, SHIPPED_EPOCHS = Path(__file__).with_name("meta5.safetensors"), 5
+#: The trips for which Freshet ships pre-trained models; ``scripts/meta_model.py`` makes them.
+SHIPPED_EPOCHS = 5
 
 
-def load_pretrained(selector: MetaSelector, name: str) -> None:
+def shipped(kind: Kind) -> Path:
+    """The file of the shipped model for asynchronous or synchronous training."""
+    return Path(__file__).with_name(f"meta{SHIPPED_EPOCHS}-{kind}.safetensors")
+
+
+def load_pretrained(selector: MetaSelector, name: str, kind: Kind) -> None:
     """Load what ``method.meta_from`` names: a file, the shipped model if it fits, or none."""
     if name == "shipped":
         if selector.KIND != "printed":
             problem = 'the shipped model is for method.selector = "printed"'
             raise ConfigError("method.meta_from", f'{problem}; choose "none", or make one with `freshet pretrain`')
         if selector.epochs == SHIPPED_EPOCHS:
-            selector.load(SHIPPED)
+            selector.load(shipped(kind))
     elif name != "none":
         selector.load(Path(name))
 

@@ -52,7 +52,7 @@ class ASMUOptions(Options):
 
     conditional_defaults: ClassVar[ConditionalDefaults] = {
         ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05, **SHAPED},
-        ("selector", "shaped"): SHAPED,
+        ("selector", "shaped"): {"meta_from": "none"},
         ("controls", "direction"): dict.fromkeys(RATE_NAMES, 0.02),
         ("controls", "course"): dict.fromkeys(RATE_NAMES[:3], 0.005),
     }
