@@ -425,6 +425,24 @@ def test_every_time_of_pushes_follows_from_the_fleet(tmp_path: Path) -> None:
     check_steps(tmp_path / "run", 2, [2, 3])
 
 
+def test_push_that_arrives_in_the_last_epoch_is_wasted_even_if_it_left_before(tmp_path: Path) -> None:
+    """The last epoch of device 1 begins at 32.7. The push leaves at 32.5 and arrives at 33.2."""
+    method = {"name": "fedasmu", "slot": "never", "push_after": 1}
+    rows = timeline(method, (27.5, 40.0), 1000.0, 50.0, tmp_path / "run")
+    first = DOWN + 27.5 + UP
+    assert first < DOWN + 4 * 8 < first + DOWN
+    expected: list[Expected] = [
+        ("trigger", 0, 0.0, 1),
+        ("trigger", 1, 0.0, 1),
+        ("upload", 0, first, None),
+        ("push", 1, first, 2),
+        ("upload", 1, DOWN + 40 + UP, None),
+    ]
+    compare_timeline(rows, expected)
+    (last,) = [e for e in RunDirectory(tmp_path / "run").events() if e["kind"] == "aggregate" and e["device"] == 1]
+    assert (last["beta"], last["n1"]) == (0.0, 0)
+
+
 def test_every_time_of_pushes_within_a_round_follows_from_the_fleet(tmp_path: Path) -> None:
     """The same devices in rounds: with the last upload the next round starts, and nobody is left to push to."""
     method = {"name": "fedssmu", "slot": "never", "push_after": 1}
