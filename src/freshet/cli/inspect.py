@@ -258,7 +258,9 @@ def _summary_facts(summary: dict[str, Any]) -> dict[str, str]:
         "status": str(summary["status"]),
         "virtual time": _duration(summary),
         "trips": ", ".join(f"{summary[key]} {key}" for key in ("trips", "uploads", "discards", "lost", "rejected")),
-        "fresh models": f"{summary['requests']} requests, {summary['merges']} merges",
+        "fresh models": ", ".join(
+            f"{summary[key]} {key}" for key in ("requests", "pushes", "merges") if key in summary
+        ),
         "aggregations": f"{summary['aggregations']}, mean staleness {number(summary['mean_staleness'], 2)}",
         "traffic": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
         "weights": f"sha256 {summary['weights_sha256'][:16]}…",

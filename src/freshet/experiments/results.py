@@ -169,9 +169,13 @@ def _line(
 
 
 def fresh_bytes(run: RunData, size: int) -> float | None:
-    """Bytes of the fresh models that devices merged during training; None if the downlink is compressed."""
-    merges, packed = number(run.summary.get("merges")), run.config.get("links", {}).get("down", "none") != "none"
-    return None if merges is None or packed else merges * size
+    """Bytes of the fresh models that devices merged during training; None if the downlink is compressed.
+
+    If the server pushes, all pushed models count, also those that come too late for a merge.
+    """
+    sent = number(run.summary.get("pushes", run.summary.get("merges")))
+    packed = run.config.get("links", {}).get("down", "none") != "none"
+    return None if sent is None or packed else sent * size
 
 
 def _run(found: JobOutcome, step: float) -> Record:

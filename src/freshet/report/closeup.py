@@ -128,16 +128,27 @@ def _count_per_bin(times_and_names: Sequence[tuple[float, str]], names: Sequence
     return Shares([index * width for index in range(bins + 1)], counts)
 
 
-def slot_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24) -> Shares | None:
-    """The epochs in which devices request a fresh model, by trigger time; None if no device requests one."""
-    chosen = [(trip.start, str(trip.slot)) for trip in trips if trip.slot is not None and 0 < trip.slot <= _MAX_SLOTS]
-    names = [str(slot) for slot in sorted({int(name) for _, name in chosen})]
-    return _count_per_bin(chosen, names, run.end, bins) if chosen else None
+def slot_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24, pushed: bool = False) -> Shares | None:
+    """The epochs before which devices request a fresh model, by trigger time; None if no device requests one.
+
+    ``pushed``: the epochs before which they merge what the server pushed.
+    """
+    slots = [
+        (trip.start, fresh.slot)
+        for trip in trips
+        for fresh in trip.fresh
+        if fresh.pushed == pushed and fresh.slot is not None and 0 < fresh.slot <= _MAX_SLOTS
+    ]
+    names = [str(slot) for slot in sorted({slot for _, slot in slots})]
+    return _count_per_bin([(time, str(slot)) for time, slot in slots], names, run.end, bins) if slots else None
 
 
 def chooser_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24) -> Shares | None:
-    """What chose the slots: the meta model, the Q-table, exploration or a fixed rule."""
-    chosen = [(trip.start, trip.slot_by) for trip in trips if trip.slot_by in CHOOSER_NAMES]
+    """What chose the first slot of a trip: the meta model, the Q-table, exploration or a fixed rule.
+
+    Further requests of a trip follow one epoch after another and are not chosen.
+    """
+    chosen = [(trip.start, fresh.slot_by) for trip in trips for fresh in trip.fresh if fresh.slot_by in CHOOSER_NAMES]
     present = [name for name in CHOOSER_NAMES if any(by == name for _, by in chosen)]
     return _count_per_bin([(time, str(by)) for time, by in chosen], present, run.end, bins) if chosen else None
 
@@ -158,8 +169,8 @@ def closeup(run: RunData, trips: list[TripRecord] | None = None) -> Record:
         "timeline": timeline(run, trips) if trips else None,
         "alpha": alpha_figure(run),
         "controls": control_figures(run, trips),
-        "slots": shares_figure(slot_shares(run, trips), "slot"),
-        "choosers": shares_figure(chooser_shares(run, trips), "who"),
+        "slots": slots_figure(run, trips),
+        "choosers": shares_figure(chooser_shares(run, trips), "who", "trips"),
         "partition": partition_figure(run),
         "devices": devices_figures(run),
     }
@@ -237,7 +248,18 @@ def _control(run: RunData, trips: Sequence[TripRecord], tracks: dict[int, Track]
     return {"data": data, "layout": layout}
 
 
-def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
+def slots_figure(run: RunData, trips: Sequence[TripRecord]) -> Figure | None:
+    """When devices ask for fresh models or, if they ask for none, when they merge what the server pushed."""
+    asked = shares_figure(slot_shares(run, trips), "slot", "requests")
+    if asked is not None:
+        told = {"title": "When devices ask", "note": "Epoch before which a device asks for a fresh model."}
+        return asked | told
+    pushed = shares_figure(slot_shares(run, trips, pushed=True), "slot", "merges")
+    told = {"title": "When pushed models are merged", "note": "Epoch before which a device merges a pushed model."}
+    return None if pushed is None else pushed | told
+
+
+def shares_figure(shares: Shares | None, kind: str, counted: str) -> Figure | None:
     """Stacked shares over time: slots in shades from light to dark, choosers in distinct colours."""
     if shares is None:
         return None
@@ -252,12 +274,12 @@ def shares_figure(shares: Shares | None, kind: str) -> Figure | None:
             "type": "bar", "name": label, "x": middles, "width": width,
             "y": [round(100 * count / total, 2) for count, total in zip(counts, totals, strict=True)],
             "customdata": counts, "marker": {"color": shade, "line": {"width": 0.6, "color": "@paper"}},
-            "hovertemplate": f"{label}: %{{y:.0f}} % (%{{customdata}} trips)<extra></extra>",
+            "hovertemplate": f"{label}: %{{y:.0f}} % (%{{customdata}} {counted})<extra></extra>",
         })  # fmt: skip
     layout = {
         "barmode": "stack", "bargap": 0, "hovermode": "closest", "showlegend": True, "height": 280,
         "xaxis": {"title": {"text": "virtual time (s)"}, "range": [0, round(shares.edges[-1], 3)]},
-        "yaxis": {"title": {"text": "share of trips (%)"}, "range": [0, 100]},
+        "yaxis": {"title": {"text": f"share of {counted} (%)"}, "range": [0, 100]},
     }  # fmt: skip
     return {"data": data, "layout": layout}
 

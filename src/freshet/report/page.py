@@ -37,11 +37,11 @@ from freshet.report.groups import (
 )
 from freshet.report.palette import THEMES, dash, variables
 from freshet.report.reading import Places, Record, RunData, find, read_all
-from freshet.report.trips import MAX_TRIPS, trips_of
+from freshet.report.trips import MAX_TRIPS, count_entries, trips_of
 from freshet.runs.reader import OnBytes, ignore_bytes
 from freshet.runs.records import ACCURACY, Maybe, Metric, number
 
-#: Close-ups are embedded up to this many trips in total, one run of each group first.
+#: Close-ups are embedded up to this many trips in total, one run of each group first (see ``count_entries``).
 MAX_CLOSEUP_TRIPS = 60_000
 #: Passes over each log: one to read it, then one each for trips, weights and controls.
 READS_PER_LOG = 4
@@ -219,7 +219,7 @@ def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
     budget = MAX_CLOSEUP_TRIPS
     for place in order:
         trips = trips_of(runs[place])
-        cost = min(len(trips), MAX_TRIPS)
+        cost = min(count_entries(trips), MAX_TRIPS)
         if found and cost > budget:
             continue
         budget -= cost

@@ -159,9 +159,13 @@
     $$("partition-part").parentNode.classList.toggle("pair", Boolean(item.partition));
     if (item.partition) Theme.draw("chart-partition", sized(item.partition, 320));
     $$("slots-part").hidden = !item.slots;
+    $$("choosers-part").hidden = !item.choosers;
+    $$("slots-part").classList.toggle("pair", Boolean(item.choosers));
     if (item.slots) {
+      $$("slots-title").textContent = item.slots.title;
+      $$("slots-note").textContent = item.slots.note;
       Theme.draw("chart-slots", item.slots);
-      Theme.draw("chart-choosers", item.choosers, "The log does not say.");
+      if (item.choosers) Theme.draw("chart-choosers", item.choosers);
     }
     devices(item.devices, run);
     controls(item.controls);

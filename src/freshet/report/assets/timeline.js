@@ -3,7 +3,7 @@
    canvas beneath it, in layers of one colour, so that thousands of them follow the mouse. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
-  let place, canvas, tip, data, lanes, spans, view, bounds, alphas, typical, layers, running = false;
+  let place, canvas, tip, data, lanes, spans, fresh, view, bounds, alphas, typical, layers, running = false;
 
   const GLYPHS = {
     dot: Array.from({ length: 12 }, (_, i) => [Math.cos(i * Math.PI / 6), Math.sin(i * Math.PI / 6)]),
@@ -13,6 +13,7 @@ const Timeline = (() => {
       [1, .55], [.55, 1], [0, .45], [-.55, 1], [-1, .55], [-.45, 0],
     ],
     triangle: [[-1, -.8], [1, -.8], [0, 1]],
+    wedge: [[-1.3, -1.1], [.2, 0], [-1.3, 1.1]],
     square: [[-.85, -.85], [.85, -.85], [.85, .85], [-.85, .85]],
   };
 
@@ -46,6 +47,11 @@ const Timeline = (() => {
     t.device.forEach((device, index) => {
       const lane = lanes.of.get(device);
       if (lane !== undefined) spans[lane].push(index);
+    });
+    fresh = t.device.map(() => []);
+    const keys = Object.keys(data.fresh);
+    data.fresh.trip.forEach((trip, at) => {
+      fresh[trip].push(Object.fromEntries(keys.map((key) => [key, data.fresh[key][at]])));
     });
     const first = data.first || 0, whole = [first, Math.max(data.end, first + 1e-6)], before = bounds;
     bounds = whole;
@@ -87,8 +93,9 @@ const Timeline = (() => {
     const glyphs = (glyph, scale) => ({ glyph, scale, items: [] });
     const made = {
       down: boxes(HALF, 1), train: boxes(HALF, 0), retrain: boxes(HALF, 0), fresh: boxes(HALF, 1.5),
+      pushes: boxes(HALF / 2, 1.5),
       gone: boxes(HALF, -2), urgent: boxes(0.48, 2), uploads: Array.from({ length: BINS }, () => boxes(0.46, -3)),
-      asked: glyphs("dot", 0.8), merged: glyphs("diamond", 1),
+      asked: glyphs("dot", 0.8), pushed: glyphs("wedge", 0.8), merged: glyphs("diamond", 1),
       ...Object.fromEntries(Object.entries(SIGNS).map(([name, sign]) => [name, glyphs(sign, 1.25)])),
     };
     const box = (layer, from, to, lane) => { if (to > from || layer.least) layer.items.push(from, to, lane); };
@@ -97,23 +104,36 @@ const Timeline = (() => {
       if (lane === undefined) continue;
       const outcome = data.outcomes[t.outcome[i]];
       const train = Math.min(t.train[i] ?? start, stop), sent = t.sent[i] ?? stop;
-      const asked = t.asked[i] ?? t.answered[i];
       if (data.legs) box(made.down, start, train, lane);
-      if (asked === null) box(made.train, train, sent, lane);
-      else {
-        const resume = t.resume[i] ?? (t.fresh[i] === null ? asked : stop);
-        box(made.train, train, asked, lane);
-        if (t.fresh[i] !== null) box(made.fresh, t.answered[i], resume, lane);
-        if (resume < sent) box(t.merged[i] !== null ? made.retrain : made.train, resume, sent, lane);
-        made.asked.items.push(asked, lane);
-        if (t.merged[i] !== null) made.merged.items.push(t.merged[i], lane);
-      }
+      training(made, box, i, lane, train, sent, stop);
       if (t.urgent[i] !== null) box(made.urgent, t.urgent[i], t.urgent[i], lane);
       if (t.end[i] === null) continue;
       if (outcome === "aggregated" || outcome === "waiting") box(made.uploads[shade(t.alpha[i])], sent, stop, lane);
       else { box(made.gone, sent, stop, lane); made[outcome].items.push(stop, lane); }
     }
     return made;
+  }
+  /* From the first step to the upload, with what comes in between. A device waits for what it asked for; it trains on
+     while a pushed model comes, whose download is a thin box inside its training. */
+  function training(made, box, i, lane, train, sent, stop) {
+    let from = train, layer = made.train;
+    fresh[i].forEach((each, at) => {
+      const { pushed, version, merged } = each, asked = each.asked ?? each.sent;
+      const arrived = Math.min(each.arrived ?? each.sent, stop);
+      if (pushed) {
+        box(made.pushes, each.sent, arrived, lane);
+        made.pushed.items.push(each.sent, lane);
+        if (merged !== null) { box(layer, from, merged, lane); from = merged; }
+      } else {
+        box(layer, from, asked, lane);
+        const next = fresh[i][at + 1], waits = version !== null && each.arrived === null;
+        from = merged ?? (waits ? next?.asked ?? next?.sent ?? stop : arrived);
+        if (version !== null) box(made.fresh, each.sent, from, lane);
+        made.asked.items.push(asked, lane);
+      }
+      if (merged !== null) { made.merged.items.push(merged, lane); layer = made.retrain; }
+    });
+    if (from < sent) box(layer, from, sent, lane);
   }
 
   const refusals = (theme) => [["discarded", theme.bad], ["lost", theme.ink], ["rejected", theme.c[6]]];
@@ -155,10 +175,12 @@ const Timeline = (() => {
       ink.fill();
     }
     for (const name of ["down", "train", "retrain", "fresh"]) boxes(layers[name], theme[name]);
+    boxes(layers.pushes, theme.fresh);
     boxes(layers.gone, theme.muted);
     boxes(layers.urgent, theme.c[6]);
     layers.uploads.forEach((layer, index) => boxes(layer, Theme.mix(theme.scale, (index + 0.5) / BINS)));
     glyphs(layers.asked, theme.ink);
+    glyphs(layers.pushed, theme.ink);
     glyphs(layers.merged, theme.c[1]);
     for (const [name, fill] of refusals(theme)) glyphs(layers[name], fill);
   }
@@ -237,15 +259,23 @@ const Timeline = (() => {
     return inside.length ? inside[0] : null;
   }
   const s = (value) => `${value.toFixed(value < 100 ? 2 : 1)} s`;
+  /* A request or push, and what came of it. A trip that was aggregated has reported all its merges. */
+  function told({ pushed, asked, sent, version, slot, merged, beta }, complete) {
+    const before = slot === null ? "" : `before epoch ${slot}`, weight = beta === null ? "" : `β ${beta}`;
+    const join = (...parts) => parts.filter(Boolean).join(", ");
+    const first = pushed ? ["pushed", `${s(sent)}, version ${version}`] : ["asked", join(s(asked ?? sent), before)];
+    if (version === null) return [first, ["answer", "nothing newer"]];
+    if (merged === null) return complete ? [first, ["merged", "no"]] : [first];
+    const which = pushed ? before : `version ${version}`;
+    return [first, ["merged", join(merged > sent && s(merged), which, weight)]];
+  }
+  /* So many of them fit into the box. */
+  const MOST = 6;
   function facts(i) {
     const t = data.trips, rows = [["triggered", `${s(t.start[i])}, version ${t.base[i] ?? "?"}`]];
     const outcome = data.outcomes[t.outcome[i]];
-    const asked = t.asked[i] ?? t.answered[i], merged = t.merged[i];
-    const slot = t.slot[i] === null ? "" : `, before epoch ${t.slot[i]}`;
-    const beta = t.beta[i] === null ? "" : `, β ${t.beta[i]}`;
-    if (asked !== null) rows.push(["asked", `${s(asked)}${slot}`]);
-    if (merged !== null) rows.push(["merged", `${s(merged)}, version ${t.fresh[i]}${beta}`]);
-    else if (t.answered[i] !== null && t.fresh[i] === null) rows.push(["answer", "nothing newer"]);
+    rows.push(...fresh[i].slice(0, MOST).flatMap((each) => told(each, outcome === "aggregated")));
+    if (fresh[i].length > MOST) rows.push(["", `and ${fresh[i].length - MOST} more`]);
     if (t.urgent[i] !== null) rows.push(["hurried", s(t.urgent[i])]);
     if (t.end[i] !== null) rows.push([outcome === "lost" ? "lost" : "uploaded", s(t.end[i])]);
     if (t.staleness[i] !== null) rows.push(["staleness", String(t.staleness[i])]);
@@ -310,8 +340,11 @@ const Timeline = (() => {
     const some = (column) => column.some((value) => value !== null);
     if (data.legs) items.push(item(swatch(theme.down), "download"));
     items.push(item(swatch(theme.train), data.legs ? "training" : "trip"));
-    if (some(t.answered)) {
-      items.push(item(glyph("dot", theme.ink), "asks"), item(swatch(theme.fresh), "fresh model comes"));
+    const pushes = data.fresh.pushed;
+    if (pushes.length) {
+      if (!pushes.every(Boolean)) items.push(item(glyph("dot", theme.ink), "asks"));
+      if (pushes.some(Boolean)) items.push(item(glyph("wedge", theme.ink), "push"));
+      items.push(item(swatch(theme.fresh), "fresh model comes"));
       items.push(item(glyph("diamond", theme.c[1]), "merge"), item(swatch(theme.retrain), "trains on"));
     }
     if (alphas) items.push(weights(theme));
