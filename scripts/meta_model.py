@@ -22,7 +22,7 @@ from typing import Any
 
 from freshet import Federation
 from freshet.core.about import Kind
-from freshet.methods.asmu.meta import SHIPPED_EPOCHS, MetaSelector, pretrain, shipped
+from freshet.methods.asmu.meta import SHIPPED_EPOCHS, MetaSelector, pretrain, shipped_file
 from freshet.methods.asmu.rule import ASMUOptions
 from freshet.runs.reader import RunDirectory
 
@@ -53,4 +53,4 @@ def make(kind: Kind, out: Path) -> None:
 
 if __name__ == "__main__":
     for each in RUNS:
-        make(each, shipped(each) if len(sys.argv) < 2 else Path(sys.argv[1]) / shipped(each).name)
+        make(each, shipped_file(each) if len(sys.argv) < 2 else Path(sys.argv[1]) / shipped_file(each).name)

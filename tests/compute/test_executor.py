@@ -18,6 +18,7 @@ from freshet.compute.executor import (
 )
 from freshet.compute.pool import PoolExecutor
 from freshet.errors import ConfigError
+from tests.conftest import exploring
 
 from .helpers import Patient, make_setup, make_work, same
 
@@ -137,7 +138,8 @@ def test_a_run_that_cannot_start_restores_the_users_torch_threads(federate, tmp_
 
 
 def test_worker_processes_give_the_same_bits_as_this_process(federate, finished, tmp_path):
-    result = federate("fedasmu", run={"executor": "processes", "workers": 2}).run(60, out=tmp_path / "run")
+    method = exploring("fedasmu")
+    result = federate(method, run={"executor": "processes", "workers": 2}).run(60, out=tmp_path / "run")
     serial = finished("fedasmu")
     assert result.summary["weights_sha256"] == serial.summary["weights_sha256"]
     assert (result.directory / "events.jsonl").read_bytes() == (serial.directory / "events.jsonl").read_bytes()

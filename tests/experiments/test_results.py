@@ -10,6 +10,7 @@ import tomli_w
 from rich.console import Console
 
 from freshet.cli.screen import print_results
+from freshet.core.messages import CONTROL_BYTES
 from freshet.errors import ConfigError
 from freshet.experiments.compare import run_grid, to_do
 from freshet.experiments.grid import Scenario, expand, model_bytes, parse_entries
@@ -318,4 +319,17 @@ def test_fresh_models_are_the_merges_times_the_bytes_of_the_network(tmp_path):
     assert avg["bytes_fresh"]["median"] == 0
     assert overhead(300.0, 700.0, 200.0) == pytest.approx(0.25)
     assert overhead(None, 1.0, 1.0) is None
+
+
+@pytest.mark.parametrize("settings", [["fedasmu.refresh=every"], ["fedasmu.slot=never", "fedasmu.push_after=1"]])
+def test_several_fresh_models_per_trip_and_pushes_are_counted(tmp_path, settings):
+    grid, store = jobs("fedasmu", (0,), settings), Store(tmp_path)
+    assert run_grid(grid, store)
+    run = RunDirectory(store.directory(grid[0].key))
+    events, size = list(run.events()), model_bytes(grid[0].config)
+    sent = sum(event["kind"] in ("request", "push") and event["fresh"] is not None for event in events)
+    empty = sum(event["kind"] == "request" and event["fresh"] is None for event in events)
+    (line,) = document(grid, store, title="t")["worlds"][0]["lines"]
+    assert sent > 0 and line["bytes_fresh"]["median"] == sent * size
+    assert line["bytes_down"]["median"] == (line["trips"]["median"] + sent) * size + empty * CONTROL_BYTES
     assert "of which fresh models" in shown(document(grid, store, title="t"))

@@ -93,7 +93,7 @@ def ask(server: Server, device: int, epoch: int = 1) -> Fresh | None:
 def upload(server: Server, device: int, weights: np.ndarray, steps: int = 1, **merged: float) -> list[Event]:
     """Upload this model as the device in flight, with the numbers of its merge if any."""
     active, model = server.active_trips[device], weights.astype(np.float32)
-    merges = (Merge(active.held, merged),) if merged else ()
+    merges = (Merge(active.newest, merged),) if merged else ()
     return server.upload(Upload(device, active.trip, active.base, model, steps, merges=merges))
 
 

@@ -203,4 +203,4 @@ def test_pushing_needs_a_device_far_behind_and_nothing_pending() -> None:
         if place == 3:
             server.active_trips[0].sent[-1].merged = True
     assert due == [False, True, True, False, True]
-    assert [later - earlier for earlier, later in pairwise([1, server.active_trips[0].held])] == [3]
+    assert [later - earlier for earlier, later in pairwise([1, server.active_trips[0].newest])] == [3]

@@ -20,6 +20,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.segments import LIVE, lines
 from freshet.runs.writer import RunWriter
+from tests.conftest import exploring
 from tests.runs.test_lifecycle import Stage
 
 pytest.importorskip("zstandard")
@@ -248,7 +249,7 @@ class Crash(Observer):
 def test_a_simulation_crashes_is_resumed_and_is_extended(
     federate: Callable[..., Federation], finished: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    rotated = federate("fedasmu", run={"checkpoint_every": 4.0, "rotate_log": 0.002})
+    rotated = federate(exploring("fedasmu"), run={"checkpoint_every": 4.0, "rotate_log": 0.002})
     with pytest.raises(CrashError):
         rotated.run(45, out=tmp_path / "run", observers=[Crash()])
     assert packed(tmp_path / "run")

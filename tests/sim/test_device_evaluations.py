@@ -13,6 +13,7 @@ from freshet.config import resolve
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.sim.driver import EvaluationSchedule
+from tests.conftest import exploring
 
 from .helpers import Crash, CrashError, outputs
 
@@ -34,7 +35,7 @@ def without_evaluations(directory: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("method", ["fedasmu", "feddyn", "fedavg"])
 def test_device_evaluations_change_nothing_of_a_run(method: str, federate, finished, tmp_path: Path) -> None:
     plain = finished(method)
-    result = evaluating(federate, method, evaluate_devices=1).run(60, out=tmp_path / "run")
+    result = evaluating(federate, exploring(method), evaluate_devices=1).run(60, out=tmp_path / "run")
     assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
     assert without_evaluations(result.directory) == without_evaluations(plain.directory)
     assert len(evaluations(result.directory)) == len(result.rows)

@@ -19,6 +19,7 @@ from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.summary import remarks
 from freshet.training.task import Score
+from tests.conftest import exploring
 
 Federate = Callable[..., Federation]
 #: Steps so long that the model diverges but stays finite: losses of 1e5 and more within a few uploads.
@@ -97,7 +98,7 @@ def test_the_last_model_of_a_run_by_rounds_is_tested_and_every_test_has_its_roun
 
 
 def test_a_limit_that_is_not_reached_changes_no_bit(federate: Federate, finished: Any, tmp_path: Path):
-    limited = federate("fedasmu", run={"rounds": 10_000}).run(60, out=tmp_path / "run")
+    limited = federate(exploring("fedasmu"), run={"rounds": 10_000}).run(60, out=tmp_path / "run")
     assert outputs(limited.directory) == outputs(finished("fedasmu").directory)
 
 

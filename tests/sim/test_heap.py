@@ -68,4 +68,5 @@ def test_an_event_may_be_scheduled_for_now():
 
 
 def test_at_the_same_instant_arrivals_come_before_answers_before_new_trips_before_the_test():
-    assert sorted(Rank) == [Rank.UPLOAD, Rank.LOST, Rank.REQUEST, Rank.MERGE, Rank.TRIGGER, Rank.EVALUATE]
+    timeline = [Rank.UPLOAD, Rank.LOST, Rank.REQUEST, Rank.MERGE, Rank.TRIGGER, Rank.EVALUATE]
+    assert sorted(Rank) == [*timeline, Rank.SUBMIT], "what is submitted knows all merges of its instant"

@@ -167,7 +167,7 @@ class Local(Protocol):
     #: For rules that are ``anchored``: the base, with every merge applied to it. ``w - anchor`` is the progress.
     anchor: Vector
     #: The newest version that the device has: its base or, after a merge, the fresh one.
-    held: int
+    newest: int
     vectors: dict[str, Vector]
     scratch: dict[str, Any]
 

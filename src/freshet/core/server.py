@@ -122,7 +122,7 @@ class ActiveTrip:
     sent: list[SentFresh] = field(default_factory=list)
 
     @property
-    def held(self) -> int:
+    def newest(self) -> int:
         """The newest version that the device was sent."""
         return self.sent[-1].version if self.sent else self.base
 
@@ -292,7 +292,7 @@ class Server:
                 return sent
         if len(active.sent) >= self.slots_allowed(active.epochs):
             return active.sent[-1]
-        is_due = self.store.current - active.held >= max(1, self.rule.push_after)
+        is_due = self.store.current - active.newest >= max(1, self.rule.push_after)
         return self._send_current(active, slot.epoch) if is_due else None
 
     def slots_allowed(self, epochs: int) -> int:
@@ -321,7 +321,7 @@ class Server:
         active, ahead = self.active_trip(device, trip), self.rule.push_after
         if active is None or not ahead or active.next_merge() is not None:
             return False
-        return self.store.current - active.held >= ahead
+        return self.store.current - active.newest >= ahead
 
     def push(self, device: int, trip: int) -> Fresh:
         """The current model for a device in flight, which did not ask for it."""

@@ -285,7 +285,7 @@ class _Worker:
 
         at, client = time.time(), _client(channel, trip.assignment)
         try:
-            fresh = client.ask(trip.asks_at, trip.held, trip.layout.size)
+            fresh = client.ask(trip.asks_at, trip.newest, trip.layout.size)
         except NoFreshAnswer as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("training on without the fresh model: %s", problem)

@@ -106,7 +106,7 @@ class MergeNumbers(NamedTuple):
         numbers = [merge.numbers for merge in upload.merges]
         return MergeNumbers([float(n.get("beta", 0.0)) for n in numbers], [int(n.get("n1", 0)) for n in numbers])
 
-    def logged(self) -> dict[str, Any]:
+    def log_entries(self) -> dict[str, Any]:
         """beta and n1 of the only merge (0 without one), or lists of them."""
         if len(self.betas) > 1:
             return {"beta": self.betas, "n1": self.before}
@@ -236,7 +236,7 @@ class FedASMU(Method):
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         w, o, n, state = server.weights, self.options, self.context.layout.learnable, self.state
         s, merges = server.staleness(trip), MergeNumbers.of(upload)
-        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps} | merges.logged()
+        numbers: dict[str, Any] = {"adapted": False, "lr": trip.lr, "steps": upload.steps} | merges.log_entries()
         judged = self._judge(server, upload, trip)
         step, length = judged.step, judged.length
         c, moved = self._control(upload.device), None

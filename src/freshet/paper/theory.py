@@ -139,7 +139,7 @@ class WatchedFedASMU(FedASMU):
         gradient = digits(self.options.mu).gradient(w)
         seen: Record = {"gradient_sq": float(gradient @ gradient), "drift": float(np.linalg.norm(w - base))}
         beta, before = sum(float(merge.numbers["beta"]) for merge in upload.merges), (trip.slot or 1) - 1  # one merge
-        seen |= {"beta": beta, "fresh": trip.held if beta else trip.base, "own_steps": upload.steps}
+        seen |= {"beta": beta, "fresh": trip.newest if beta else trip.base, "own_steps": upload.steps}
         seen |= {"kept": 1.0 - beta * before / trip.epochs}  # share of the earlier steps left by the merge
         seen |= {name: upload.report[name] for name in REPORTED if name in upload.report}
         return verdict._replace(numbers={**verdict.numbers, **seen})

@@ -100,11 +100,11 @@ class Outgoing:
         if not self.privacy.on:
             return outcome
 
-        def redacted(numbers: Mapping[str, Number]) -> dict[str, Number]:
+        def only_public(numbers: Mapping[str, Number]) -> dict[str, Number]:
             return {name: value for name, value in numbers.items() if name in public}
 
-        merges = tuple(Merge(merge.version, redacted(merge.numbers)) for merge in outcome.merges)
-        return outcome._replace(report=redacted(outcome.report), merges=merges, diverged=False)
+        merges = tuple(Merge(merge.version, only_public(merge.numbers)) for merge in outcome.merges)
+        return outcome._replace(report=only_public(outcome.report), merges=merges, diverged=False)
 
     def encode(
         self, outcome: "TripOutcome", assignment: Assignment, start: Vector, layout: Layout, hostile: bool

@@ -249,7 +249,7 @@ SELECTORS: dict[Selector, type[MetaSelector]] = {"printed": MetaSelector, "shape
 SHIPPED_EPOCHS = 5
 
 
-def shipped(kind: Kind) -> Path:
+def shipped_file(kind: Kind) -> Path:
     """The file of the shipped model for asynchronous or synchronous training."""
     return Path(__file__).with_name(f"meta{SHIPPED_EPOCHS}-{kind}.safetensors")
 
@@ -261,7 +261,7 @@ def load_pretrained(selector: MetaSelector, name: str, kind: Kind) -> None:
             problem = 'the shipped model is for method.selector = "printed"'
             raise ConfigError("method.meta_from", f'{problem}; choose "none", or make one with `freshet pretrain`')
         if selector.epochs == SHIPPED_EPOCHS:
-            selector.load(shipped(kind))
+            selector.load(shipped_file(kind))
     elif name != "none":
         selector.load(Path(name))
 

@@ -283,7 +283,7 @@ class FreshModelRule(LocalRule):
     def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
         o, memory, n = self.options, local.memory, local.learnable
         gamma, upsilon = memory["gamma"], memory["upsilon"]
-        age, s = fresh.age, fresh.version - local.held + 1
+        age, s = fresh.age, fresh.version - local.newest + 1
         before, corrected, numbers = local.snapshot(), o.equations == "corrected", dict[str, Number]()
         if o.distance:
             base = local.assignment.weights[:n]
