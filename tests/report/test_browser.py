@@ -171,6 +171,35 @@ def test_hover_shows_a_devices_numbers(opened: Callable[..., Driver], runs: list
     assert checked >= 2
 
 
+def test_pushes_and_several_merges_are_in_the_legend_and_in_the_box(
+    opened: Callable[..., Driver], written: Write
+) -> None:
+    who = {"device": 0, "trip": 1}
+    part = {"device": 0, "base": 1, "staleness": 3, "weight": 1.0}
+    events = [
+        {"time": 0.0, "kind": "trigger", "version": 1, "epochs": 5, **who},
+        {"time": 2.5, "kind": "push", "base": 1, "fresh": 2, **who},
+        {"time": 5.0, "kind": "merge", "fresh": 2, "slot": 3, "beta": 0.25, **who},
+        {"time": 10.0, "kind": "push", "base": 1, "fresh": 3, **who},
+        {"time": 12.5, "kind": "upload", "bytes": 1_000_000, **who},
+        {"time": 12.5, "kind": "aggregate", "contributions": [part], "alpha": 1.0, **who},
+    ]
+    page = opened(written("a", events=events, fleet={"devices": 1}))
+    legend = page.find_element("id", "timeline-keys").text
+    assert "push" in legend and "merge" in legend and "asks" not in legend
+    assert page.find_element("id", "slots-title").text == "When pushed models are merged"
+    assert not page.find_element("id", "choosers-part").is_displayed()
+    chart, tip = page.find_element("id", "chart-timeline"), page.find_element("id", "tip")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
+    ActionChains(page, duration=0).move_to_element_with_offset(chart, -200, -20).perform()
+    told = wait(lambda: tip.text).splitlines()[1:]
+    assert told[2:10] == [
+        "pushed", "2.50 s, version 2", "merged", "5.00 s, before epoch 3, β 0.25",
+        "pushed", "10.00 s, version 3", "merged", "no",
+    ]  # fmt: skip
+    assert errors(page) == []
+
+
 def test_hover_on_a_curve_and_the_zoom_buttons(opened: Callable[..., Driver], runs: list[Path]) -> None:
     page = opened(*runs)
     chart = page.find_element("css selector", "#chart-accuracy .nsewdrag")
