@@ -20,6 +20,7 @@ from freshet.core.events import (
 from freshet.core.messages import CONTROL_BYTES, Merge, Request, Slot, Upload
 from freshet.core.scheduling import Trigger
 from tests.core.test_server import SIZE, scripted, server, upload
+from tests.methods.helpers import server_of, upload_of, vector
 
 MODEL = 4 * SIZE
 
@@ -313,3 +314,18 @@ def test_next_multiple_skips_none_and_repeats_none(period: float) -> None:
         time = next_multiple(time, period)
         assert time == number * period
     assert next_multiple(0.1 + 0.2, 0.1) == 4 * 0.1, "a sum with rounding errors is a multiple, too"
+
+
+def test_repeated_fetch_of_a_pushed_model_is_answered_but_not_logged_again() -> None:
+    """A deployed device that restarts its trip fetches what it was sent before."""
+    server = server_of("fedasmu", epochs=3, push_after=1, slot="never")
+    c = Coordinator(server, Trigger("concurrency", 3, 10.0, 4))
+    server.trigger([0, 1, 2])
+    pushed = []
+    for device, epoch in ((1, 2), (2, 3)):
+        arrive(c, 1.0, upload_of(server, device, vector(device)))
+        pushed += c.request(Request(0, 1, Slot(epoch, "push"))).events
+    assert [(event.device, event.fresh) for event in pushed] == [(0, 2), (0, 3)]  # type: ignore[union-attr]
+    again = c.request(Request(0, 1, Slot(2, "push")))
+    assert again.fresh is not None and (again.fresh.version, list(again.events)) == (2, [])
+    assert c.counts.pushes == 2 and [sent.version for sent in server.active_trips[0].sent] == [2, 3]

@@ -32,13 +32,14 @@ class DeferredFuture(Generic[T]):
     """A future that submits its work only when the result is needed."""
 
     def __init__(self, submit: Callable[[], Future[T]]) -> None:
-        self._submit: Callable[[], Future[T]] = submit
+        self._submit: Callable[[], Future[T]] | None = submit
         self._future: Future[T] | None = None
 
     def start(self) -> Future[T]:
         """Submit the work, unless it has been submitted."""
         if self._future is None:
-            self._future = self._submit()
+            assert self._submit is not None
+            self._future, self._submit = self._submit(), None  # what it refers to may refer to this future
         return self._future
 
     def result(self) -> T:

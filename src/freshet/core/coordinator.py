@@ -171,13 +171,13 @@ class Coordinator:
             return self.reject("is not a request")
         self.counts.bytes_up += request.nbytes
         active = self.server.active_trip(request.device, request.trip)
-        held = None if active is None else active.newest
+        had = set[int]() if active is None else {sent.version for sent in active.sent}
         try:
             fresh = self.server.request(request)
         except RequestRefused as refusal:
             return Effects(self._count([Rejected(str(refusal))]))
         if self.server.rule.push_after:
-            return self._answer_fetch(request.device, request.trip, fresh, held)
+            return self._answer_fetch(request.device, request.trip, fresh, had)
         base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
         self.counts.requests += 1
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
@@ -194,10 +194,10 @@ class Coordinator:
         self.counts.bytes_down += fresh.nbytes
         return Effects([Pushed(device, trip, base, fresh.version)], fresh=fresh)
 
-    def _answer_fetch(self, device: int, trip: int, fresh: Fresh | None, held: int | None) -> Effects:
+    def _answer_fetch(self, device: int, trip: int, fresh: Fresh | None, had: set[int]) -> Effects:
         """A deployed device fetches what the server pushes, at the start of its epochs. A repetition is not logged."""
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
-        if fresh is None or fresh.version == held:
+        if fresh is None or fresh.version in had:
             return Effects(fresh=fresh)
         self.counts.pushes += 1
         return Effects([Pushed(device, trip, self.server.active_trips[device].base, fresh.version)], fresh=fresh)
