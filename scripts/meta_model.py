@@ -46,9 +46,18 @@ def make(kind: Kind, out: Path) -> None:
             options = {"name": method, "slot": "random", "meta_from": "none"}
             federation = Federation(method=options, training={"epochs": SHIPPED_EPOCHS}, fleet=fleet, run=run)
             events += RunDirectory(federation.run(out=Path(folder) / str(seed)).directory).events()
+    print_slots(events)
     count = pretrain(selector, events, passes)
     selector.save(out)
     print(method, "after ", selector.distribution().round(3), f"{passes} x {count} requests")
+
+
+def print_slots(events: list[dict[str, Any]]) -> None:
+    """Print the share of requests that found a newer model, and their mean reward, by slot."""
+    for slot in range(1, SHIPPED_EPOCHS + 1):
+        asked = [event for event in events if event["kind"] == "request" and event["slot"] == slot]
+        rewards = [event["reward"] for event in events if event["kind"] == "merge" and event["slot"] == slot]
+        print(f"slot {slot}: {len(rewards) / len(asked):.0%} of {len(asked)} merged, R {sum(rewards) / len(asked):.4f}")
 
 
 if __name__ == "__main__":

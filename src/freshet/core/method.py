@@ -166,10 +166,12 @@ class Local(Protocol):
     merges: list[Merge]
     #: For rules that are ``anchored``: the base, with every merge applied to it. ``w - anchor`` is the progress.
     anchor: Vector
-    #: The newest version that the device has: its base or, after a merge, the fresh one.
-    newest: int
     vectors: dict[str, Vector]
     scratch: dict[str, Any]
+
+    @property
+    def newest(self) -> int:
+        """The newest version that the device has: its base or, after a merge, the fresh one."""
 
     @property
     def seconds(self) -> float | None:

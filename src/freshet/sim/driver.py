@@ -207,7 +207,7 @@ class SimTrip:
     merged: int = 0
     merges: list[DeferredFuture[TripOutcome]] = field(default_factory=list)
     #: The training up to the last answer, if it was needed before the whole: the number of answers, and the result.
-    partial: tuple[int, Future[TripOutcome]] | None = None
+    to_last_answer: tuple[int, Future[TripOutcome]] | None = None
     #: The whole training, once its inputs are known.
     future: Future[TripOutcome] | None = None
     #: When the upload arrives.
@@ -483,10 +483,10 @@ class Simulation:
         """The whole training if it runs already, else that up to the last answer."""
         if trip.future is not None and not isinstance(trip.future, DeferredFuture):
             return trip.future
-        if trip.partial is None or trip.partial[0] != len(trip.fresh):
+        if trip.to_last_answer is None or trip.to_last_answer[0] != len(trip.fresh):
             work = self._work(trip)._replace(merge_only=True)
-            trip.partial = len(trip.fresh), self.executor.train(work, self.now)
-        return trip.partial[1]
+            trip.to_last_answer = len(trip.fresh), self.executor.train(work, self.now)
+        return trip.to_last_answer[1]
 
     def _start_merges(self, trip: SimTrip) -> None:
         """Compute the numbers of a trip's merges now. They depend on the device's memory, which its end changes."""

@@ -96,7 +96,7 @@ class LocalTrip:
         #: All slots, those still to come, and the first one unless its request had no answer.
         self.slots, self._slots, self.slot = tuple(slots), list(slots), slots[0] if slots else None
         self.memory: Memory = dict(memory)
-        self._memory_at_merge, self.newest, self.anchor = memory, assignment.version, assignment.weights
+        self._memory_at_merge, self.anchor = memory, assignment.weights
         self.report: dict[str, Number] = {}
         self.merges: list[Merge] = []
         self.vectors: dict[str, Vector] = {}
@@ -135,6 +135,11 @@ class LocalTrip:
         """The next slot."""
         return self._slots[0]
 
+    @property
+    def newest(self) -> int:
+        """The newest version that the device has: its base or, after a merge, the fresh one."""
+        return self.merges[-1].version if self.merges else self.assignment.version
+
     def merge(self, fresh: Fresh | None) -> None:
         """Take the server's answer: a newer model, or None if it has none."""
         if fresh is not None and fresh.version <= self.newest:
@@ -143,7 +148,6 @@ class LocalTrip:
             if fresh is not None:
                 numbers = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
                 self.merges.append(Merge(fresh.version, numbers))
-                self.newest = fresh.version
                 if self.rule.anchored:
                     self.anchor = mix(self.anchor, fresh.weights, float(numbers["beta"]))
                 if self._is_finite(self.flat.dump()):
@@ -381,7 +385,6 @@ class LocalTrip:
         self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
         self.report = dict(saved["report"])
         self.merges = [Merge(version, dict(numbers), diverged) for version, numbers, diverged in saved["merges"]]
-        self.newest = self.merges[-1].version if self.merges else self.newest
         self.anchor = self.anchor if saved["anchor"] is None else np.array(saved["anchor"])
         self._slots, self.slot = [Slot(*slot) for slot in saved["slots"]], self.slot if saved["asked"] else None
         self.flat.load(np.array(saved["weights"]))
