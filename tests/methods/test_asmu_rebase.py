@@ -44,7 +44,7 @@ def trainer(factory: Any = network, lr: float = 0.1, **more: Any) -> Trainer:
 
 
 def rule(**options: Any) -> FreshModelRule:
-    found: Any = method_options("fedasmu-progress", {"merge": "rebase", "slot": 2, **options})
+    found: Any = method_options("fedasmu-progress", {"merge": "rebase", "slot": 2, "beta": "learned", **options})
     return FreshModelRule(found)
 
 
@@ -84,8 +84,8 @@ def test_nothing_that_was_trained_is_lost() -> None:
             return (x @ self.weight)[:, None]
 
     class Slope:
-        def mean_loss(self, output: Any, y: Any) -> Any:
-            return output.mean()
+        def batch_loss(self, model: Any, x: Any, y: Any) -> Any:
+            return model(x).mean()
 
     t = trainer(Linear, task=Slope())
     trip = begin(t, rule(beta=0.7))

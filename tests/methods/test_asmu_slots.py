@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from freshet.errors import ConfigError
+from freshet.methods._shared.rebase import fixed_slot
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.meta import SELECTORS, MetaSelector, ShapedSelector, load_pretrained, pretrain
 from tests.twins.fedasmu import QTableTwin, baseline_after, slot_distribution
@@ -20,17 +21,28 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize(
     ("policy", "epochs", "expected"),
-    [("h1", 5, 2), ("h2", 5, 3), ("h3", 5, 4), ("h2", 10, 6), ("h3", 10, 9), ("h1", 1, 1), ("h3", 1, 1), (4, 5, 4)],
+    [
+        ("h1", 5, 2),
+        ("h2", 5, 3),
+        ("h3", 5, 4),
+        ("h2", 10, 6),
+        ("h3", 10, 9),
+        ("h1", 1, 1),
+        ("h3", 1, 1),
+        ("last", 5, 5),
+        ("last", 1, 1),
+        (4, 5, 4),
+    ],
 )
 def test_fixed_policies_ask_where_the_paper_says(policy: str | int, epochs: int, expected: int) -> None:
-    slot = slots.fixed_slot(policy, epochs, rng())
+    slot = fixed_slot(policy, epochs, rng())
     assert slot is not None and (slot.epoch, slot.by) == (expected, "fixed")
 
 
 def test_never_never_asks_and_random_reaches_every_epoch() -> None:
     generator = rng()
-    assert slots.fixed_slot("never", 5, generator) is None
-    drawn = {slots.fixed_slot("random", 5, generator).epoch for _ in range(200)}  # type: ignore[union-attr]
+    assert fixed_slot("never", 5, generator) is None
+    drawn = {fixed_slot("random", 5, generator).epoch for _ in range(200)}  # type: ignore[union-attr]
     assert drawn == {1, 2, 3, 4, 5}
 
 

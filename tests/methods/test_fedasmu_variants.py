@@ -5,6 +5,7 @@ import pytest
 
 from freshet.core.method import MethodContext
 from freshet.errors import ConfigError
+from freshet.experiments.tune import space_for
 from freshet.methods import class_and_preset, method_options
 from freshet.paper.cells import CELLS, cell_tables
 from tests.methods.asmu_helpers import plain_layout
@@ -21,6 +22,10 @@ PAPERS = {
     "probe": "batch",
     "distance": False,
     "slot": "rl",
+    "merge": "mix",
+    "beta": "learned",
+    "refresh": 1,
+    "push_after": 0,
     "dynamic_server": True,
     "adaptive_device": True,
     "control_memory": "exact",
@@ -48,6 +53,18 @@ def test_name_without_suffix_is_the_papers_method(name: str) -> None:
         (
             "-course",
             {"apply": "progress", "selector": "shaped", "meta_from": "none", "controls": "course"},
+        ),
+        (
+            "-fresh",
+            {
+                "apply": "progress",
+                "selector": "shaped",
+                "meta_from": "none",
+                "controls": "course",
+                "merge": "rebase",
+                "beta": 1.0,
+                "slot": "last",
+            },
         ),
     ],
 )
@@ -94,3 +111,9 @@ def test_run_says_that_the_shipped_meta_model_does_not_fit(epochs: int, expected
     assert (
         not expected or "the shipped meta model is for 5 epochs, trips have up to 3: it starts untrained" in found[0][0]
     )
+
+
+@pytest.mark.parametrize("name", ["fedasmu", "fedssmu"])
+def test_options_that_a_rebase_does_not_use_are_not_tuned(name: str) -> None:
+    assert {"method.gamma0", "method.upsilon0"} <= space_for(f"{name}-course").keys()
+    assert space_for(f"{name}-fresh").keys() == {"training.lr", "method.lambda0", "method.sigma0", "method.iota0"}

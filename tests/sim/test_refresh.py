@@ -24,12 +24,15 @@ PUSHED_ROUNDS: dict[str, Any] = {"name": "fedssmu", "slot": "never", "push_after
 PROGRESS: dict[str, Any] = {"name": "fedasmu-course", "slot": "never", "push_after": 1}
 KINDS = {"every": EVERY, "twice": TWICE, "push": PUSH, "rounds": ROUNDS, "pushed rounds": PUSHED_ROUNDS}
 KINDS |= {"progress": PROGRESS}
-REBASE: dict[str, Any] = {"name": "fedasmu-course", "merge": "rebase"}
+REBASE: dict[str, Any] = {"name": "fedasmu-course", "merge": "rebase", "beta": "learned"}
 KINDS |= {
     "rebase": REBASE | {"slot": 3, "beta": 1.0},
     "rebase every": REBASE | {"slot": 2, "refresh": "every"},
     "rebase pushed": REBASE | {"slot": "never", "push_after": 1, "beta": 1.0},
     "rebase in rounds": REBASE | {"name": "fedssmu-progress", "slot": 2, "refresh": 2},
+    "fedbuff": {"name": "fedbuff", "fresh": "rebase", "K": 3},
+    "asofed": {"name": "asofed", "fresh": "rebase", "slot": 2, "refresh": "every"},
+    "fedasync": {"name": "fedasync", "fresh": "rebase", "slot": "random"},
 }
 
 
@@ -164,7 +167,7 @@ def test_devices_that_leave_after_a_merge_keep_what_they_learned(kind: dict[str,
     fleet = {"loss": 0.2, "on_seconds": 25.0, "off_seconds": 6.0}
 
     def federation(executor: str) -> Federation:
-        method = kind | {"eta_gamma": 0.05, "eta_upsilon": 0.05}
+        method = kind if "fresh" in kind else kind | {"eta_gamma": 0.05, "eta_upsilon": 0.05}
         return small(method, fleet=fleet, run={"executor": executor, "workers": 2})
 
     result = federation("serial").run(80, out=tmp_path / "run")

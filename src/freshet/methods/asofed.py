@@ -42,10 +42,11 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, Local, LocalRule, Method, MethodContext, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, mix
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 from freshet.methods.fedprox import Proximal, drift
 
 
-class ASOFedOptions(Options):
+class ASOFedOptions(FreshOptions):
     """Hyper-parameters with the paper's symbols."""
 
     beta: float = Field(0.001, ge=0, le=1, description="share of H kept at each step")
@@ -84,22 +85,24 @@ class ASOFed(Method):
     @classmethod
     def rule(cls, options: ASOFedOptions) -> LocalRule:
         o, unit = options, delay_unit(options)
-        return StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
+        rule = StepRule(o.beta, o.lambda_, unit) if o.variant == "S" else TripRule(o.lambda_, o.beta, unit)
+        return with_fresh(o, rule)
 
     def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
         return None if {"r", "seconds"} <= upload.report.keys() else "does not report its r and its seconds"
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         samples, total = int(self.context.samples[upload.device]), int(self.context.samples.sum())
-        layout, w, u, base = self.context.layout, server.weights, upload.weights, server.store.get(trip.base)
-        n, share = layout.learnable, samples / total
+        layout, w, u, base = self.context.layout, server.weights, upload.weights, server.start_of(upload)
+        n, limit = layout.learnable, self.context.share_limit(self.context.devices)
+        share = min(samples / total, limit)
         new = mix(w, u, share)
         combine([(1.0, w[:n]), (share, u[:n]), (-share, base[:n])], out=new[:n])
         layout.max_counters(new, w, u)
         if self.options.feature_step:
             scale_first_layer(layout, new)
         part = Contribution(upload.device, trip.base, server.staleness(trip), share)
-        numbers = {"alpha": share, "samples": samples, "total": total}
+        numbers = {"alpha": share, "samples": samples, "total": total} | ({"max_share": limit} if limit < 1 else {})
         return Aggregate(new, (part,), numbers | {name: upload.report[name] for name in ("r", "seconds")})
 
     @classmethod
@@ -113,7 +116,7 @@ class ASOFed(Method):
             memory["trips", event.device] = (count + 1, total + (time - memory["trip", event.device][0]))
         elif isinstance(event, Aggregated):
             (part,), n = event.contributions, event.numbers
-            expect("alpha", n["alpha"], n["samples"] / n["total"])
+            expect("alpha", n["alpha"], min(n["samples"] / n["total"], n.get("max_share", 1.0)))
             expect("weight", part.weight, n["alpha"])
             known: Any = memory.setdefault("total", n["total"])
             expect("total", n["total"], known)

@@ -28,13 +28,25 @@ from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, MethodContext, Mismatch, Options, Reject, Verdict, Wait, expect
+from freshet.core.method import (
+    Aggregate,
+    LocalRule,
+    Method,
+    MethodContext,
+    Mismatch,
+    Options,
+    Reject,
+    Verdict,
+    Wait,
+    expect,
+)
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, distance
-from freshet.methods._shared.asynchronous import UploadBuffer, Wide
+from freshet.methods._shared.asynchronous import UploadBuffer, Wide, cache_notice
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 
 
-class CA2FLOptions(Options):
+class CA2FLOptions(FreshOptions):
     """Hyper-parameters with the paper's symbols."""
 
     M: int = Field(10, ge=1, description="uploads per aggregation")
@@ -69,13 +81,16 @@ class CA2FL(Method):
         super().__init__(options, context)
         self.state = CA2FLState(UploadBuffer.empty(context.layout), np.zeros(context.layout.learnable))
 
+    @classmethod
+    def rule(cls, options: CA2FLOptions) -> LocalRule:
+        return with_fresh(options, LocalRule())
+
     def notices(self) -> list[str]:
-        size = 4 * self.context.layout.learnable * self.context.devices / 2**30
-        return [f"CA2FL keeps one update per device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
+        return cache_notice("CA2FL", self.context)
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, state, device = self.context.layout, upload.weights, self.state, upload.device
-        delta = u[: layout.learnable].astype(np.float64) - server.store.get(trip.base)[: layout.learnable]
+        delta = u[: layout.learnable].astype(np.float64) - server.start_of(upload)[: layout.learnable]
         calibrated = delta - state.h_i[device] if device in state.h_i else delta
         state.buffer.add(layout, calibrated, u, device, trip.base, server.staleness(trip))
         with np.errstate(over="ignore"):  # a step that is not finite is refused later

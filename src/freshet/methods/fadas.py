@@ -30,13 +30,25 @@ from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
 from freshet.core.events import Aggregated, Contribution, Event
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Method, MethodContext, Mismatch, Options, Reject, Verdict, Wait, expect
+from freshet.core.method import (
+    Aggregate,
+    LocalRule,
+    Method,
+    MethodContext,
+    Mismatch,
+    Options,
+    Reject,
+    Verdict,
+    Wait,
+    expect,
+)
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
 from freshet.methods._shared.asynchronous import UploadBuffer, Wide
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 
 
-class FADASOptions(Options):
+class FADASOptions(FreshOptions):
     """Hyper-parameters with the paper's symbols."""
 
     M: int = Field(10, ge=1, description="uploads per aggregation")
@@ -89,9 +101,13 @@ class FADAS(Method):
         n = context.layout.learnable
         self.state = FADASState(UploadBuffer.empty(context.layout), np.zeros(n), np.zeros(n), np.zeros(n))
 
+    @classmethod
+    def rule(cls, options: FADASOptions) -> LocalRule:
+        return with_fresh(options, LocalRule())
+
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, buffer = self.context.layout, upload.weights, self.state.buffer
-        delta = u[: layout.learnable].astype(np.float64) - server.store.get(trip.base)[: layout.learnable]
+        delta = u[: layout.learnable].astype(np.float64) - server.start_of(upload)[: layout.learnable]
         buffer.add(layout, delta, u, upload.device, trip.base, server.staleness(trip))
         return self._step(server) if len(buffer.arrived) == self.options.M else Wait()
 

@@ -61,10 +61,9 @@ from freshet.core.about import About, Curve, Range
 from freshet.core.admission import overflows
 from freshet.core.events import Contribution, Event, Noted
 from freshet.core.messages import Number, Upload
-from freshet.core.method import Aggregate, Discard, Facts, LocalRule, Method, MethodContext, Options, Reject, Verdict
+from freshet.core.method import Aggregate, Discard, LocalRule, Method, MethodContext, Options, Reject, Verdict
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, mix
-from freshet.errors import ConfigError
 from freshet.methods.asmu import replay
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.asmu.staleness import (
@@ -85,6 +84,10 @@ if TYPE_CHECKING:
 
 #: Upper bound of a reward: its square must be finite, because it is averaged.
 MAX_REWARD = 1e100
+
+
+#: A fixed beta does not depend on these, so there is nothing to tune.
+FIXED_BETA: dict[str, Range | None] = {"gamma0": None, "upsilon0": None}
 
 
 @dataclass
@@ -154,6 +157,7 @@ class FedASMU(Method):
             "fedasmu-published": {"equations": "published"},
             "fedasmu-progress": {"apply": "progress"},
             "fedasmu-course": {"apply": "progress", "controls": "course"},
+            "fedasmu-fresh": {"apply": "progress", "controls": "course", "merge": "rebase"},
         },
         space={
             "lambda0": Range(0.1, 20.0, log=True),
@@ -164,8 +168,8 @@ class FedASMU(Method):
         },
         # Progress adds up: with 30 devices in flight, an alpha of 0.03 to 0.2 has the effect of a mean.
         spaces={
-            name: {"lambda0": Range(0.1, 3.0, log=True), "iota0": Range(0.0, 0.1)}
-            for name in ("fedasmu-progress", "fedasmu-course")
+            name: {"lambda0": Range(0.1, 3.0, log=True), "iota0": Range(0.0, 0.1), **fixed}
+            for name, fixed in (("fedasmu-progress", {}), ("fedasmu-course", {}), ("fedasmu-fresh", FIXED_BETA))
         },
         curves=(
             Curve("lambda", "aggregate", "lambda", "λ", "server, scale of α"),
@@ -178,13 +182,6 @@ class FedASMU(Method):
     Options: ClassVar[type[Options]] = ASMUOptions
     options: ASMUOptions
     state: ServerState
-
-    @classmethod
-    def check(cls, options: ASMUOptions, facts: Facts) -> None:
-        """Check that a slot given by number is one of the epochs."""
-        slot, epochs = options.slot, facts.epochs
-        if isinstance(slot, int) and not 1 <= slot <= epochs:
-            raise ConfigError("method.slot", f"must be an epoch in 1..{epochs} (training.epochs), but {slot} was given")
 
     def __init__(self, options: ASMUOptions, context: MethodContext) -> None:
         from freshet.methods.asmu.meta import SELECTORS, load_pretrained
@@ -215,16 +212,7 @@ class FedASMU(Method):
         return Discard("too stale") if server.staleness(trip) > self.options.tau_max else None
 
     def validate_report(self, upload: Upload, trip: ActiveTrip) -> str | None:
-        report, done = upload.report, 0
-        for merge in upload.merges:
-            beta = merge.numbers.get("beta", 0.0)
-            before = merge.numbers.get("n1", -1 if beta else 0)
-            if not 0.0 <= beta <= 1.0 or (beta == 1.0 and self.options.merge == "mix"):
-                return f"reports a merge with weight {beta}, which is impossible"
-            if not (isinstance(before, int) and done <= before < upload.steps):
-                given = merge.numbers.get("n1")
-                return f"reports a merge after {given} of {upload.steps} steps, which is impossible"
-            done = before
+        report = upload.report
         if "reward" in report and (trip.slot is None or report.get("slot") != trip.slot):
             return f"reports slot {report.get('slot')}, but asked in {trip.slot}"
         if "reward" in report and report["slot"] > self.state.meta.epochs:

@@ -29,10 +29,11 @@ from freshet.core.messages import Upload
 from freshet.core.method import LocalRule, Method, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.asynchronous import hinge_discount, mix_upload, polynomial_discount
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 from freshet.methods.fedprox import proximal
 
 
-class FedAsyncOptions(Options):
+class FedAsyncOptions(FreshOptions):
     """Hyper-parameters with the paper's symbols."""
 
     alpha: float = Field(0.6, gt=0, le=1, description="weight of a fresh upload")
@@ -74,7 +75,7 @@ class FedAsync(Method):
 
     @classmethod
     def rule(cls, options: FedAsyncOptions) -> LocalRule:
-        return proximal(options.rho)
+        return with_fresh(options, proximal(options.rho))
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         discount = self.options.discount(server.staleness(trip) - 1)

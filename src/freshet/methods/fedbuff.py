@@ -31,6 +31,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import (
     Aggregate,
     Discard,
+    LocalRule,
     Method,
     MethodContext,
     Mismatch,
@@ -43,9 +44,10 @@ from freshet.core.method import (
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import distance
 from freshet.methods._shared.asynchronous import UploadBuffer, Wide, polynomial_discount
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 
 
-class FedBuffOptions(Options):
+class FedBuffOptions(FreshOptions):
     """Hyper-parameters with the paper's symbols."""
 
     K: int = Field(10, ge=1, description="uploads per aggregation")
@@ -87,6 +89,10 @@ class FedBuff(Method):
         super().__init__(options, context)
         self.state = MomentumBuffer.empty(context.layout)
 
+    @classmethod
+    def rule(cls, options: FedBuffOptions) -> LocalRule:
+        return with_fresh(options, LocalRule())
+
     def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
         s = server.staleness(trip)
         return Discard("too stale") if self.options.is_too_stale(s - 1) else None
@@ -99,7 +105,7 @@ class FedBuff(Method):
             server.staleness(trip),
             self.state,
         )
-        delta = server.store.get(trip.base)[:n].astype(np.float64) - u[:n]
+        delta = server.start_of(upload)[:n].astype(np.float64) - u[:n]
         buffer.add(self.context.layout, polynomial_discount(s - 1, o.exponent) * delta, u, upload.device, trip.base, s)
         return self._flush(server) if len(buffer.arrived) == o.K else Wait()
 

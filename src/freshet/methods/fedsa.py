@@ -35,10 +35,11 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, LocalRule, Method, MethodContext, Options, Verdict, expect
 from freshet.core.server import ActiveTrip, Server
 from freshet.methods._shared.asynchronous import mix_upload, polynomial_discount
+from freshet.methods._shared.rebase import FreshOptions, with_fresh
 from freshet.methods.fedprox import proximal
 
 
-class FedSAOptions(Options):
+class FedSAOptions(FreshOptions):
     """Hyper-parameters of the reconstruction."""
 
     alpha: float = Field(0.6, gt=0, le=1, description="weight of a fresh upload")
@@ -97,7 +98,7 @@ class FedSA(Method):
 
     @classmethod
     def rule(cls, options: FedSAOptions) -> LocalRule:
-        return proximal(options.rho)
+        return with_fresh(options, proximal(options.rho))
 
     def epochs(self, server: Server, device: int) -> int:
         return staged_epochs(self.options, server.version - 1, self.context.epochs, self.state.tau, device)

@@ -21,7 +21,7 @@ from freshet.core.messages import Upload
 from freshet.core.method import Aggregate, ConditionalDefaults, Options, Verdict
 from freshet.core.server import ActiveTrip, Server
 from freshet.methods.asmu.rule import SHAPED, ASMUOptions
-from freshet.methods.fedasmu import FedASMU
+from freshet.methods.fedasmu import FIXED_BETA, FedASMU
 
 
 class SSMUOptions(ASMUOptions):
@@ -54,12 +54,13 @@ class FedSSMU(FedASMU):
             "fedssmu-published": {"equations": "published"},
             "fedssmu-progress": {"apply": "progress"},
             "fedssmu-course": {"apply": "progress", "controls": "course"},
+            "fedssmu-fresh": {"apply": "progress", "controls": "course", "merge": "rebase"},
         },
         space=FedASMU.about.space,
         # Ten uploads of a round, each with an alpha of 0.1, add up to their mean.
         spaces={
-            name: {"lambda0": Range(0.05, 2.0, log=True), "iota0": Range(0.02, 0.3)}
-            for name in ("fedssmu-progress", "fedssmu-course")
+            name: {"lambda0": Range(0.05, 2.0, log=True), "iota0": Range(0.02, 0.3), **fixed}
+            for name, fixed in (("fedssmu-progress", {}), ("fedssmu-course", {}), ("fedssmu-fresh", FIXED_BETA))
         },
         curves=FedASMU.about.curves,
     )

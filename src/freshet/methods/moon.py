@@ -15,7 +15,7 @@ previous model (their code compares with its untrained initialisation); mu = 1. 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -58,6 +58,7 @@ def contrastive_loss(z: "Tensor", z_g: "Tensor", z_p: "Tensor", T: float) -> "Te
     import torch
     from torch.nn.functional import cosine_similarity, cross_entropy
 
+    z, z_g, z_p = (vectors.flatten(0, -2) for vectors in (z, z_g, z_p))  # one row per sample, or per token of a sample
     logits = torch.stack([cosine_similarity(z, z_g), cosine_similarity(z, z_p)], dim=1) / T
     return cross_entropy(logits, torch.zeros(len(z), dtype=torch.long, device=z.device))
 
@@ -82,8 +83,7 @@ class ContrastiveRule(LocalRule):
             local.scratch["global"] = local.frozen_features(local.snapshot())
             local.scratch["previous"] = local.frozen_features(local.memory["previous"])
 
-    def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
-
+    def loss(self, local: Local, x: Any, y: Any) -> "Tensor":
         from freshet.models import has_features
 
         if "previous" not in local.scratch:

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from freshet.core.about import About, Range, UploadCount
 from freshet.core.admission import overflows
+from freshet.core.defence import bounded_notes, bounded_samples
 from freshet.core.events import Aggregated, Contribution, Event, Hurried, Lost, Triggered, Uploaded
 from freshet.core.messages import Upload
 from freshet.core.method import (
@@ -54,6 +55,11 @@ class PORTOptions(Options):
     wait: Literal["gt", "ge"] = Field("gt", description="wait for devices with tau > omega (gt) or tau >= omega (ge)")
     urgent: bool = Field(True, description="ask overdue devices to upload at the end of their epoch")
     gate: bool = Field(False, description="use the agreement only for tau > 1")
+
+    def check_run(self, facts: Facts) -> None:
+        """Devices are replaced only at an aggregation, so K of them must be in flight at once."""
+        if facts.in_flight < self.K:
+            raise ConfigError("method.K", f"must be at most run.in_flight = {facts.in_flight}, but {self.K} was given")
 
     def is_overdue(self, tau: int) -> bool:
         return tau > self.omega if self.wait == "gt" else tau >= self.omega
@@ -118,13 +124,6 @@ class PORT(Method):
     options: PORTOptions
     state: PORTState
 
-    @classmethod
-    def check(cls, options: PORTOptions, facts: Facts) -> None:
-        """Devices are replaced only at an aggregation, so K of them must be in flight at once."""
-        if facts.in_flight < options.K:
-            problem = f"must be at most run.in_flight = {facts.in_flight}, but {options.K} was given"
-            raise ConfigError("method.K", problem)
-
     def __init__(self, options: PORTOptions, context: MethodContext) -> None:
         super().__init__(options, context)
         if context.devices < options.K:
@@ -158,7 +157,8 @@ class PORT(Method):
         cosines = [self._cosine(r, s - 1, w[:n]) for r, s in zip(R, stalenesses, strict=True)]
         s_k = [o.freshness(s - 1) for s in stalenesses]
         c_k = [o.agreement(cos) for cos in cosines]
-        samples = [r.samples for r in R]
+        claimed = [r.samples for r in R]
+        samples = bounded_samples(claimed, self.context.share_limit(len(R)))
         p = normalised_weights(samples, s_k, c_k)
         new = combine([(p_k, r.weights) for p_k, r in zip(p, R, strict=True)])
         self.context.layout.max_counters(new, *(r.weights for r in R))
@@ -167,7 +167,9 @@ class PORT(Method):
         if overflows(new, length):
             return Reject(NOT_FINITE)
         self.state.previous = w
-        return Aggregate(new, parts, {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines}, length)
+        notes = bounded_notes([r.device for r in R], claimed, samples)
+        numbers = {"alpha": 1.0, "samples": samples, "s": s_k, "c": c_k, "cos": cosines}
+        return Aggregate(new, parts, numbers, length, notes)
 
     def _cosine(self, reported: ReportedModel, tau: int, w: Vector) -> float:
         previous = self.state.previous

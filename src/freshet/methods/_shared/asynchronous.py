@@ -3,6 +3,7 @@
 The papers of these methods count staleness from 0: ``tau = t - o``. Freshet's ``s = t - o + 1``, so ``tau = s - 1``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -13,9 +14,9 @@ from freshet.core.admission import overflows
 from freshet.core.events import Contribution
 from freshet.core.layout import Layout
 from freshet.core.messages import Upload
-from freshet.core.method import Aggregate, Reject
+from freshet.core.method import Aggregate, MethodContext, Reject
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
-from freshet.core.vectors import Vector, mix_measured
+from freshet.core.vectors import Vector, combine, distance, mix_measured
 
 
 def polynomial_discount(tau: int, a: float) -> float:
@@ -40,6 +41,12 @@ def mix_upload(server: Server, upload: Upload, trip: ActiveTrip, alpha: float, *
 
 
 Wide = NDArray[np.float64]
+
+
+def cache_notice(title: str, context: MethodContext) -> list[str]:
+    """What to tell the user about a cache of one learnable vector per device, if it is large."""
+    size = 4 * context.layout.learnable * context.devices / 2**30
+    return [f"{title} keeps one update per device: up to {size:.1f} GiB of memory"] if size > 1.0 else []
 
 
 @dataclass
@@ -74,3 +81,31 @@ class UploadBuffer:
         new[layout.learnable : layout.floats] = self.statistics / len(self.arrived)
         new[layout.floats :] = self.counters
         return new
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An upload that waits for a step: who, from which version, its model u, and its progress ``u - w^b``."""
+
+    device: int
+    base: int
+    samples: int
+    weights: Vector
+    progress: Wide
+
+
+def arrival_of(server: Server, upload: Upload, trip: ActiveTrip, start: Vector) -> Arrival:
+    """An upload as a buffer keeps it. ``start`` is the model that the device trained from."""
+    n, u = server.context.layout.learnable, upload.weights
+    progress = u[:n].astype(np.float64) - start[:n]
+    return Arrival(upload.device, trip.base, server.context.samples.item(upload.device), u, progress)
+
+
+def stepped_model(layout: Layout, w: Vector, step: Wide, models: Sequence[Vector]) -> tuple[Vector, float]:
+    """``w + step``, with the plain mean of the models' statistics and their largest counters; and the step's length."""
+    n = layout.learnable
+    new = combine([(1.0 / len(models), model) for model in models])
+    with np.errstate(over="ignore"):  # the caller refuses a model that is not finite
+        new[:n] = w[:n] + step
+    layout.max_counters(new, *models)
+    return new, distance(new[:n], w[:n])

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freshet.core.admission import overflows
-from freshet.core.defence import share_of
-from freshet.core.events import Aggregated, Contribution, Event
+from freshet.core.defence import bounded_notes, bounded_samples, share_of
+from freshet.core.events import Aggregated, Contribution, Event, Noted
 from freshet.core.messages import NOTHING, Number, Upload
 from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait, expect
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
@@ -87,6 +87,7 @@ class RoundMethod(Method):
         self.state.members.clear()
         if not members:  # all devices were lost: the round counts, the model stays
             return Aggregate(server.weights, (), {"alpha": 0.0, "samples": []}, length=0.0)
+        members, notes = self._with_bounded_samples(members)
         before, shares = replace(self.state), self.shares(members)
         with np.errstate(over="ignore"):  # a model that is not finite is refused below
             new, more = self.aggregate(server, members, shares)
@@ -97,7 +98,17 @@ class RoundMethod(Method):
             self.state = before
             return Reject(NOT_FINITE)
         parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
-        return Aggregate(new, parts, {"alpha": 1.0, "samples": [m.samples for m in members], **more}, length)
+        numbers = {"alpha": 1.0, "samples": [m.samples for m in members], **more}
+        return Aggregate(new, parts, numbers, length, notes)
+
+    def _with_bounded_samples(self, members: list[RoundUpload]) -> tuple[list[RoundUpload], tuple[Noted, ...]]:
+        """Let no device have more than its share of the round by the samples that it claims."""
+        claimed = [m.samples for m in members]
+        counted = bounded_samples(claimed, self.context.share_limit(len(members)))
+        bounded = [m._replace(samples=n) for m, n in zip(members, counted, strict=True)]
+        if self.shares(bounded) == self.shares(members):  # samples do not count, or they are within the bound
+            return members, ()
+        return bounded, bounded_notes([m.device for m in members], claimed, counted)
 
     def is_sane(self) -> bool:
         """Whether the state that ``aggregate`` left is valid. The model itself is always checked."""

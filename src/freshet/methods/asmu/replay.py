@@ -193,11 +193,11 @@ def _audit_merge(options: Any, event: Merged, memory: dict[Any, Any], kind: Kind
     far = n["far"] if options.distance else 1.0
     phi = freshness_weight(gamma, upsilon, age, s, far)
     expect("phi", n["phi"], phi)
-    expect("beta", n["beta"], saturate(options.mu_beta, phi) if options.beta is None else options.beta)
+    expect("beta", n["beta"], saturate(options.mu_beta, phi) if options.beta == "learned" else options.beta)
     slopes = (0.0, 0.0)  # [privacy] withholds losses, so nothing is learned from them
     if "reward" in n:
         expect("reward", n["reward"], n["loss_before"] - n["loss_after"])
-        if options.beta is None:
+        if options.beta == "learned":
             slopes = merge_gradients(n["q"], options.mu_beta, phi, gamma, upsilon, age, s, options.equations, far)
     expect("gamma_after", n["gamma_after"], gradient_step(gamma, options.eta_gamma, slopes[0]))
     expect("upsilon_after", n["upsilon_after"], gradient_step(upsilon, options.eta_upsilon, slopes[1]))

@@ -15,14 +15,23 @@ The mix gives up as much of the device's progress as it takes in of the others';
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from freshet.core.messages import Assignment, Fresh, Number, Slot
-from freshet.core.method import ADDED, ConditionalDefaults, Local, LocalRule, Memory, MethodContext, Options
-from freshet.core.vectors import combine, distance, dot_difference, mix, norm
+from freshet.core.messages import Assignment, Fresh, Number, Slot, Upload
+from freshet.core.method import ADDED, ConditionalDefaults, Facts, Local, LocalRule, Memory, MethodContext, Options
+from freshet.core.vectors import distance, dot_difference, mix, norm
+from freshet.methods._shared.rebase import (
+    Refresh,
+    check_refresh,
+    check_slot,
+    fixed_slot,
+    further_slots,
+    merge_order_problem,
+    rebase_model,
+)
 from freshet.methods.asmu import slots
 from freshet.methods.asmu.staleness import (
     Equations,
@@ -53,6 +62,7 @@ class ASMUOptions(Options):
     conditional_defaults: ClassVar[ConditionalDefaults] = {
         ("apply", "progress"): {"lambda0": 1.0, "sigma0": 0.5, "iota0": 0.05, **SHAPED},
         ("selector", "shaped"): {"meta_from": "none"},
+        ("merge", "rebase"): {"beta": 1.0, "slot": "last"},
         ("controls", "direction"): dict.fromkeys(RATE_NAMES, 0.02),
         ("controls", "course"): dict.fromkeys(RATE_NAMES[:3], 0.005),
     }
@@ -83,21 +93,21 @@ class ASMUOptions(Options):
     phi_q: float = Field(0.5, ge=0, le=1, description="learning rate of the Q-table")
     psi: float = Field(0.9, ge=0, lt=1, description="discount of the Q-table")
     rho: float = Field(0.1, ge=0, le=1, description="rate of the running mean of rewards")
-    slot: slots.Policy | int = Field("rl", description="when to ask: rl, h1, h2, h3, random, never, or an epoch number")
+    slot: slots.Policy | int = Field(
+        "rl", description="when to ask: rl (learned), h1, h2, h3, last, random, never, or an epoch number"
+    )
     merge: Literal["mix", "rebase"] = Field(
         "mix",
         description="mix: (1 - beta) w_b + beta w_g (the paper's). rebase: w_b + beta (w_g - w_o), which keeps all "
         "that the device has trained (not in the paper; needs apply = progress)",
         json_schema_extra=ADDED,
     )
-    beta: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="fixed weight of the fresh model (default: learned, the paper's); 1 only with merge = rebase",
+    beta: Annotated[float, Field(ge=0, le=1)] | Literal["learned"] = Field(
+        "learned",
+        description="weight of the fresh model: learned (the paper's) or fixed; 1 only with merge = rebase",
         json_schema_extra=ADDED,
     )
-    refresh: int | Literal["every"] = Field(
+    refresh: Refresh = Field(
         1,
         description="requests per trip: the first in its slot, the others at the start of the next epochs; every: in "
         "all epochs from the first slot on (the paper restricts itself to 1)",
@@ -198,8 +208,7 @@ class ASMUOptions(Options):
             raise ValueError('merge = "rebase" needs apply = "progress" and equations = "corrected"')
         if self.beta == 1.0 and self.merge == "mix":
             raise ValueError('beta = 1 replaces the local model; it needs merge = "rebase"')
-        if isinstance(self.refresh, int) and self.refresh < 1:
-            raise ValueError('refresh must be at least 1, or "every"')
+        check_refresh(self.refresh)
         if self.push_after and self.slot != "never":
             raise ValueError('push_after takes the place of requests; set slot = "never"')
         return self
@@ -209,6 +218,9 @@ class ASMUOptions(Options):
         if self.controls != "course" or self.span is not None or not context.in_flight:
             return self
         return self.model_copy(update={"span": context.in_flight})
+
+    def check_run(self, facts: Facts) -> None:
+        check_slot(self.slot, facts.epochs)
 
     def control_rates(self) -> tuple[float, float, float]:
         """Return the rates of lambda, sigma and iota.
@@ -250,8 +262,8 @@ class FreshModelRule(LocalRule):
     def leak(self) -> str | None:
         o = self.options
         if o.slot == "rl":
-            return 'slots are learned from losses; set method.slot to a number, "h1", "h2", "h3", "random" or "never"'
-        if o.beta is None and (o.eta_gamma or o.eta_upsilon):
+            return 'slots are learned from losses; set method.slot to "last", "random", "never" or a number'
+        if o.beta == "learned" and (o.eta_gamma or o.eta_upsilon):
             return "beta is learned from losses; set method.beta, or method.eta_gamma and method.eta_upsilon to 0"
         if o.distance:
             return "phi and beta contain the exact length of the training; set method.distance to false"
@@ -260,7 +272,7 @@ class FreshModelRule(LocalRule):
     def plan(self, memory: Memory, assignment: Assignment, rng: np.random.Generator) -> Slot | None:
         o = self.options
         if o.slot != "rl":
-            return slots.fixed_slot(o.slot, assignment.epochs, rng)
+            return fixed_slot(o.slot, assignment.epochs, rng)
         if "slot" not in memory:
             proposed = min(int(assignment.instruction["meta_slot"]), assignment.epochs)
             return slots.first_slot(proposed, assignment.epochs, o.epsilon, rng)
@@ -268,9 +280,7 @@ class FreshModelRule(LocalRule):
         return slots.next_slot(memory["table"], int(memory["slot"]), epsilon, rng)
 
     def later_slots(self, first: Slot, epochs: int) -> tuple[Slot, ...]:
-        refresh = self.options.refresh
-        last = epochs if refresh == "every" else min(first.epoch + refresh - 1, epochs)
-        return tuple(Slot(epoch, "again") for epoch in range(first.epoch + 1, last + 1))
+        return further_slots(first, epochs, self.options.refresh)
 
     @property
     def push_after(self) -> int:
@@ -290,14 +300,14 @@ class FreshModelRule(LocalRule):
             numbers["far"] = distance_factor(distance(fresh.weights[:n], base), distance(before[:n], base))
         far = float(numbers.get("far", 1.0))
         phi = freshness_weight(gamma, upsilon, age, s, far)
-        beta = saturate(o.mu_beta, phi) if o.beta is None else o.beta
+        beta = saturate(o.mu_beta, phi) if o.beta == "learned" else o.beta
         x, y = local.next_batch() if o.probe == "batch" else local.held_out()
         loss_before, h_before = (local.loss_at(x, y), None) if corrected else local.gradient_at(x, y)
-        merged = mix(before, fresh.weights, beta)
-        if o.merge == "rebase":  # only the learnable part: a difference of variances may be negative
-            progress = ((1.0, before[:n]), (beta, fresh.weights[:n]), (-beta, local.anchor[:n]))
-            combine(progress, out=merged[:n])
-        local.layout.max_counters(merged, before, fresh.weights)
+        if o.merge == "rebase":
+            merged = rebase_model(before, fresh.weights, local.anchor, beta, local.layout)
+        else:
+            merged = mix(before, fresh.weights, beta)
+            local.layout.max_counters(merged, before, fresh.weights)
         local.set_weights(merged)
         loss_after, h_after = local.gradient_at(x, y)
         # E4: the merged model depends on beta, the model before it does not; the paper prints them swapped.
@@ -307,7 +317,7 @@ class FreshModelRule(LocalRule):
         if o.controls == "direction":
             q = cosine(q, norm(h), distance(fresh.weights[:n], at[:n]))
         grad_gamma, grad_upsilon = merge_gradients(q, o.mu_beta, phi, gamma, upsilon, age, s, o.equations, far)
-        if o.beta is None:
+        if o.beta == "learned":
             memory["gamma"] = gradient_step(gamma, o.eta_gamma, grad_gamma)
             memory["upsilon"] = gradient_step(upsilon, o.eta_upsilon, grad_upsilon)
         return {
@@ -324,6 +334,13 @@ class FreshModelRule(LocalRule):
             "loss_after": loss_after,
             **numbers,
         }
+
+    def report_problem(self, upload: Upload) -> str | None:
+        for merge in upload.merges:
+            beta = merge.numbers.get("beta", 0.0)
+            if not 0.0 <= beta <= 1.0 or (beta == 1.0 and self.options.merge == "mix"):
+                return f"reports a merge with weight {beta}, which is impossible"
+        return merge_order_problem(upload)
 
     def finish(self, local: Local) -> None:
         o = self.options

@@ -12,21 +12,11 @@ from numpy.typing import NDArray
 
 from freshet.core.messages import Slot
 
-Policy = Literal["rl", "h1", "h2", "h3", "random", "never"]
+Policy = Literal["rl", "h1", "h2", "h3", "last", "random", "never"]
 #: How slots are learned: as the paper prints it, or with what we added (``docs/methods-appendix.md``).
 Selector = Literal["printed", "shaped"]
 ACTIONS = (-1, 0, 1)
 Table = NDArray[np.float64]
-
-
-def fixed_slot(policy: str | int, epochs: int, rng: np.random.Generator) -> Slot | None:
-    """Return a fixed or random slot: H1 after the first epoch, H2 mid-way, H3 in the penultimate epoch, or a number."""
-    if policy == "never":
-        return None
-    if policy == "random":
-        return Slot(int(rng.integers(1, epochs + 1)), "fixed")
-    epoch = {"h1": 2, "h2": epochs // 2 + 1, "h3": epochs - 1}.get(str(policy), policy)
-    return Slot(min(max(int(epoch), 1), epochs), "fixed")
 
 
 def empty_table(epochs: int, selector: Selector) -> Table:
