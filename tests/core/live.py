@@ -119,6 +119,7 @@ class Live:
                 trip.hurry()
         self.wake(effects.wake_at)
         self.wake(effects.look_at)
+        self.wake(effects.timer_at)
 
 
 async def travel(size: int) -> None:

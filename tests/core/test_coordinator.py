@@ -12,6 +12,7 @@ from freshet.core.events import (
     Hurried,
     Lost,
     Merged,
+    Refused,
     Rejected,
     Requested,
     Triggered,
@@ -95,12 +96,12 @@ def test_a_request_is_answered_logged_and_counted():
 @pytest.mark.parametrize(
     "bad", [ask(5), ask(0, trip=2), ask(0, epoch=99), ask(0, epoch=0), Request([], 1, Slot(1, "q"))]
 )
-def test_a_malformed_request_is_rejected_without_an_exception(bad):
+def test_a_malformed_request_is_refused_without_an_exception(bad):
     c = coordinator()
     c.server.trigger([0])
     effects = c.request(bad)
-    assert [type(event) for event in effects.events] == [Rejected]
-    assert (effects.fresh, c.counts.rejected, c.counts.requests) == (None, 1, 0)
+    assert [type(event) for event in effects.events] == [Refused]
+    assert (effects.fresh, c.counts.refused, c.counts.rejected, c.counts.requests) == (None, 1, 0, 0)
 
 
 def with_fresh() -> Coordinator:
@@ -162,7 +163,7 @@ def test_a_stale_upload_is_discarded_unopened():
     assert (c.counts.discards, c.counts.uploads, c.counts.bytes_up) == (1, 2, 2 * MODEL)
 
 
-@pytest.mark.parametrize(("device", "trip"), [(5, 1), (0, 9), ([], 1), (None, None), ("0", 1)])
+@pytest.mark.parametrize(("device", "trip"), [(5, 1), (0, 9), (0, None), (5, None), ([], 1), (None, None), ("0", 1)])
 def test_an_upload_of_an_unknown_trip_is_rejected_and_changes_nothing(device, trip):
     c = coordinator()
     c.server.trigger([0])

@@ -25,6 +25,10 @@ class TrustOptions(BaseOptions):
     a: float = Field(0.5, ge=0, description="exponent of the staleness discount")
     warm_up: int = Field(2, ge=0, description="uploads that are only counted")
 
+    def check_run(self, facts: Facts) -> None:
+        if self.warm_up > 10 * facts.devices:
+            raise ConfigError("method.warm_up", f"must be at most 10 fleet.devices = {10 * facts.devices}")
+
 
 @dataclass
 class Heard:
@@ -46,11 +50,6 @@ class Trust(Method):
         curves=(Curve("trust", "aggregate", "p", "π", "server, trust <in> a device"),),
     )
     Options: ClassVar[type[BaseOptions]] = TrustOptions
-
-    @classmethod
-    def check(cls, options: TrustOptions, facts: Facts) -> None:
-        if options.warm_up > 10 * facts.devices:
-            raise ConfigError("method.warm_up", f"must be at most 10 fleet.devices = {10 * facts.devices}")
 
     def __init__(self, options: TrustOptions, context: Any) -> None:
         super().__init__(options, context)

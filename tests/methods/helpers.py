@@ -22,8 +22,39 @@ from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Trainer, TripInput
 from freshet.training.trip import TripOutcome
 
-ASYNCHRONOUS = ("asofed", "ca2fl", "fadas", "fedasync", "fedbuff", "fedsa", "port")
-SYNCHRONOUS = ("fedavg", "feddyn", "fedlws", "fednova", "fedopt", "fedprox", "moon", "scaffold")
+ASYNCHRONOUS = (
+    "ace",
+    "asofed",
+    "asyncfeded",
+    "ca2fl",
+    "fadas",
+    "fedac",
+    "fedasync",
+    "fedat",
+    "fedbuff",
+    "fedcompass",
+    "fedfa",
+    "fedsa",
+    "fedstaleweight",
+    "masfl",
+    "pisces",
+    "port",
+    "safa",
+)
+SYNCHRONOUS = (
+    "ditto",
+    "fedacg",
+    "fedavg",
+    "feddyn",
+    "fedexp",
+    "fedlws",
+    "fednova",
+    "fedopt",
+    "fedprox",
+    "mifa",
+    "moon",
+    "scaffold",
+)
 LEARNABLE, BUFFERS, COUNTERS = 18, 3, 2
 SIZE = LEARNABLE + BUFFERS + COUNTERS
 #: Two layers, each with a weight and a bias, and buffers and counters.
@@ -51,7 +82,7 @@ def vector(seed: int) -> Vector:
 
 MODELS = {device: vector(100 + device) for device in range(4)}
 #: The report that each method requires with an upload.
-REPORTS: dict[str, dict[str, float]] = {"asofed": {"r": 1.0, "seconds": 0.0}}
+REPORTS: dict[str, dict[str, float]] = {"asofed": {"r": 1.0, "seconds": 0.0}, "pisces": {"loss": 1.0}}
 UNEQUAL = [5, 20, 1, 7, 11, 3, 40, 13]
 
 

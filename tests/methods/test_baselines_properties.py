@@ -24,6 +24,25 @@ from tests.methods.helpers import (
 )
 
 EQUAL = [10] * 8
+#: Which option counts the uploads that a method waits for.
+BUFFERED = {
+    "fedbuff": "K",
+    "port": "K",
+    "ca2fl": "M",
+    "fadas": "M",
+    "fedac": "K",
+    "fedat": "K",
+    "fedfa": "K",
+    "fedstaleweight": "K",
+    "masfl": "S",
+}
+#: What else makes a method wait for just these.
+ALSO: dict[str, dict[str, Any]] = {"fedat": {"G": 1}}
+
+
+def waiting_for(uploads: int, name: str) -> dict[str, Any]:
+    """Options with which a method that buffers makes a step of this many uploads."""
+    return {BUFFERED[name]: uploads, **ALSO.get(name, {})} if name in BUFFERED else {}
 
 
 # ---- the reduction lattice, as far as it needs no training (the rest is in test_baselines_runs.py)
@@ -95,7 +114,7 @@ def test_reduction_lattice(case: str) -> None:
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_uploads_equal_to_the_model_change_nothing(name: str) -> None:
-    options = {"fedbuff": {"K": 2}, "port": {"K": 2}, "ca2fl": {"M": 2}, "fadas": {"M": 2}}.get(name, {})
+    options = waiting_for(2, name)
     server = server_of(name, samples=UNEQUAL, **options)
     w0 = server.weights
     for _ in range(3):  # for FedLWS gamma is 1, for FedDyn lambda and G stay 0
@@ -125,12 +144,9 @@ def test_scaling_all_sample_counts_changes_nothing(name: str) -> None:
     close(results[0], results[1], 1e-7)
 
 
-BUFFERED = {"fedbuff": "K", "port": "K", "ca2fl": "M", "fadas": "M"}
-
-
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *BUFFERED])
 def test_the_order_of_uploads_changes_rounding_only(name: str) -> None:
-    options: dict[str, Any] = {BUFFERED[name]: 4} if name in BUFFERED else {}
+    options = waiting_for(4, name)
     results = []
     for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
         server = server_of(name, samples=UNEQUAL, **options)
@@ -147,7 +163,7 @@ def test_the_order_of_uploads_changes_rounding_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BUFFERED, *SYNCHRONOUS])
 def test_model_that_is_not_finite_changes_nothing(name: str) -> None:
-    options: dict[str, Any] = {BUFFERED[name]: 3} if name in BUFFERED else {}
+    options = waiting_for(3, name)
     bad = vector(9)
     bad[2] = np.inf
     results = []

@@ -28,6 +28,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "ca2fl": {"M": 4},
     "fadas": {"M": 4},
     "fedbuff": {"K": 4},
+    "fedac": {"K": 4, "eta_g": 0.03},
+    "fedat": {"K": 2, "G": 3},
+    "fedcompass": {"alpha": 3.0},
+    "fedfa": {"K": 4},
+    "fedstaleweight": {"K": 4},
+    "masfl": {"gamma": 0.3},
+    "pisces": {"first_latency": 4.0},
     "port": {"K": 3},
     "fedsa": {"stage1_updates": 4, "stage1_epochs": 6},
 }
@@ -56,7 +63,7 @@ def test_works_under_constant_concurrency_with_losses(simulate: Simulate, name: 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_one_device_at_a_time_is_never_stale(simulate: Simulate, name: str) -> None:
-    options = SHORT.get(name, {}) | ({"K": 1} if name == "port" else {})
+    options = SHORT.get(name, {}) | {"port": {"K": 1}, "fedat": {"G": 1}}.get(name, {})
     result = simulate(name, options, 25.0, run={"trigger": "concurrency", "in_flight": 1, "per_round": 1})
     aggregations = events(result.directory, "aggregate")
     assert aggregations
@@ -229,6 +236,24 @@ def forge_tau_max(event: dict[str, Any]) -> None:
     event["tau_max"] += 1
 
 
+def forge_count(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(event: dict[str, Any]) -> None:
+        event[name] += 1
+
+    return change
+
+
+def forge_number(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(event: dict[str, Any]) -> None:
+        event[name] *= 1.001
+
+    return change
+
+
+def forge_queue(event: dict[str, Any]) -> None:
+    event["queued"] = event["queued"][::-1]
+
+
 FORGERIES = [
     ("fedasync", forge_alpha),
     ("asofed", forge_alpha),
@@ -263,6 +288,44 @@ FORGERIES = [
     ("fadas", forge_weight),
     ("fadas", forge_alpha),
     ("fadas", forge_tau_max),
+    ("ace", forge_weight),
+    ("ace", forge_alpha),
+    ("ace", forge_count("cached")),
+    ("aced", forge_count("cached")),
+    ("asyncfeded", forge_alpha),
+    ("asyncfeded", forge_weight),
+    ("asyncfeded", forge_number("gamma")),
+    ("asyncfeded", forge_count("next_epochs")),
+    ("fedfa", forge_weight),
+    ("fedfa", forge_alpha),
+    ("fedfa", forge_queue),
+    ("fedstaleweight", forge_weight),
+    ("fedstaleweight", forge("sigma")),
+    ("fedac", forge_weight),
+    ("fedac", forge("r")),
+    ("fedac", forge_alpha),
+    ("fedat", forge_weight),
+    ("fedat", forge_alpha),
+    ("fedat", forge_count("tier")),
+    ("fedcompass", forge_weight),
+    ("fedcompass", forge_alpha),
+    ("pisces", forge_weight),
+    ("pisces", forge_alpha),
+    ("pisces", forge_count("waited")),
+    ("safa", forge_weight),
+    ("safa", forge_alpha),
+    ("safa", forge("samples")),
+    ("masfl", forge_weight),
+    ("masfl", forge_alpha),
+    ("fedexp", forge_weight),
+    ("fedexp", forge_alpha),
+    ("fedacg", forge_weight),
+    ("fedacg", forge_number("lambda")),
+    ("mifa", forge_weight),
+    ("mifa", forge_cached),
+    ("fedstale", forge_weight),
+    ("fedstale", forge("p")),
+    ("fedvarp", forge_number("beta")),
 ]
 
 
@@ -298,13 +361,14 @@ CLI = CliRunner()
 
 
 def test_all_methods_are_listed_with_their_kind_and_citation() -> None:
-    assert set(registry()) == {*BASELINES, "fedasmu", "fedssmu"}
+    assert set(registry()) == {*BASELINES, "fedrep", "fedasmu", "fedssmu"}
     listing = CLI.invoke(app, ["methods"], env={"COLUMNS": "240"})
     assert listing.exit_code == 0
     for method in registry().values():
         assert method.about.name in listing.output
         assert method.about.citation in listing.output
-    assert "fedsa [R]" in listing.output
+    for name in ("fedsa", "fedac", "masfl"):
+        assert f"{name} [R]" in listing.output
     for name in BASELINES:
         described = CLI.invoke(app, ["methods", name], env={"COLUMNS": "240"}).output
         for key, field in registry()[name].Options.model_fields.items():

@@ -1,4 +1,4 @@
-"""A refused step leaves no trace in the state of a method: SCAFFOLD, FedOpt, FedNova, CA2FL and FADAS."""
+"""A refused step leaves no trace in the state of a method: SCAFFOLD, FedOpt, CA2FL, FADAS and the newer rivals."""
 
 from copy import deepcopy
 from typing import Any
@@ -21,6 +21,9 @@ STEPS: dict[str, dict[str, Any]] = {
     "ca2fl": {"M": 4, "eta": 3.0},
     "fadas": {"M": 4, "eta": 1e39},
     "fedbuff": {"K": 4, "eta_g": 3.0, "beta": 0.5},
+    "fedacg": {"lambda_": 0.9},
+    "ace": {"eta": 20.0},
+    "asyncfeded": {"lambda_": 3.0},
 }
 #: Methods for which every step overflows.
 NEVER = ("fedadam", "fedyogi", "fedadagrad", "fadas")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet import Federation
-from freshet.core.admission import GATE_FACTOR, MIN_LENGTHS, NormGate, RecentLengths
+from freshet.core.admission import GATE_FACTOR, MIN_DEVICES, NormGate, RecentLengths
 from freshet.methods import method_names, registry
 
 LONG = int(os.environ.get("FRESHET_FUZZ", "1")) > 1
@@ -44,13 +44,15 @@ class RecordingGate(NormGate):
             RecordingGate.largest_ratio = max(RecordingGate.largest_ratio, lengths[0] / self.steps.median)
         return super().find_excess(lengths, base, samples)
 
-    def remember(self, lengths: Any) -> None:
+    def remember(self, device: int, lengths: Any) -> None:
         if lengths[0] > 0.0:
-            self.steps.add(lengths[0])
-        super().remember(lengths)
+            self.steps.add(device, lengths[0])
+        super().remember(device, lengths)
 
 
-def compare_gates(method: str, seed: int, out: Path, monkeypatch: Any, **world: dict[str, Any]) -> None:
+def compare_gates(
+    method: str, seed: int, out: Path, monkeypatch: Any, until: float = UNTIL, **world: dict[str, Any]
+) -> None:
     """Compare two runs, with the gate and without."""
     tables = {name: DIGITS[name] | world.get(name, {}) for name in DIGITS}
     monkeypatch.setattr("freshet.core.admission.NormGate", RecordingGate)
@@ -58,9 +60,9 @@ def compare_gates(method: str, seed: int, out: Path, monkeypatch: Any, **world: 
     for gate in (GATE_FACTOR, "off"):
         run = tables["run"] | {"gate": gate, "seed": seed}
         federation = Federation(method=method, **(tables | {"run": run}))
-        results.append(federation.run(UNTIL, out=out / str(gate)))
+        results.append(federation.run(until, out=out / str(gate)))
     on, off = (result.summary for result in results)
-    assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= MIN_LENGTHS
+    assert on["weights_sha256"] == off["weights_sha256"] and on["rejected"] == 0 and on["uploads"] >= MIN_DEVICES
     assert (out / "100.0" / "events.jsonl").read_bytes() == (out / "off" / "events.jsonl").read_bytes()
     assert GATE_FACTOR / 5 > RecordingGate.largest_ratio > 0.0, "the factor is generous, and the gate measured steps"
 
@@ -74,4 +76,4 @@ def test_gate_changes_no_bit(method: str, seed: int, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("world", HARD)
 @pytest.mark.parametrize("method", sorted(registry()) if LONG else ["fedasmu", "scaffold"])
 def test_gate_changes_no_bit_in_hard_worlds(method: str, world: str, tmp_path: Path, monkeypatch: Any) -> None:
-    compare_gates(method, 0, tmp_path, monkeypatch, **HARD[world])
+    compare_gates(method, 0, tmp_path, monkeypatch, 2 * UNTIL, **HARD[world])

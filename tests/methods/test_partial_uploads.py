@@ -21,7 +21,8 @@ def defended(method: str) -> Server:
     """Return a server that clips from the first upload on."""
     server = server_of(method, regression_weights(1), devices=DEVICES, per_round=DEVICES, layout=FLAT)
     defence = Defence(DefenceOptions(rule="clip", factor=0.8), FLAT)
-    defence.recent.measures = [0.5] * 4
+    for device in range(4):
+        defence.recent.measures.add(device, 0.5)
     server.admission.defence = defence
     return server
 

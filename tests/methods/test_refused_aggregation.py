@@ -18,10 +18,11 @@ from freshet.core.messages import Merge, Request, Slot, Upload
 from freshet.core.server import NOT_FINITE, Server
 from freshet.methods import method_names
 from tests.methods.helpers import REPORTS, SIZE, server_of
+from tests.methods.test_baselines_properties import BUFFERED, waiting_for
 
 #: Every method and variant, and settings that keep more state than the defaults do. A buffer holds one round here, so
 #: that nothing is being collected between two rounds.
-BUFFERS = {"fedbuff": {"K": 3}, "port": {"K": 3}, "ca2fl": {"M": 3}, "fadas": {"M": 3}}
+BUFFERS = {name: waiting_for(3, name) for name in BUFFERED}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, BUFFERS.get(name, {})) for name in method_names()},
     "fedbuff with momentum": ("fedbuff", {"beta": 0.9, "K": 3}),

@@ -68,6 +68,31 @@ def test_multi_krum_is_rejected_for_methods_that_use_uploads_one_by_one(federate
             federate(method, defence={"rule": "multi-krum"})
 
 
+@pytest.mark.parametrize("rule", ["trimmed-mean", "median", "root"])
+@pytest.mark.parametrize("method", ["fedavg", "fednova", "fedopt", "fedbuff", "fedasmu", "port"])
+def test_rules_that_replace_steps_run_with_rounds_and_buffers(
+    method: str, rule: str, federate: Federate, tmp_path: Path
+) -> None:
+    """Reversed updates do little harm, and the audit passes."""
+    setting = {"fleet": {"devices": 10}, "data": {"train_samples": 1000, "partition": "iid"}, "training": {"lr": 0.1}}
+    options = {"name": method} | ({"K": 5} if method in ("fedbuff", "port") else {})
+    given = {"attack": {"kind": "sign-flip", "share": 0.2}, "defence": {"rule": rule}, "run": {"per_round": 10}}
+    result = federate(options, **setting, **given).run(150, out=tmp_path / "run")
+    found = audit(RunDirectory(tmp_path / "run"))
+    assert found.passed, found.problem
+    assert result.summary["status"] == "finished" and result.accuracy[-1] > 0.5
+    assert {note["rule"] for note in notes(result.directory)} == {rule}
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "median", "root"])
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_rules_that_replace_steps_are_refused_where_devices_keep_sums(
+    method: str, rule: str, federate: Federate
+) -> None:
+    with pytest.raises(ConfigError, match=rf"defence.rule: {rule} replaces updates, but .* use clip or multi-krum"):
+        federate(method, defence={"rule": rule})
+
+
 def test_attacks_on_labels_are_for_classification(federate: Federate) -> None:
     with pytest.raises(ConfigError, match=r"attack.kind: label-flip is for classification"):
         federate("fedavg", attack={"kind": "label-flip"}, training={"task": "regression"})
@@ -84,7 +109,17 @@ def test_an_attack_does_harm_without_a_defence_and_little_with_one(federate: Fed
 
 
 @pytest.mark.parametrize(
-    ("method", "rule"), [("fedasmu", "median-distance"), ("fedavg", "clip"), ("fedavg", "multi-krum"), ("port", "clip")]
+    ("method", "rule"),
+    [
+        ("fedasmu", "median-distance"),
+        ("fedavg", "clip"),
+        ("fedavg", "multi-krum"),
+        ("port", "clip"),
+        ("fedavg", "median"),
+        ("fedbuff", "trimmed-mean"),
+        ("fedavg", "root"),
+        ("fedasmu", "root"),
+    ],
 )
 def test_a_crashed_run_resumes_with_the_same_bits(method: str, rule: str, federate: Federate, tmp_path: Path) -> None:
     def made() -> Federation:

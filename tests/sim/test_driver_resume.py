@@ -29,6 +29,7 @@ SMALL = {
 METHODS = [
     "fedasmu",
     "fedasmu-course",
+    "fedasmu-fresh",
     "fedssmu-course",
     "fedssmu",
     "fedbuff",

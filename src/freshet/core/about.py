@@ -74,8 +74,8 @@ class About:
     replaces: Replaces = "arrival"
     #: What ``freshet tune`` may change in addition to the learning rate: ranges by option.
     space: Mapping[str, Range] = field(default_factory=dict)
-    #: Other ranges for some variants: ranges by variant and option.
-    spaces: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
+    #: Other ranges for some variants: ranges by variant and option. None takes an option out of the search.
+    spaces: Mapping[str, Mapping[str, Range | None]] = field(default_factory=dict)
     #: What the report draws over time.
     curves: tuple[Curve, ...] = ()
 

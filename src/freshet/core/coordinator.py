@@ -26,15 +26,17 @@ from freshet.core.events import (
     Lost,
     Merged,
     Pushed,
+    Refused,
     Rejected,
     Requested,
     Triggered,
     Uploaded,
 )
-from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Upload
+from freshet.core.messages import CONTROL_BYTES, METRIC_PREFIX, Assignment, Fresh, Number, Request, Upload
 from freshet.core.scheduling import Trigger
 from freshet.core.server import ActiveTrip, RequestRefused, SentFresh, Server
 from freshet.core.stopping import Deadline, DivergenceMonitor, RoundLimit, StallDetector
+from freshet.errors import RunError
 
 #: Counts in every row of metrics.jsonl.
 METRICS = ("trips", "uploads", "aggregations", "discards", "bytes_up", "bytes_down")
@@ -54,6 +56,8 @@ class Counts:
     rejected: int = 0
     #: Rejected uploads that are not finite or exceed the norm gate: a sign of divergence.
     wild: int = 0
+    #: Requests for the fresh model that were not answered.
+    refused: int = 0
     lost: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -62,8 +66,9 @@ class Counts:
 
 
 class Effects(NamedTuple):
-    """What a driver has to do: log events, send messages, tell devices to hurry, call ``tick`` at ``wake_at`` and (when
-    trips may be overdue) ``look_at``, and forget trips that were given up."""
+    """What a driver has to do: log events, send messages, tell devices to hurry, call ``tick`` at ``wake_at``, (when
+    trips may be overdue) ``look_at`` and (for the method) ``timer_at``, forget trips that were given up, and interrupt
+    those that were cancelled."""
 
     events: Sequence[Event] = ()
     assignments: Iterable[Assignment] = ()
@@ -72,6 +77,8 @@ class Effects(NamedTuple):
     wake_at: float | None = None
     look_at: float | None = None
     given_up: Iterable[int] = ()
+    timer_at: float | None = None
+    cancelled: Iterable[int] = ()
 
 
 class Coordinator:
@@ -90,6 +97,8 @@ class Coordinator:
         #: True when the last round is over.
         self.over = False
         self._wakes: set[float] = set()
+        #: When ticks are scheduled for the method.
+        self._timers: set[float] = set()
         self.deadline, self.stall_detector = Deadline(deadline), StallDetector()
 
     # ---- starting trips
@@ -112,22 +121,25 @@ class Coordinator:
         ``now`` is the time that was scheduled. In real time the tick is a little later, at ``clock``.
         """
         clock = now if clock is None else clock
-        if self.deadline.seconds:
-            return self._tick_with_deadline(now, available, clock)
+        self.server.now = clock
+        if self.deadline.seconds or self.server.timed:
+            return self._tick_with_timers(now, available, clock)
         self._wakes.discard(now)
         return self._start(now, available, clock)
 
-    def _tick_with_deadline(self, now: float, available: Callable[[int], bool], clock: float) -> Effects:
-        """The periodic trigger follows only its own clock, not the deadline's.
+    def _tick_with_timers(self, now: float, available: Callable[[int], bool], clock: float) -> Effects:
+        """The periodic trigger follows only its own clock, not that of the deadline or the method.
 
         A run that ends here continues from this time if it is extended.
         """
         server, scheduled = self.server, now in self._wakes
         self._wakes.discard(now)
+        self._timers.discard(now)
         late, events = self.deadline.overdue(now, server.active_trips), list[Event]()
         for device, trip in late:
             events += self._count(server.give_up(device, trip))
-        hurry = self._hurry(events)
+        events += self._run_timers()
+        hurry, cancelled = self._hurry(events), server.take_cancelled()
         self.over |= bool(late) and self.rounds.trip_ended(server, self.endless)
         started = Effects()
         if scheduled or self.trigger.on_arrival:
@@ -139,7 +151,27 @@ class Coordinator:
             hurry=hurry,
             look_at=None if look_at in self._wakes else look_at,
             given_up=[device for device, _ in late],
+            timer_at=self._schedule_timer(),
+            cancelled=cancelled,
         )
+
+    def _run_timers(self) -> list[Event]:
+        """Call the method as long as its time has come. Several things may be due at once, but not endlessly many."""
+        server, events, calls = self.server, list[Event](), 0
+        while server.timed and (at := server.method.timer(server)) is not None and at <= server.now:
+            events += self._count(server.run_timer())
+            calls += 1
+            if calls > server.context.devices + 1 and server.method.timer(server) == at:
+                raise RunError(f"method {type(server.method).__name__}: timer() still names {at:g} after on_timer()")
+        return events
+
+    def _schedule_timer(self) -> float | None:
+        """The method's next time; None if there is none, or a tick is already scheduled for it."""
+        at = self.server.timer
+        if at is None or at in self._timers:
+            return None
+        self._timers.add(at)
+        return at
 
     def _start(self, now: float, available: Callable[[int], bool], clock: float) -> Effects:
         server, counts, deadline = self.server, self.counts, self.deadline
@@ -168,14 +200,14 @@ class Coordinator:
     def request(self, request: Request) -> Effects:
         """Answer with the current model."""
         if not isinstance(request, Request):
-            return self.reject("is not a request")
+            return self.refuse("is not a request")
         self.counts.bytes_up += request.nbytes
         active = self.server.active_trip(request.device, request.trip)
         had = set[int]() if active is None else {sent.version for sent in active.sent}
         try:
             fresh = self.server.request(request)
         except RequestRefused as refusal:
-            return Effects(self._count([Rejected(str(refusal))]))
+            return self.refuse(str(refusal))
         if self.server.rule.push_after:
             return self._answer_fetch(request.device, request.trip, fresh, had)
         base, version = self.server.active_trips[request.device].base, None if fresh is None else fresh.version
@@ -202,9 +234,9 @@ class Coordinator:
         self.counts.pushes += 1
         return Effects([Pushed(device, trip, self.server.active_trips[device].base, fresh.version)], fresh=fresh)
 
-    def reject(self, reason: str) -> Effects:
-        """Log a rejection by the driver, before the server sees the message."""
-        return Effects(self._count([Rejected(reason)]))
+    def refuse(self, reason: str) -> Effects:
+        """Count and log a request that is not answered."""
+        return Effects(self._count([Refused(reason)]))
 
     def fresh_merged(self, device: int, trip: int, epoch: int = 0) -> Merged | None:
         """A device has just merged the next fresh model that it was sent. The numbers follow when they are known."""
@@ -230,6 +262,7 @@ class Coordinator:
         ``samples`` is the number of samples that a deployed device reports with it.
         """
         server, counts = self.server, self.counts
+        server.now = now
         active, version = server.active_trip(device, trip), server.version
         if active is None:
             return Effects(self._count([server.reject_unknown(device, trip)]))
@@ -237,8 +270,10 @@ class Coordinator:
         size = server.upload_bytes if upload is None else _size(upload, server.upload_bytes)
         counts.uploads += 1
         counts.bytes_up += size
-        events: list[Event] = [Uploaded(device, trip, active.base, version, size)]
+        arrived = Uploaded(device, trip, active.base, version, size)
+        events: list[Event] = [arrived]
         if upload is not None and not _is_rejected(decided):
+            events[0] = arrived._replace(numbers=_metrics(upload))
             events[:0] = self._reported_merges(device, active, upload)
         events += self._count(decided)
         return self._after(now, events)
@@ -255,6 +290,7 @@ class Coordinator:
     def trip_lost(self, now: float, device: int, trip: int, reason: str, sent: int = 0) -> Effects:
         """A device will not upload. ``sent`` bytes were already on the network."""
         self.counts.bytes_up += sent
+        self.server.now = now
         return self._after(now, self._count(self.server.drop_trip(device, trip, reason)))
 
     def _after(self, now: float, events: list[Event]) -> Effects:
@@ -265,7 +301,8 @@ class Coordinator:
         if self.trigger.on_arrival and self.trigger.devices_to_start(server):
             wake_at = self.wake(now)
         self.over |= self.rounds.trip_ended(server, self.endless)
-        return Effects(events, hurry=hurry, wake_at=wake_at)
+        timer_at, cancelled = self._schedule_timer(), server.take_cancelled()
+        return Effects(events, hurry=hurry, wake_at=wake_at, timer_at=timer_at, cancelled=cancelled)
 
     def _hurry(self, events: list[Event]) -> list[int]:
         """The devices that should hurry. They are logged."""
@@ -289,6 +326,8 @@ class Coordinator:
             elif isinstance(event, Rejected):
                 counts.rejected += 1
                 counts.wild += "limit" in event.numbers or event.reason.endswith(NOT_FINITE)
+            elif isinstance(event, Refused):
+                counts.refused += 1
             elif isinstance(event, Lost):
                 counts.lost += 1
         return events
@@ -318,6 +357,7 @@ class Coordinator:
             "discards": counts.discards,
             "rejected": counts.rejected,
             "wild": counts.wild,
+            **({"refused": counts.refused} if counts.refused else {}),
             "lost": counts.lost,
             "mean_staleness": counts.staleness_sum / counts.staleness_count if counts.staleness_count else None,
             "bytes_up": counts.bytes_up,
@@ -332,6 +372,7 @@ class Coordinator:
             "watch": self.divergence_monitor.state(),
             "rounds": self.rounds.state(),
             "wakes": sorted(self._wakes),
+            "timers": sorted(self._timers),
             "deadline": self.deadline.state(),
             "pulse": saving.dump(self.stall_detector),
         }
@@ -339,11 +380,11 @@ class Coordinator:
     def restore(self, tree: saving.Tree) -> None:
         """The inverse of ``state``."""
         self.server.restore(tree["server"])
-        saving.restore(self.counts, tree["counts"])
+        saving.restore(self.counts, saving.dump(Counts()) | tree["counts"])  # older versions count less
         self.divergence_monitor.restore(tree["watch"])
         self.rounds.restore(tree["rounds"])
         self.over = self.rounds.over(self.server)
-        self._wakes = set(tree["wakes"])
+        self._wakes, self._timers = set(tree["wakes"]), set(tree.get("timers", ()))
         self.deadline.restore(tree["deadline"])
         saving.restore(self.stall_detector, tree["pulse"])
 
@@ -355,6 +396,11 @@ def _size(upload: object, otherwise: int) -> int:
         return size if size >= 0 else otherwise
     except (AttributeError, TypeError):
         return otherwise
+
+
+def _metrics(upload: Upload) -> dict[str, Number]:
+    """What the device's own training loop reports, for the log."""
+    return {name: value for name, value in upload.report.items() if name.startswith(METRIC_PREFIX)}
 
 
 def _is_rejected(decided: list[Event]) -> bool:

@@ -80,13 +80,14 @@ class Hurried(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """A trained model has arrived."""
+    """A trained model has arrived. ``numbers`` holds the metrics of the device's own training loop, if it has one."""
 
     device: int
     trip: int
     base: int
     version: int
     bytes: int
+    numbers: Numbers = NO_NUMBERS
 
 
 class Aggregated(NamedTuple):
@@ -119,6 +120,12 @@ class Rejected(NamedTuple):
     device: int | None = None
     trip: int | None = None
     numbers: Numbers = NO_NUMBERS
+
+
+class Refused(NamedTuple):
+    """A request for the fresh model was not answered: wrong token, no such trip, too often, or without a slot."""
+
+    reason: str
 
 
 class Lost(NamedTuple):
@@ -160,6 +167,7 @@ Event: TypeAlias = (
     | Aggregated
     | Discarded
     | Rejected
+    | Refused
     | Lost
     | Evaluated
     | DevicesEvaluated
@@ -175,6 +183,7 @@ KINDS: dict[str, type[Event]] = {
     "aggregate": Aggregated,
     "discard": Discarded,
     "rejected": Rejected,
+    "refused": Refused,
     "lost": Lost,
     "evaluate": Evaluated,
     "devices": DevicesEvaluated,

@@ -15,6 +15,10 @@ Number = float | int
 Vectors = Mapping[str, Vector]
 #: Bytes of a message without a model: a request for the fresh model, or the answer that there is none.
 CONTROL_BYTES = 64
+#: An instruction: report, as ``loss``, the moving average with this decay of the mini-batch losses of the first epoch.
+LOSS_DECAY = "loss_decay"
+#: In a report, the names of the metrics of a device's own training loop start with this.
+METRIC_PREFIX = "train_"
 #: No instruction, or no report.
 NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})

@@ -4,7 +4,7 @@ A new method is one file in ``freshet/methods`` with a subclass of ``Method``; s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.config import JsonDict
 
 from freshet.core.about import About
-from freshet.core.events import NO_NUMBERS, Contribution, Event, Noted, Numbers
+from freshet.core.events import NO_NUMBERS, Contribution, Event, Merged, Noted, Numbers
 from freshet.core.layout import Layout
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Merge, Number, Slot, Upload, Vectors
+from freshet.core.scheduling import View
 from freshet.core.vectors import Vector
 from freshet.errors import ConfigError
 
@@ -39,6 +40,8 @@ def expect(name: str, logged: float, recomputed: float, tolerance: float = 1e-9)
 
 #: What a device remembers between its trips: numbers and arrays by name.
 Memory = dict[str, Any]
+#: The key of a device's memory for the parts of the model that stay on it (``model.local``).
+OWN_PARTS = "own parts"
 #: ``{(option, value): {other option: its default}}``.
 ConditionalDefaults = Mapping[tuple[str, str], Mapping[str, Any]]
 #: Marks a field that does not affect a run's bits, such as where data are stored or how often a checkpoint is written.
@@ -70,6 +73,9 @@ class Options(BaseModel):
         """Fill in the options that follow from the run. They are written to its config.toml."""
         return self
 
+    def check_run(self, facts: "Facts") -> None:
+        """Raise a ``ConfigError`` for valid options that conflict with the rest of the run."""
+
 
 @dataclass(frozen=True)
 class MethodContext:
@@ -87,10 +93,25 @@ class MethodContext:
     expected_uploads: int = 0
     #: Seconds from trigger to upload of the fastest device (0: unknown).
     fastest_seconds: float = 0.0
+    #: Expected seconds from trigger to upload of each device, for the common number of epochs; None in a deployment.
+    seconds: NDArray[np.float64] | None = None
     #: The most uploads that are in flight at once (0: unknown).
     in_flight: int = 0
     #: Distance covered by n local steps along a constant unit gradient, in units of the learning rate: n for plain SGD.
     reach: Callable[[int], float] = float
+    #: Whether devices report their numbers of samples, which may be wrong.
+    samples_reported: bool = False
+    #: The largest share of an aggregation that one device's samples may give it (None: see ``share_limit``).
+    max_share: float | None = None
+
+    def share_limit(self, members: int) -> float:
+        """The largest share of one of ``members`` devices by its samples.
+
+        If devices report their samples, that is half, or four times the mean share if this is less.
+        """
+        if self.max_share is not None:
+            return self.max_share
+        return min(0.5, 4.0 / members) if self.samples_reported and members > 1 else 1.0
 
     @property
     def most_epochs(self) -> int:
@@ -111,7 +132,8 @@ class Aggregate(NamedTuple):
     """The global model changes. ``numbers`` holds everything else that decided the new weights.
 
     Without contributions the model must stay the same (a round that lost every device). ``length`` is the distance that
-    the learnable weights moved. The server measures it if it is None.
+    the learnable weights moved. The server measures it if it is None. The trips of the devices in ``cancel`` end here,
+    without an upload.
     """
 
     weights: Vector
@@ -119,6 +141,7 @@ class Aggregate(NamedTuple):
     numbers: Numbers = NO_NUMBERS
     length: float | None = None
     notes: tuple[Noted, ...] = ()
+    cancel: tuple[int, ...] = ()
 
 
 class Discard(NamedTuple):
@@ -145,7 +168,18 @@ Verdict = Aggregate | Discard | Reject | Wait
 class TaskLoss(Protocol):
     """The part of a task that a device rule needs."""
 
-    def mean_loss(self, output: "Tensor", y: "Tensor") -> "Tensor": ...
+    def mean_loss(self, output: Any, y: Any) -> "Tensor":
+        """The loss of a model's output."""
+
+    def batch_loss(self, model: "nn.Module", x: Any, y: Any) -> "Tensor":
+        """The loss of a model on a batch. The task calls the model, since x may be a tensor, a tuple or a dict."""
+
+
+class Moves(NamedTuple):
+    """Which parameters a step moves: those that travel, and those that stay on the device (``model.local``)."""
+
+    shared: bool = True
+    own: bool = True
 
 
 class Local(Protocol):
@@ -159,12 +193,16 @@ class Local(Protocol):
     layout: Layout
     learnable: int
     steps: int
+    #: The current epoch, from 1, and the number of epochs of the trip.
+    epoch: int
+    epochs: int
     assignment: Assignment
     slot: Slot | None
     memory: Memory
     report: dict[str, Number]
     merges: list[Merge]
-    #: For rules that are ``anchored``: the base, with every merge applied to it. ``w - anchor`` is the progress.
+    #: For rules that are ``anchored``: the base, with every merge applied to it. ``w - anchor`` is the progress, and
+    #: ``base`` is the learnable part of the anchor.
     anchor: Vector
     vectors: dict[str, Vector]
     scratch: dict[str, Any]
@@ -186,15 +224,18 @@ class Local(Protocol):
 
     def set_weights(self, weights: Vector) -> None: ...
 
-    def loss_at(self, x: "Tensor", y: "Tensor") -> float: ...
+    def loss_at(self, x: Any, y: Any) -> float: ...
 
-    def gradient_at(self, x: "Tensor", y: "Tensor") -> tuple[float, Vector]: ...
+    def gradient_at(self, x: Any, y: Any) -> tuple[float, Vector]: ...
 
-    def next_batch(self) -> tuple["Tensor", "Tensor"]: ...
+    def next_batch(self) -> tuple[Any, Any]: ...
 
-    def held_out(self) -> tuple["Tensor", "Tensor"]: ...
+    def held_out(self) -> tuple[Any, Any]: ...
 
-    def frozen_features(self, weights: Vector) -> "Callable[[Tensor], Tensor]":
+    def further_pass(self) -> Iterator[None]:
+        """One more pass over the device's samples, with the gradient of each mini-batch's loss in ``gradient``."""
+
+    def frozen_features(self, weights: Vector) -> "Callable[[Any], Tensor]":
         """The ``features`` function of another model of the same shape, in evaluation mode and without gradient."""
 
 
@@ -212,6 +253,8 @@ class LocalRule:
 
     #: Whether the class overrides ``adjust``. Set automatically.
     adjusts_gradient: ClassVar[bool] = False
+    #: Whether the class overrides ``loss``. Set automatically.
+    changes_loss: ClassVar[bool] = False
     #: Whether the class overrides ``plan``, so that devices may ask for a fresh model. Set automatically.
     asks: ClassVar[bool] = False
     #: Names of the vectors uploaded with the model (``local.vectors``). Each is as long as the learnable weights.
@@ -222,12 +265,19 @@ class LocalRule:
     timed: ClassVar[bool] = False
     #: True if weight decay is added to the gradient before ``adjust``, not after it.
     decay_first: ClassVar[bool] = False
+    #: True if a device uses another model than the server's: ``personal_model``.
+    personalises: ClassVar[bool] = False
+    #: True if the rule trains the parts that stay on the device apart, so that there must be some.
+    needs_own_parts: ClassVar[bool] = False
+    #: True if the server needs the loss of a trip (``LOSS_DECAY``), which only the built-in loop reports.
+    reports_loss: ClassVar[bool] = False
     #: Names in ``report`` and in the numbers of a merge that do not depend on the device's samples.
     public: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         cls.adjusts_gradient = overrides(cls, LocalRule, "adjust")
+        cls.changes_loss = overrides(cls, LocalRule, "loss")
         cls.asks = overrides(cls, LocalRule, "plan")
 
     def check(self, module: "nn.Module") -> None:
@@ -265,12 +315,20 @@ class LocalRule:
     def begin(self, local: Local) -> None:
         """Called once before the first epoch."""
 
-    def loss(self, local: Local, x: "Tensor", y: "Tensor") -> "Tensor":
-        """The mini-batch loss to differentiate."""
-        return local.task.mean_loss(local.model(x), y)
+    def loss(self, local: Local, x: Any, y: Any) -> "Tensor":
+        """The mini-batch loss to differentiate. Inputs and targets are tensors, or dicts or tuples of them."""
+        return local.task.batch_loss(local.model, x, y)
 
     def adjust(self, local: Local) -> None:
         """Add terms to ``local.gradient`` in place, before weight decay (unless ``decay_first``) and momentum."""
+
+    def moves(self, local: Local) -> Moves:
+        """Which parameters the next step moves."""
+        return Moves()
+
+    def personal_model(self, memory: Memory, weights: Vector) -> Vector:
+        """The model that a device with this memory uses itself, given the server's."""
+        return weights
 
     def merge(self, local: Local, fresh: Fresh) -> dict[str, Number]:
         """Merge the fresh global model into the local one. Return the numbers to upload and log."""
@@ -278,6 +336,13 @@ class LocalRule:
 
     def finish(self, local: Local) -> None:
         """Called once after the last epoch. May change ``local.memory``, ``local.report`` and ``local.vectors``."""
+
+    def report_problem(self, upload: Upload) -> str | None:
+        """A reason why this rule cannot have produced what the device reports, or None. The server calls it."""
+        return None
+
+    def audit_merge(self, event: Merged) -> None:
+        """Check a logged merge against the rule's formulas with ``expect``."""
 
 
 class Method:
@@ -298,10 +363,6 @@ class Method:
     def marks(cls) -> dict[str, str]:
         """Marks to print beside the method's results, each with its explanation."""
         return cls.about.marks()
-
-    @classmethod
-    def check(cls, options: Any, facts: Facts) -> None:
-        """Raise a ``ConfigError`` for valid options that conflict with the rest of the run."""
 
     @classmethod
     def rule(cls, options: Any) -> LocalRule:
@@ -341,6 +402,18 @@ class Method:
         """A device in flight is lost. A buffering method may now have all the uploads that it waits for."""
         return None
 
+    def timer(self, server: "Server") -> float | None:
+        """When to call ``on_timer``, in seconds since the start of the run; None for never. Asked after every event."""
+        return None
+
+    def on_timer(self, server: "Server") -> Verdict | None:
+        """The time of ``timer`` has come. Afterwards ``timer`` must name a later one, or none."""
+        return None
+
+    def select(self, view: View, count: int, candidates: list[int]) -> Sequence[int]:
+        """Choose up to ``count`` of the candidates, in the order in which they start. It replaces ``run.selection``."""
+        raise NotImplementedError(f"{type(self).__name__} has no select()")
+
     def evaluation_model(self, server: "Server") -> Vector:
         """The model that is tested and returned to the user: usually the one that devices get."""
         return server.weights
@@ -361,6 +434,22 @@ class Method:
         """
 
 
+#: Names of other systems, and what is meant here.
+SYNONYMS = {
+    **dict.fromkeys(("clients", "num_clients", "n_clients", "nodes", "num_partitions"), "fleet.devices"),
+    **dict.fromkeys(("alpha", "dirichlet_alpha"), "data.concentration"),
+    **dict.fromkeys(("learning_rate", "eta"), "training.lr"),
+    **dict.fromkeys(("optimizer",), "training.optimiser"),
+    **dict.fromkeys(("num_rounds", "comm_rounds", "global_rounds"), "run.rounds"),
+    **dict.fromkeys(("num_epochs", "local_ep"), "training.epochs"),
+    **dict.fromkeys(("batch", "bs", "local_bs"), "training.batch_size"),
+    **dict.fromkeys(("clients_per_round", "num_clients_per_round", "sample_clients"), "run.per_round"),
+    **dict.fromkeys(("dataset",), "data.name"),
+    **dict.fromkeys(("strategy", "algorithm"), "method.name"),
+    **dict.fromkeys(("early_stopping",), "run.patience"),
+}
+
+
 def first_problem(section: str, error: ValidationError, model: type[BaseModel]) -> ConfigError:
     """The first problem of a section as one sentence that names the key and what is allowed."""
     problem = error.errors()[0]
@@ -369,7 +458,9 @@ def first_problem(section: str, error: ValidationError, model: type[BaseModel]) 
     if problem["type"] == "extra_forbidden":
         close = get_close_matches(field, model.model_fields, n=1)
         known = ", ".join(model.model_fields) or "none"
-        hint = f"did you mean {section}.{close[0]}?" if close else f"known keys: {known}"
+        own = f"{section}.{close[0]}" if close else None
+        meant = own if section == "method" and own else SYNONYMS.get(field, own)
+        hint = f"did you mean {meant}?" if meant else f"known keys: {known}"
         return ConfigError(key, f"is not a known key; {hint}")
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

@@ -6,14 +6,16 @@ Triggers are plain functions of what is in flight:
 ``concurrency``  after each arrival, enough devices to keep a constant number in flight
 ``rounds``       m' devices when the last round is over (synchronous methods)
 
-A selector draws uniformly, in proportion to samples, or calls a user's function. Its only state is ``draws``, its place
-in one long random sequence. A resumed run restores this number and continues the sequence.
+A selector draws uniformly, in proportion to samples, by the losses that devices report (Power-of-Choice, Oort), or
+calls a user's or a method's function. ``draws`` is its place in one long random sequence. A resumed run restores this
+number and continues the sequence. Selectors by losses have more ``state``.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +59,9 @@ class Trigger:
 
 #: Random devices per block of the sequence.
 BLOCK_SIZE = 4096
-SELECTIONS = ("uniform", "by_samples")
+SELECTIONS = ("uniform", "by_samples", "power_of_choice", "oort")
+#: Those that need the losses of the devices.
+BY_LOSSES = ("power_of_choice", "oort")
 Free = Callable[[int], bool]
 
 
@@ -72,6 +76,8 @@ class View(NamedTuple):
     trips: Mapping[int, int]
     #: A random stream for this selection. Use it for all random choices, so that the run is repeatable.
     rng: np.random.Generator
+    #: Seconds since the start of the run.
+    now: float = 0.0
 
 
 #: ``function(view, count, candidates)`` returns at most ``count`` of the candidates.
@@ -83,6 +89,11 @@ Look = Callable[[np.random.Generator], View]
 
 class Uniform:
     """Every free device is equally likely."""
+
+    #: Devices report the moving average of their losses with this decay; None if the selector does not use it.
+    loss_decay: ClassVar[float | None] = None
+    #: What else a resumed run needs, as one dataclass.
+    state: Any = None
 
     def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
         self.seed, self.samples, self.draws = seed, samples, 0
@@ -144,31 +155,197 @@ class BySamples(Uniform):
 
 
 class ByFunction:
-    """Selects by a user's function. Its answer is checked."""
+    """Selects by a user's function, or by a method's, which decides the order too. Its answer is checked."""
 
-    def __init__(self, seed: int, samples: NDArray[np.int64], choice: Choice) -> None:
+    loss_decay: ClassVar[float | None] = None
+    state: Any = None
+
+    def __init__(self, seed: int, samples: NDArray[np.int64], choice: Choice, keeps_order: bool = False) -> None:
         self.seed, self.samples, self.choice, self.draws = seed, samples, choice, 0
+        self.keeps_order = keeps_order
 
     def select(self, count: int, free: Free, look: Look) -> list[int]:
         found = candidates(self.samples, free)
         view = look(stream(self.seed, "select by function", self.draws))
         self.draws += 1
         given = self.choice(view, count, list(found)) if found else []
-        return check_selection(given, count, found)
+        checked = check_selection(given, count, found)
+        return [int(device) for device in given] if self.keeps_order else checked
 
 
-Selector = Uniform | ByFunction
+class LastReport(NamedTuple):
+    """What a device's last upload told: its loss, in which round, and the seconds of its trip."""
+
+    loss: float
+    round: int
+    seconds: float
 
 
-def selector(kind: Selection, seed: int, samples: NDArray[np.int64]) -> Selector:
-    """The selector that ``run.selection`` names, or one that calls a user's function."""
+@dataclass
+class Reports:
+    """The last report of every device."""
+
+    last: dict[int, LastReport] = field(default_factory=dict)
+
+
+class PowerOfChoice:
+    """Of twice as many candidates as wanted, drawn in proportion to their samples, those with the largest losses start.
+
+    Y. J. Cho, J. Wang, G. Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022,
+    in the form that asks nobody: a device's loss is the one that it last reported, infinite before its first upload.
+    """
+
+    loss_decay: ClassVar[float | None] = 0.2
+    state: Reports
+
+    def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
+        self.seed, self.samples, self.draws = seed, samples, 0
+        self.state = Reports()
+
+    def record(self, device: int, report: LastReport) -> None:
+        """An upload of this device was accepted."""
+        self.state.last[device] = report
+
+    def select(self, count: int, free: Free, look: Look) -> list[int]:
+        found = candidates(self.samples, free)
+        view = look(stream(self.seed, "select by losses", self.draws))
+        self.draws += 1
+        return sorted(self.choose(view, count, found)) if found else []
+
+    def choose(self, view: View, count: int, found: list[int]) -> list[int]:
+        drawn = draw_weighted(view.rng, found, self.samples[found].astype(np.float64), 2 * count)
+        last = self.state.last
+        return sorted(drawn, key=lambda each: -last[each].loss if each in last else -math.inf)[:count]
+
+
+@dataclass
+class OortState(Reports):
+    """The share epsilon that explores, the percentile rho of durations, the round and whom it exploits, and the mean
+    utility of those in each round before."""
+
+    epsilon: float = 0.9
+    rho: float = 10.0
+    round: int = 0
+    exploited: list[int] = field(default_factory=list)
+    utilities: list[float] = field(default_factory=list)
+
+
+class Oort(PowerOfChoice):
+    """Exploits devices with a large statistical utility that are fast enough, and explores others.
+
+    F. Lai, X. Zhu, H. Madhyastha, M. Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
+    OSDI 2021. ``U_k = n_k sqrt(l_k)``. The score of a device that was heard, in round t, last heard in t_k::
+
+        (min(U_k, clip) - U_min) / range + sqrt(0.1 ln t / t_k),      times (T / D_k)^2 if its trip took D_k > T seconds
+
+    U_min is 0.999 of the least U, clip the entry at 98 % of all U in order, range their difference (at least 1e-4), T
+    the entry at rho % of all durations in order. Of N devices, N (1 - epsilon) are drawn in proportion to their
+    scores, among those with at least 0.7 of the score at the next rank; the rest, in proportion to n_k, among the 5
+    times as many new ones with the largest n_k; then anybody. Each round epsilon falls by 5 %, to 0.2 at the least.
+    Every 20 rounds rho grows by 5 if the utility of the chosen changed by at most a tenth, and falls by 5 if it
+    changed fivefold.
+
+    Decisions [D]: N (1 - epsilon) is rounded up or down at random, so that one device at a time may be exploited too.
+    Durations are the measured ones. Rounds of an asynchronous method are those of its learning rate.
+    """
+
+    state: OortState
+    CLIP, LEAST_RANGE, CUT, PENALTY = 0.98, 1e-4, 0.7, 2.0
+    EPSILON_DECAY, LEAST_EPSILON, PACER_ROUNDS, PACER_STEP = 0.95, 0.2, 20, 5.0
+
+    def __init__(self, seed: int, samples: NDArray[np.int64]) -> None:
+        super().__init__(seed, samples)
+        self.state = OortState()
+
+    def utility(self, device: int) -> float:
+        """``U_k`` of a device that was heard."""
+        return float(self.samples[device]) * math.sqrt(self.state.last[device].loss)
+
+    def limit(self) -> float:
+        """``T``: seconds that a trip may take without a penalty."""
+        durations, rho = sorted(each.seconds for each in self.state.last.values()), self.state.rho
+        if rho >= 100.0 or not durations:
+            return math.inf
+        return durations[min(int(len(durations) * rho / 100.0), len(durations) - 1)]
+
+    def scores(self, devices: Sequence[int], t: int, limit: float) -> list[float]:
+        """The scores of devices that were heard."""
+        utilities = sorted(self.utility(each) for each in self.state.last)
+        least = 0.999 * utilities[0]
+        clip = utilities[min(int(len(utilities) * self.CLIP), len(utilities) - 1)]
+        spread, found = max(clip - least, self.LEAST_RANGE), []
+        for device in devices:
+            last = self.state.last[device]
+            score = (min(self.utility(device), clip) - least) / spread
+            score += math.sqrt(0.1 * math.log(max(t, 1)) / max(last.round, 1))
+            found.append(score * (limit / last.seconds) ** self.PENALTY if last.seconds > limit else score)
+        return found
+
+    def choose(self, view: View, count: int, found: list[int]) -> list[int]:
+        t, rng, state = view.rounds + 1, view.rng, self.state
+        if t > state.round:
+            self._begin_round(t)
+        known, new = [k for k in found if k in state.last], [k for k in found if k not in state.last]
+        wanted = int(count * (1.0 - state.epsilon) + rng.random())
+        chosen = self._exploit(rng, known, min(wanted, len(known)), t)
+        state.exploited = [*state.exploited, *chosen]
+        largest = sorted(new, key=lambda each: (-int(self.samples[each]), each))[: 5 * (count - len(chosen))]
+        chosen += draw_weighted(rng, largest, self.samples[largest].astype(np.float64), count - len(chosen))
+        rest = [k for k in found if k not in set(chosen)]
+        return [*chosen, *rng.permutation(rest)[: count - len(chosen)].tolist()]
+
+    def _exploit(self, rng: np.random.Generator, known: list[int], count: int, t: int) -> list[int]:
+        if not count:
+            return []
+        scores = np.array(self.scores(known, t, self.limit()))
+        bar = self.CUT * np.sort(scores)[::-1][min(count, len(scores) - 1)]
+        good = np.flatnonzero(scores >= bar)
+        return draw_weighted(rng, [known[place] for place in good], np.maximum(scores[good], 1e-12), count)
+
+    def _begin_round(self, t: int) -> None:
+        """A new round: less exploration, and a look at the pace of those before."""
+        state, span = self.state, self.PACER_ROUNDS
+        found = [self.utility(each) for each in state.exploited if state.last[each].round >= state.round]
+        state.utilities = [*state.utilities, sum(found) / max(1, len(found))][-2 * span :]
+        state.round, state.epsilon = t, max(self.EPSILON_DECAY * state.epsilon, self.LEAST_EPSILON)
+        state.exploited = []
+        if t % span or len(state.utilities) < 2 * span:
+            return
+        before, after = sum(state.utilities[:span]), sum(state.utilities[span:])
+        if abs(after - before) <= 0.1 * before:
+            state.rho = min(100.0, state.rho + self.PACER_STEP)
+        elif abs(after - before) >= 5.0 * before:
+            state.rho = max(self.PACER_STEP, state.rho - self.PACER_STEP)
+
+
+def draw_weighted(
+    rng: np.random.Generator, devices: Sequence[int], weights: NDArray[np.float64], count: int
+) -> list[int]:
+    """Up to ``count`` devices without replacement, the next with a probability in proportion to its weight."""
+    if count <= 0 or not len(devices):
+        return []
+    order = np.argsort(rng.exponential(size=len(devices)) / weights, kind="stable")
+    return [int(devices[place]) for place in order[:count]]
+
+
+Selector = Uniform | ByFunction | PowerOfChoice
+
+
+def selector(kind: Selection, seed: int, samples: NDArray[np.int64], keeps_order: bool = False) -> Selector:
+    """The selector that ``run.selection`` names, or one that calls a user's or a method's function."""
     if callable(kind):
-        return ByFunction(seed, samples, kind)
+        return ByFunction(seed, samples, kind, keeps_order)
     if kind not in SELECTIONS:
         raise ConfigError(
             "run.selection", f"must be one of {', '.join(SELECTIONS)} or a function, but {kind!r} was given"
         )
-    return (Uniform if kind == "uniform" else BySamples)(seed, samples)
+    kinds: dict[str, type[Uniform | PowerOfChoice]] = {
+        "uniform": Uniform,
+        "by_samples": BySamples,
+        "power_of_choice": PowerOfChoice,
+        "oort": Oort,
+    }
+    return kinds[kind](seed, samples)
 
 
 def candidates(samples: NDArray[np.int64], free: Free) -> list[int]:

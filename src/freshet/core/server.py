@@ -14,10 +14,10 @@ from freshet.core.admission import GATE_FACTOR, Admission
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
-from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
-from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait
-from freshet.core.scheduling import Selection, View, selector
-from freshet.core.stopping import GIVEN_UP
+from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
+from freshet.core.scheduling import LastReport, PowerOfChoice, Selection, View, selector
+from freshet.core.stopping import CANCELLED, GIVEN_UP
 from freshet.core.vectors import Vector, distance
 from freshet.errors import RunError
 
@@ -120,6 +120,8 @@ class ActiveTrip:
     slot: int | None = None
     #: The fresh models that it was sent, in their order.
     sent: list[SentFresh] = field(default_factory=list)
+    #: When it started, in seconds since the start of the run.
+    started: float = 0.0
 
     @property
     def newest(self) -> int:
@@ -164,12 +166,19 @@ class Server:
         self.trips: dict[int, int] = {}
         self.round = 0
         self.consumed = 0
-        self.selector = selector(selection, context.seed, context.samples)
+        #: Whether a device in mid-training can be interrupted. If not, a cancelled one is away until it is heard.
+        self.can_interrupt = True
+        #: Seconds since the start of the run, of the event that is being handled. The coordinator sets it.
+        self.now = 0.0
+        selects = overrides(type(method), Method, "select")
+        self.selector = selector(method.select if selects else selection, context.seed, context.samples, selects)
+        #: Whether the method wants to be called at times of its own.
+        self.timed = overrides(type(method), Method, "timer")
         self.rule = method.rule(method.options)
         numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
         #: Bytes of an upload: the model, and the vectors that the device rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
-        self.admission = Admission(method, self.rule.sends, gate, defence)
+        self.admission = Admission(method, self.rule, gate, defence)
         #: Compression of models on the network, if any.
         self.links = links
         if links is not None:
@@ -177,6 +186,7 @@ class Server:
         self._buffers = method.about.replaces == "aggregation"
         self._first_upload = True
         self.urgent: list[int] = []
+        self.cancelled: list[int] = []
 
     # ---- current values
 
@@ -214,7 +224,7 @@ class Server:
     # ---- events
 
     def select(self, count: int, available: Callable[[int], bool]) -> list[int]:
-        """Select up to ``count`` idle and available devices with data. They are in ascending order."""
+        """Select up to ``count`` idle and available devices with data, in ascending order or in that of the method."""
         active, waiting, away = self.active_trips, self.waiting, self.away
 
         def free(device: int) -> bool:
@@ -223,7 +233,7 @@ class Server:
         return self.selector.select(count, free, self._view)
 
     def _view(self, rng: np.random.Generator) -> View:
-        return View(self.version, self.rounds, self.context.samples, self.trips, rng)
+        return View(self.version, self.rounds, self.context.samples, self.trips, rng, self.now)
 
     @property
     def draws(self) -> int:
@@ -246,7 +256,10 @@ class Server:
         for device in devices:
             trip = self.trips[device] = self.trips.get(device, 0) + 1
             epochs = self.method.epochs(self, device)
-            self.active_trips[device] = ActiveTrip(trip, version, age, epochs, lr)
+            self.active_trips[device] = ActiveTrip(trip, version, age, epochs, lr, started=now)
+            instruction = self.method.instruct(self, device)
+            if self.selector.loss_decay is not None:
+                instruction = {LOSS_DECAY: self.selector.loss_decay, **instruction}
             assignment = Assignment(
                 device=device,
                 trip=trip,
@@ -255,7 +268,7 @@ class Server:
                 weights=weights,
                 epochs=epochs,
                 lr=lr,
-                instruction=self.method.instruct(self, device),
+                instruction=instruction,
                 vectors=self.method.vectors(self, device),
             )
             assignments.append(assignment if self.links is None else self.links.encode_assignment(assignment))
@@ -310,7 +323,10 @@ class Server:
         return fresh if self.links is None else self.links.encode_fresh(device, fresh)
 
     def start_of(self, upload: Upload) -> Vector:
-        """The model to which an encoded upload is the difference: its base, or its anchor if the rule is anchored."""
+        """Where the step of an upload starts: at its base or, if the device rule is anchored, at its anchor.
+
+        ``w_i - start`` is what training produced.
+        """
         base = self.store.get(upload.base)
         if not self.rule.anchored:
             return base
@@ -376,12 +392,20 @@ class Server:
         fresh = {sent.version: self.store.get(sent.version) for sent in active.sent}
         admitted = self.admission.admit(upload, device, active, self.store.get(active.base), fresh)
         if admitted.rejection is None:
+            self._record_report(upload, active)
             events = [] if admitted.upload is None else self._receive(admitted.upload, active)
             self._end_trip(device)
         else:
             self._end_trip(device)
             events = [admitted.rejection, *self._forget(device)]
         return [*events, *admitted.notes, *self._finish_round_if_empty()], upload
+
+    def _record_report(self, upload: Upload, active: ActiveTrip) -> None:
+        """Tell a selector by losses what an accepted upload reports. A loss that cannot be is left out."""
+        loss = upload.report.get("loss", -1.0)
+        if isinstance(self.selector, PowerOfChoice) and loss >= 0.0:
+            report = LastReport(float(loss), self.rounds + 1, self.now - active.started)
+            self.selector.record(upload.device, report)
 
     def _receive(self, upload: Upload, active: ActiveTrip) -> list[Event]:
         """Apply the method's rule to an admitted upload."""
@@ -409,10 +433,39 @@ class Server:
         self._method_state()
         return verdict
 
+    @property
+    def timer(self) -> float | None:
+        """When the method wants to be called next, not before the present."""
+        at = self.method.timer(self) if self.timed else None
+        return None if at is None else max(at, self.now)
+
+    def run_timer(self) -> list[Event]:
+        """The method's time has come."""
+        verdict = self.method.on_timer(self)
+        return [] if verdict is None else self._apply(verdict, None, None)
+
     def take_urgent(self) -> list[int]:
         """Devices in flight that the method wants to hear from soon. Each is returned once."""
         urgent, self.urgent = self.urgent, []
         return [device for device in urgent if device in self.active_trips]
+
+    def take_cancelled(self) -> list[int]:
+        """Devices whose trips the method has cancelled. Each is returned once."""
+        cancelled, self.cancelled = self.cancelled, []
+        return cancelled
+
+    def _cancel(self, device: int) -> list[Event]:
+        """End a trip in flight because the method wants no upload of it."""
+        active = self.active_trips.get(device)
+        if active is None:
+            return []
+        if not self.can_interrupt:
+            self.away[device] = active.trip
+        self._end_trip(device)
+        if self.links is not None:
+            self.links.forget(device)
+        self.cancelled.append(device)
+        return [Lost(device, active.trip, CANCELLED)]
 
     def drop_trip(self, device: int, trip: int, reason: str) -> list[Event]:
         """A device in flight will not upload."""
@@ -432,7 +485,7 @@ class Server:
 
     def mark_heard(self, device: int, trip: int) -> None:
         """A trip has ended. If it had been given up, its device may be triggered again."""
-        if type(device) is int and self.away.get(device) == trip:
+        if type(device) is int and type(trip) is int and self.away.get(device) == trip:
             del self.away[device]
 
     # ---- checkpoint
@@ -449,6 +502,7 @@ class Server:
             "round": self.round,
             "consumed": self.consumed,
             "draws": self.draws,
+            "selector": saving.dump(self.selector.state),
             "entrance": self.admission.state(),
             "method": self._method_state(),
             "links": {} if self.links is None else self.links.state(),
@@ -466,6 +520,7 @@ class Server:
         self.away = {int(device): trip for device, trip in tree["away"].items()}
         self.trips = {int(device): count for device, count in tree["trips"].items()}
         self.round, self.consumed, self.draws = tree["round"], tree["consumed"], tree["draws"]
+        saving.restore(self.selector.state, tree.get("selector", {}))
         self.admission.restore(tree["entrance"])
         saving.restore(self.method.state, tree["method"])
         if self.links is not None:
@@ -505,7 +560,8 @@ class Server:
         event = Aggregated(self.store.current, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
         self.waiting.clear()
-        return [event, *verdict.notes]
+        lost = [each for device in verdict.cancel for each in self._cancel(device)]
+        return [event, *verdict.notes, *lost]
 
     def _method_state(self) -> saving.Tree:
         state, place = self.method.state, f"{self._name}: self.state"

@@ -120,6 +120,7 @@ class RoundLimit:
 
 
 GIVEN_UP = "no upload within run.round_deadline"
+CANCELLED = "cancelled by the method"
 #: A run has stalled if it waits this many times longer for a usable upload than ever before.
 STALL_FACTOR = 3.0
 

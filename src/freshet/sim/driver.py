@@ -34,6 +34,7 @@ from freshet.compute.executor import DeferredFuture, Executor, Future
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import DevicesEvaluated
 from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.method import Memory
 from freshet.core.saving import Tree
 from freshet.core.server import Server
 from freshet.core.streams import stream
@@ -129,17 +130,20 @@ class PendingEvaluation:
     """The pending results of one evaluation as one future."""
 
     def __init__(
-        self, score: Future[Score], plain: Future[DeviceScores], personal: Sequence[Future[DeviceScores]]
+        self, score: Future[Score], plain: Sequence[Future[DeviceScores]], personal: Sequence[Future[DeviceScores]]
     ) -> None:
         self._score, self._plain, self._personal = score, plain, personal
 
     def done(self) -> bool:
-        return all(part.done() for part in (self._score, self._plain, *self._personal))
+        return all(part.done() for part in (self._score, *self._plain, *self._personal))
 
     def result(self) -> EvaluationResult:
-        parts = [part.result() for part in self._personal]
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return EvaluationResult(self._score.result(), self._plain.result(), DeviceScores(*columns) if parts else None)
+        personal = _join_scores(self._personal) if self._personal else None
+        return EvaluationResult(self._score.result(), _join_scores(self._plain), personal)
+
+
+def _join_scores(parts: Sequence[Future[DeviceScores]]) -> DeviceScores:
+    return DeviceScores(*(np.concatenate(column) for column in zip(*(part.result() for part in parts), strict=True)))
 
 
 class EvaluationSchedule:
@@ -150,7 +154,7 @@ class EvaluationSchedule:
 
     def __init__(self, every: int, steps: int) -> None:
         self.every, self.steps = every, steps
-        self._last: tuple[tuple[int, float], Future[DeviceScores], list[Future[DeviceScores]]] | None = None
+        self._last: tuple[tuple[int, float], list[Future[DeviceScores]], list[Future[DeviceScores]]] | None = None
 
     @staticmethod
     def from_options(evaluate_devices: str | int, personalise: int) -> "EvaluationSchedule | None":
@@ -163,20 +167,35 @@ class EvaluationSchedule:
         """Return whether the test at ``time`` evaluates devices. It depends on time alone, so a resumed run agrees."""
         return last or (self.every > 0 and round(time / eval_every) % self.every == 0)
 
-    def start(self, executor: Executor, server: Server, score: Future[Score], time: float) -> PendingEvaluation:
-        """Submit one evaluation of all devices, and one per device with local training."""
+    def start(
+        self,
+        executor: Executor,
+        server: Server,
+        score: Future[Score],
+        time: float,
+        memory: Callable[[int], Memory] | None = None,
+    ) -> PendingEvaluation:
+        """Submit one evaluation of all devices, and one per device with local training.
+
+        Where devices have models of their own, ``memory`` gives what each remembers: one evaluation per device.
+        """
         version, lr = server.version, server.learning_rate(time) if self.steps else 0.0
-        if self._last is None or self._last[0] != (version, lr):
+        if self._last is None or self._last[0] != (version, lr) or memory is not None:
             weights, devices = server.method.evaluation_model(server), range(server.context.devices)
-            plain = executor.evaluate_devices(DeviceEvaluation(weights, version, devices), time)
+            plain = [DeviceEvaluation(weights, version, devices)]
             personal = [
                 DeviceEvaluation(weights, version, [device], self.steps, lr) for device in devices if self.steps
             ]
-            self._last = (
-                (version, lr),
-                plain,
-                [executor.evaluate_devices(evaluation, time) for evaluation in personal],
+            if memory is not None:
+                plain = [DeviceEvaluation(weights, version, [device]) for device in devices]
+                plain, personal = (
+                    [each._replace(memories=[memory(each.devices[0])], rule=server.rule) for each in part]
+                    for part in (plain, personal)
+                )
+            plain_scores, personal_scores = (
+                [executor.evaluate_devices(each, time) for each in part] for part in (plain, personal)
             )
+            self._last = (version, lr), plain_scores, personal_scores
         return PendingEvaluation(score, *self._last[1:])
 
 
@@ -301,6 +320,7 @@ class Simulation:
         stop_diverged: bool = True,
         device_memory: int = DEFAULT_LIMIT_BYTES,
         device_evaluations: EvaluationSchedule | None = None,
+        own_parts: bool = False,
     ) -> None:
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
@@ -308,7 +328,8 @@ class Simulation:
         self._device_evaluations = device_evaluations
         self.rule, self.links = self.server.rule, self.server.links
         self._epochs, self._upload_bytes = self.server.context.epochs, self.server.upload_bytes
-        self._remembers = self.rule.remembers or (self.links is not None and self.links.remembers)
+        self._remembers = self.rule.remembers or own_parts or (self.links is not None and self.links.remembers)
+        self._personal = own_parts or self.rule.personalises
         self.heap = EventHeap()
         self.trips: dict[int, SimTrip] = {}
         self.devices = DeviceStore(writer.directory / "devices", device_memory)
@@ -321,6 +342,11 @@ class Simulation:
     def now(self) -> float:
         """Seconds of virtual time since the start."""
         return self.heap.now
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Never: the time of checkpoints is a setting."""
+        return False
 
     def facts(self) -> dict[str, Any]:
         """Figures of the run for its summary."""
@@ -382,18 +408,20 @@ class Simulation:
 
     def _carry_out(self, now: float, effects: Effects) -> None:
         """Log the events and carry out what the core asks for."""
-        events, assignments, _, hurry, wake_at, look_at, given_up = effects
+        events, assignments, _, hurry, wake_at, look_at, given_up, timer_at, cancelled = effects
         self.writer.events(now, events)
+        for device in (*given_up, *cancelled):
+            self._drop_trip(self.trips.pop(device), finished=False)
         for assignment in assignments:
             self._start(now, assignment)
-        for device in given_up:
-            self._drop_trip(self.trips.pop(device), finished=False)
         for device in hurry:
             self._hurry(now, device)
         if wake_at is not None:
             self._wake(wake_at)
         if look_at is not None:
             self._wake(look_at)
+        if timer_at is not None:
+            self._wake(timer_at)
         if self.coordinator.over:
             self.over = True
 
@@ -631,19 +659,21 @@ class Simulation:
     def _test(self, time: float, last: bool = False) -> None:
         """Test the newest model. A version that was tested before is not computed again."""
         self.last_test = time
-        version = self.server.version
+        version, model = self.server.version, None
         if self._latest_score is None or self._latest_score[0] != version:
-            self._latest_score = (version, self.executor.evaluate(self.server.method.evaluation_model(self.server)))
+            model = self.server.method.evaluation_model(self.server)
+            self._latest_score = (version, self.executor.evaluate(model))
         score = self._latest_score[1]
         self.coordinator.divergence_monitor.test(time, score)
         event, row = self.coordinator.test()
         schedule, last = self._device_evaluations, last or self._has_diverged()
         if schedule is None or not schedule.due(time, self.eval_every, last):
-            self.writer.event(time, event, score, _scores, row)
+            self.writer.event(time, event, score, _scores, row, model)
             return
         self.last_device_evaluation = time
-        result = schedule.start(self.executor, self.server, score, time)
-        self.writer.event(time, event, result, EvaluationResult.numbers, row)
+        memory = self.devices.get if self._personal else None
+        result = schedule.start(self.executor, self.server, score, time, memory)
+        self.writer.event(time, event, result, EvaluationResult.numbers, row, model)
         self.writer.event(time, DevicesEvaluated(version), result, EvaluationResult.by_device)
 
     # ---- checkpoint
