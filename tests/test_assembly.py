@@ -8,6 +8,7 @@ from types import FrameType
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
@@ -197,7 +198,7 @@ def test_the_method_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("method", method_names())
 def test_a_federation_of_a_configuration_has_that_configuration(method: str):
-    asked = config(method={"name": method})
+    asked = config(method={"name": method}, model={"name": "mlp", "hidden": [4]})  # FedRep needs two layers
     assert Federation.from_config(asked).config == asked
 
 
@@ -266,3 +267,29 @@ def test_a_deployment_refuses_a_length_that_never_ends_and_knows_no_speeds():
         Assembly(config(run={"until": 1e10, "eval_every": 1.0}), deployed=True).begin()
     context = Assembly(config(), deployed=True).begin().context
     assert (context.expected_uploads, context.fastest_seconds) == (0, 0.0)
+
+
+class Masked(nn.Module):
+    """A causal mask as people write it."""
+
+    def __init__(self, persistent: bool = True, spoil: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        mask = torch.triu(torch.full((6, 6), float("-inf")), diagonal=1)
+        self.register_buffer("mask", mask, persistent=persistent)
+        if spoil:
+            nn.init.constant_(self.linear.bias, float("nan"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_network_that_is_not_finite_from_the_start_is_refused_by_name():
+    def federation(**given):
+        return Federation(model=lambda: Masked(**given), train=toy(), test=toy(1), devices=4)
+
+    with pytest.raises(ConfigError, match=r"the buffer mask has entries that are not finite.*persistent=False"):
+        federation()
+    with pytest.raises(ConfigError, match=r"the parameter linear\.bias is not finite"):
+        federation(persistent=False, spoil=True)
+    federation(persistent=False)

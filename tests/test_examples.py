@@ -19,13 +19,27 @@ PRINTS = {
     "trace_fleet.py": "trips lost because a device left",
     "lora.py": "parameters are sent instead of",
     "flower_app.py": "start it with: flwr run",
+    "adapter.py": "1,123 of 42,278 parameters are sent",
+    "language_model.py": "perplexity 96.3 -> ",
+    "own_loop.py": "fedavg: accuracy",
+    "two_optimisers.py": "fedavg: accuracy",
+    "lightning_module.py": "fedavg: accuracy",
+    "transformers_trainer.py": "fedavg: accuracy",
+    "flower_client.py": "fedavg: accuracy",
 }
-NEEDS = {"flower_app.py": "flwr"}
+NEEDS = {
+    "flower_app.py": "flwr",
+    "flower_client.py": "flwr",
+    "adapter.py": "peft",
+    "language_model.py": "transformers",
+    "lightning_module.py": "lightning",
+    "transformers_trainer.py": "transformers",
+}
 
 
 def run(arguments: list[str], folder: Path) -> str:
     path = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = os.environ | {"FRESHET_SHORT": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "FRESHET_SHORT": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

@@ -30,6 +30,8 @@ RUN = {
     "checkpoint_every": False,
     "checkpoint_minutes": False,
     "keep_checkpoint": False,
+    "keep": False,  # one more file
+    "patience": True,  # it ends a run
     "rotate_log": False,  # the same log in other files
     "device_memory_mb": False,
     "address": False,
@@ -50,6 +52,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "run.checkpoint_every": {"checkpoint_every": 7.0},
     "run.checkpoint_minutes": {"checkpoint_minutes": 0.0},
     "run.keep_checkpoint": {"keep_checkpoint": False},
+    "run.keep": {"keep": "best"},
     "run.rotate_log": {"rotate_log": 0.001, "checkpoint_every": 7.0},
     "run.device_memory_mb": {"device_memory_mb": 1},
 }

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from freshet import Federation, Result
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +32,10 @@ def test_the_accuracy_of_a_regression_counts_as_an_attribute_that_is_not_there(r
 def test_what_the_sentence_names_has_the_metrics(regression: Result):
     assert list(regression.frame()["rmse"]) == list(regression.values)
     assert len(regression.loss) == len(regression.values) > 0
+
+
+def test_target_in_percent_gets_a_hint(finished):
+    result = finished("fedavg")
+    with pytest.raises(ConfigError, match=r"did you mean 0\.8\?"):
+        result.time_to(80)
+    assert result.time_to(1.01) is None

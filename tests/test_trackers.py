@@ -7,9 +7,10 @@ import sys
 import types
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
-from freshet import trackers
+from freshet import Federation, trackers
 from freshet.errors import FreshetError, RunError
 from freshet.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
@@ -47,6 +48,30 @@ def test_means_are_those_since_the_last_test():
     memory.on_metrics({"time": 20.0, "accuracy": 0.5, "loss": 1, "version": 3})
     assert memory.points[0] == (10, {"loss": 2.0, "version": 3.0, "mean_staleness": 2.0, "mean_alpha": 0.5})
     assert memory.points[1] == (20, {"accuracy": 0.5, "loss": 1.0, "version": 3.0})
+
+
+def test_a_tracker_gets_the_scores_of_every_device(tmp_path):
+    memory = Memory()
+    run = {"rounds": 2, "per_round": 2, "evaluate_devices": "end", "executor": "serial"}
+    result = Federation(devices=4, method="fedavg", run=run).run(out=tmp_path / "run", observers=[memory])
+    (step, scores), *_ = [point for point in memory.points if "devices/accuracy/0" in point[1]]
+    assert step == round(result.time[-1])
+    assert set(scores) == {f"devices/{name}/{device}" for name in ("accuracy", "loss") for device in range(4)}
+    assert np.median([scores[f"devices/accuracy/{k}"] for k in range(4)]) == result.rows[-1]["devices_median"]
+
+
+def test_a_device_without_a_score_has_no_point():
+    memory = Memory()
+    memory.on_event({"kind": "devices", "time": 3.2, "version": 4, "accuracy": [0.5, None], "loss": [1.0, None]})
+    assert memory.points == [(3, {"devices/accuracy/0": 0.5, "devices/loss/0": 1.0})]
+
+
+def test_mlflow_gets_at_most_a_thousand_metrics_at_once(mlflow):
+    batches = []
+    tracked = MLflowTracker("here")
+    tracked._client.log_batch = lambda run, metrics: batches.append(len(metrics))
+    tracked.series({f"devices/accuracy/{k}": 0.5 for k in range(2300)}, 1)
+    assert batches == [1000, 1000, 300]
 
 
 def test_a_tracker_that_fails_warns_once_and_the_run_continues(federate, tmp_path, caplog):

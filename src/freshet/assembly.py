@@ -23,32 +23,58 @@ from freshet.core.compression import Links, model_bytes
 from freshet.core.coordinator import Coordinator
 from freshet.core.defence import Defence
 from freshet.core.layout import Layout
-from freshet.core.method import MethodContext
-from freshet.core.scheduling import Choice, Selection
-from freshet.core.server import Server
+from freshet.core.messages import Assignment
+from freshet.core.method import LocalRule, MethodContext
+from freshet.core.scheduling import SELECTIONS, Choice, Selection
+from freshet.core.server import ActiveTrip, Server
 from freshet.core.streams import stream
-from freshet.core.vectors import Vector
+from freshet.core.vectors import Vector, combine
 from freshet.data.adapters import LazyRows, evenly_spaced
-from freshet.data.dataset import DataSet
+from freshet.data.dataset import DataSet, Rows
 from freshet.data.partition import label_counts, partition
-from freshet.data.shards import DeviceTests, as_device_tests, as_shards, device_count, without_held_out
+from freshet.data.samples import Records
+from freshet.data.shards import (
+    DeviceTests,
+    as_device_tests,
+    as_shards,
+    by_function,
+    by_partitioner,
+    columns_of,
+    device_count,
+    is_partitioner,
+    natural_tests,
+    without_held_out,
+)
 from freshet.data.sources import load
 from freshet.errors import ConfigError
+from freshet.methods._shared.rounds import RoundMethod
 from freshet.models.registry import build
 from freshet.privacy import Accountant
 from freshet.runs.lifecycle import RunPlan
 from freshet.runs.records import Metric
 from freshet.runs.segments import rotation_bytes
+from freshet.runs.software import software
 from freshet.runs.world import RunWorld
 from freshet.sim.fleet import Fleet
 from freshet.sim.forecast import check_length, expected_uploads, scale_links, trip_seconds
 from freshet.training.batches import FederatedData, Samples, with_channels_last
-from freshet.training.network import Factory, FlatModel, ModuleBuilder, initial_module, layout_of, with_start_weights
+from freshet.training.network import (
+    Factory,
+    FlatModel,
+    FrozenTensors,
+    ModuleBuilder,
+    in_training_precision,
+    initial_module,
+    layout_of,
+    with_own_parts,
+    with_start_weights,
+)
 from freshet.training.optimisers import CustomSchedule, make_optimiser, make_schedule
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
+from freshet.training.own_loop import TrainingLoop, check_loop
 from freshet.training.task import TASKS, Task, check_output, check_targets
-from freshet.training.trainer import Setup
+from freshet.training.trainer import Setup, Trainer, TripInput
 
 #: What each hash covers, in words for messages.
 WORDS = {"data": "data", "shards": "shards (which device holds which samples)", "model": "model", "fleet": "fleet"}
@@ -112,8 +138,11 @@ def _data_content(dataset: DataSet, tests: DeviceTests | None) -> Iterable[Any]:
         yield from tests.data or ()
 
 
-def _rows_content(x: NDArray[Any] | LazyRows) -> Iterable[Any]:
+def _rows_content(x: Rows) -> Iterable[Any]:
     """All samples, or of those outside memory an even sample; a source that draws anew each time has no content."""
+    if isinstance(x, Records):
+        yield from x.content()
+        return
     if not isinstance(x, LazyRows):
         yield x
         return
@@ -166,6 +195,10 @@ class Overrides:
     selection: Choice | None = None
     task: Task | None = None
     schedule: CustomSchedule | None = None
+    #: A function or a partitioner that deals the samples, and the user's own table for the partitioner's columns.
+    partition: Any = None
+    table: Any = None
+    trainer: TrainingLoop | None = None
 
     def defaults(self) -> dict[str, dict[str, Any]]:
         """Defaults that these overrides imply: a partition by groups, one device per shard."""
@@ -173,10 +206,18 @@ class Overrides:
         if self.shards is not None:
             devices = device_count(self.shards)
             return {"fleet": {"devices": devices}} if devices else {}
+        if self.partition is not None:
+            if self.dataset is None or not is_partitioner(self.partition):
+                return {}
+            return {"fleet": {"devices": len(self.partitioner_shards(self.dataset))}}
         if groups is None:
             dealt = self.dataset is None or self.dataset.has_classes
             return {} if dealt else {"data": {"partition": "iid"}}
         return {"data": {"partition": "natural"}, "fleet": {"devices": len(set(groups.tolist()))}}
+
+    def partitioner_shards(self, dataset: DataSet, devices: int | None = None) -> list[NDArray[np.int64]]:
+        """The shards that the user's partitioner makes of the user's table, or of a data set in memory."""
+        return by_partitioner(self.partition, columns_of(dataset) if self.table is None else self.table, devices)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The settings that these overrides imply."""
@@ -184,11 +225,10 @@ class Overrides:
         fleet = {} if self.fleet is None else {"devices": len(self.fleet), "custom": True, "time": "trip"}
         model = {} if self.factory is None else {"name": CUSTOM}
         data = {} if self.dataset is None else {"name": CUSTOM}
-        dealt = {} if self.shards is None else {"partition": CUSTOM}
+        dealt = {} if self.shards is None and self.partition is None else {"partition": CUSTOM}
         selection = {} if self.selection is None else {"selection": CUSTOM}
-        training = ({} if self.task is None else {"task": CUSTOM}) | (
-            {} if self.schedule is None else {"schedule": CUSTOM}
-        )
+        own = {"task": self.task, "schedule": self.schedule, "trainer": self.trainer}
+        training = {key: CUSTOM for key, given in own.items() if given is not None}
         return {"fleet": fleet, "model": model, "data": data | dealt, "run": selection, "training": training}
 
 
@@ -199,7 +239,7 @@ class InitialModel:
     layout: Layout
     weights: Vector
     #: Parameters that do not train. They do not travel, but they are part of the final model.
-    frozen: dict[str, NDArray[np.float32]] = field(repr=False)
+    frozen: FrozenTensors = field(repr=False)
     #: A hash of every number that the module starts with.
     digest: str = ""
 
@@ -223,7 +263,7 @@ class Assembly:
 
     def check(self) -> Self:
         """Make all parts; raise ``ConfigError`` or ``DataError`` with one sentence. Returns itself."""
-        _ = self.task, self.dataset, self.initial, self.shards, self.fleet, self.tests, self.selection
+        _ = self.task, self.trainer, self.dataset, self.initial, self.shards, self.fleet, self.tests, self.selection
         self.config.method_class(self.config.method, self._context)
         return self
 
@@ -252,6 +292,17 @@ class Assembly:
             raise ConfigError("training.task", problem)
         return TASKS[self.config.training.task]
 
+    @cached_property
+    def trainer(self) -> TrainingLoop | None:
+        """The user's own training loop, or None for the built-in one."""
+        config, loop = self.config, self.overrides.trainer
+        if loop is not None:
+            check_loop(loop, config.training, config.method_class.rule(config.method), config.method_name)
+        elif config.training.trainer == CUSTOM and not self.deployed:  # a server does not train
+            problem = "'custom' stands for a function given from Python (trainer=, --trainer); give it, or set built-in"
+            raise ConfigError("training.trainer", problem)
+        return loop
+
     @property
     def metric(self) -> Metric:
         """The metric that runs are judged by."""
@@ -277,23 +328,33 @@ class Assembly:
             dataset = dataset.with_validation(options.validation, seed)
         dataset = with_channels_last(dataset)
         check_targets(self.task, dataset.y_train, dataset.name)
+        if not dataset.has_classes:
+            _check_needs_no_classes(self.config)
         return dataset, held_out
 
     @cached_property
     def shards(self) -> list[NDArray[np.int64]]:
         """The training samples that each device holds, as indices."""
-        given, (dataset, held_out) = self.overrides.shards, self._data
+        given, (dataset, held_out), devices = self.overrides.shards, self._data, self.config.fleet.devices
+        if given is not None and self.overrides.partition is not None:
+            raise ConfigError("data.partition", "shards were given too; give one of them")
+        if self.overrides.table is not None:
+            if self.config.data.train_samples:
+                problem = "a partitioner deals all rows of a table; select rows of the table instead"
+                raise ConfigError("data.train_samples", problem)
+            given = self.overrides.partitioner_shards(dataset, devices)
         if given is None:
-            return _deal(self.config, dataset)
+            return _deal(self.config, dataset, self.overrides)
         samples = len(dataset.y_train) + len(held_out)
-        shards = as_shards(given, self.config.fleet.devices, samples)
+        shards = as_shards(given, devices, samples)
         return without_held_out(shards, held_out, samples) if len(held_out) else shards
 
     @cached_property
     def tests(self) -> DeviceTests | None:
         """The test samples that each device holds, if the user gave any."""
         if self.overrides.test_shards is None:
-            return None
+            natural = self.config.data.partition == "natural"
+            return natural_tests(self.dataset, self.shards) if natural else None
         options = self.config.data
         columns = (options.input_column, options.label_column)
         return as_device_tests(self.overrides.test_shards, self.config.fleet.devices, self.dataset, columns)
@@ -309,7 +370,7 @@ class Assembly:
         if self.overrides.selection is not None:
             return self.overrides.selection
         if self.config.run.selection == CUSTOM:
-            problem = "'custom' stands for a function given from Python; choose uniform or by_samples"
+            problem = f"'custom' stands for a function given from Python; choose one of {', '.join(SELECTIONS)}"
             raise ConfigError("run.selection", problem)
         return self.config.run.selection
 
@@ -321,6 +382,7 @@ class Assembly:
         factory, data = self.overrides.factory, self.dataset
         if factory is None:
             factory = built_in(self.config, data.sample_shape, data.classes, data.vocabulary, data.pad_id)
+        factory = with_own_parts(factory, self.config.model.local)
         return with_start_weights(factory, Path(self.config.model.start)) if self.config.model.start else factory
 
     @cached_property
@@ -328,15 +390,11 @@ class Assembly:
         """The network at the start. It takes the data, its outputs suit the task, and it suits the method."""
         module = initial_module(self.factory, self.config.run.seed)
         digest = model_digest(module)
-        frozen = {
-            name: tensor.detach().numpy().copy()
-            for name, tensor in module.named_parameters()
-            if not tensor.requires_grad
-        }
         flat = FlatModel(module)
         weights = flat.dump()
+        _check_finite(flat.layout, weights)
         self._check_module(module, flat.layout)
-        return InitialModel(flat.layout, weights, frozen, digest)
+        return InitialModel(flat.layout, weights, FrozenTensors.of(module), digest)
 
     def check_network(self) -> None:
         """Build the network and check it, for a device: the weights come from the server."""
@@ -344,9 +402,23 @@ class Assembly:
         self._check_module(module, layout_of(module))
 
     def _check_module(self, module: nn.Module, layout: Layout) -> None:
-        self.config.method_class.rule(self.config.method).check(module)
+        rule = self.config.method_class.rule(self.config.method)
+        rule.check(module)
+        if rule.needs_own_parts and not self.config.model.local:
+            problem = f"{self.config.method_name} needs a part that stays on the devices: name the head"
+            raise ConfigError("model.local", f'{problem}, for example ["last"]')
         check_layout(self.config, layout)
+        if isinstance(self.dataset.x_train, Records):
+            self._check_records(rule)
         _check_outputs(module, self.dataset, self.task)
+
+    def _check_records(self, rule: LocalRule) -> None:
+        """What needs one input tensor per sample cannot use samples of another form."""
+        if rule.changes_loss:
+            problem = f"{self.config.method_name} looks at the features of one input tensor"
+            raise ConfigError("method.name", f"{problem}, but samples have another form; choose another method")
+        if self.config.attack.kind == "backdoor":
+            raise ConfigError("attack.kind", "backdoor marks images, but samples have another form; use label-flip")
 
     @property
     def layout(self) -> Layout:
@@ -356,7 +428,8 @@ class Assembly:
     @property
     def rebuilt(self) -> ModuleBuilder:
         """Turns final weights into a module that takes inputs as they are in the data set."""
-        return ModuleBuilder(self.factory, self.config.run.seed, self.dataset.mean, self.dataset.std)
+        data, local = self.dataset, tuple(self.config.model.local or ())
+        return ModuleBuilder(self.factory, self.config.run.seed, data.mean, data.std, local=local)
 
     # ---- one run
 
@@ -378,6 +451,8 @@ class Assembly:
             own_epochs=_own_epochs(config),
             in_flight=run.per_round if config.method_class.about.kind == "sync" else run.in_flight,
             reach=make_optimiser(config.training).reach,
+            samples_reported=self.deployed,
+            max_share=config.defence.max_share,
         )
 
     @cached_property
@@ -390,7 +465,8 @@ class Assembly:
         check_length(fleet, trigger, size, run.end, uploads, run.eval_every)
         if self.deployed:
             return context
-        return replace(context, expected_uploads=uploads, fastest_seconds=float(trip_seconds(fleet, size).min()))
+        seconds = trip_seconds(fleet, size)
+        return replace(context, expected_uploads=uploads, fastest_seconds=float(seconds.min()), seconds=seconds)
 
     def _with_derived(self) -> Config:
         """The configuration with options that follow from this run and hold however long it becomes: the method's, and
@@ -426,9 +502,33 @@ class Assembly:
             self.selection,
             None if config.run.gate == "off" else float(config.run.gate),
             None if config.links.plain else Links(config.links, layout),
-            None if config.defence.rule == "none" else Defence(config.defence, layout),
+            self._defence(),
             config.training.round_seconds,
         )
+
+    def _defence(self) -> Defence | None:
+        config, layout = self.config, self.layout
+        if config.defence.rule == "none":
+            return None
+        root = self._train_root if config.defence.rule == "root" else None
+        return Defence(config.defence, layout, issubclass(config.method_class, RoundMethod), root)
+
+    def _train_root(self, base: Vector, active: ActiveTrip) -> Vector:
+        """Train on the server's own samples from a model, as a device did in a trip. Returns the step."""
+        root = self.config.fleet.devices  # the number after those of the devices
+        assignment = Assignment(root, active.base, active.base, active.age, base, active.epochs, active.lr)
+        outcome = self._root_trainer.train(TripInput(assignment, (), (), LocalRule(), {}))
+        return combine([(1.0, outcome.weights), (-1.0, base)])
+
+    @cached_property
+    def _root_trainer(self) -> Trainer:
+        """A trainer for one more device: the server, which holds a few training samples."""
+        config, samples = self.config, len(self.dataset.y_train)
+        rows = np.sort(stream(config.run.seed, "root").permutation(samples)[: config.defence.root_samples])
+        shards = [np.empty(0, np.int64)] * config.fleet.devices + [rows.astype(np.int64)]
+        own_task = self.task if self.task.name == CUSTOM else None
+        data = FederatedData.of(self.dataset, shards)
+        return Setup(self.factory, data, config.training, config.run.seed, own_task).trainer()
 
     @cached_property
     def coordinator(self) -> Coordinator:
@@ -449,12 +549,15 @@ class Assembly:
             run.checkpoint_minutes,
             stop_diverged=run.diverged == "stop",
             stop_at_target=run.stop_at_target,
+            patience=run.patience,
+            keep_best=run.keep == "best",
             keep=run.keep_checkpoint,
             data=self.dataset.facts(),
             metric=self.metric,
             frozen=self.initial.frozen,
             rotate_bytes=rotation_bytes(run.rotate_log),
             accountant=Accountant(config.privacy) if config.privacy.on else None,
+            software=software(config.method_class, config.method_class.rule(config.method)),
         )
 
     def setup(self, data: FederatedData | None = None, *, secret: bool = False) -> Setup:
@@ -464,7 +567,7 @@ class Assembly:
             data = FederatedData.of(self.dataset, self.shards, self.tests)
         own_task = self.task if self.task.name == CUSTOM else None
         outgoing = Outgoing(config.links, config.attack, config.privacy, config.run.seed, secret)
-        return Setup(self.factory, data, config.training, config.run.seed, own_task, outgoing)
+        return Setup(self.factory, data, config.training, config.run.seed, own_task, outgoing, self.trainer)
 
     # ---- what a run writes down about its parts
 
@@ -537,16 +640,50 @@ def built_in(config: Config, shape: Sequence[int], classes: int, vocabulary: int
     )
 
 
+def _check_finite(layout: Layout, weights: Vector) -> None:
+    """Refuse a network with a tensor that is not finite from the start: every upload of it would be rejected."""
+    for entry in layout.entries:
+        if np.isfinite(weights[entry.span]).all():
+            continue
+        if entry.kind == "learnable":
+            raise ConfigError(
+                "model", f"the parameter {entry.name} is not finite at the start; check its initialisation"
+            )
+        problem = f"the buffer {entry.name} has entries that are not finite, such as a causal mask has"
+        raise ConfigError("model", f"{problem}; register it with persistent=False, so that it does not travel")
+
+
 def _check_outputs(module: nn.Module, dataset: DataSet, task: Task) -> None:
     """Raise one sentence unless the network takes the samples and its outputs suit the task."""
-    x, y = next(Samples.of(dataset, test=True).chunks(2))
+    with torch.random.fork_rng(devices=[]):  # a user's collate may draw
+        x, y = next(Samples.of(dataset, test=True).chunks(2))
     try:
         with torch.no_grad():
-            output = module.float().eval()(x)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        problem = str(error).splitlines()[0]
-        raise ConfigError("model", f"cannot take samples of shape {dataset.sample_shape}: {problem}") from None
+            output = task.output(in_training_precision(module).eval(), x, y)
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError("model", f"cannot take {_describe_inputs(x, dataset)}: {problem}") from None
     check_output(task, output, y, dataset.classes)
+
+
+def _check_needs_no_classes(config: Config) -> None:
+    """Raise one sentence for settings that need one class label per sample."""
+    for key, value, off in (
+        ("run.evaluate_devices", config.run.evaluate_devices, ("never",)),
+        ("attack.kind", config.attack.kind, ("none", "sign-flip")),
+    ):
+        if value not in off:
+            raise ConfigError(key, f"needs one class label per sample, and these have none; set it to {off[-1]}")
+
+
+def _describe_inputs(x: Any, dataset: DataSet) -> str:
+    """What a model is called with, in words for an error."""
+    if isinstance(x, Mapping):
+        return f"a batch of {', '.join(str(name) for name in x)}"
+    if isinstance(x, tuple):
+        return f"a batch of {len(x)} parts"
+    shape = tuple(x.shape[1:]) if isinstance(dataset.x_test, Records) and hasattr(x, "shape") else dataset.sample_shape
+    return f"samples of shape {shape}"
 
 
 def _fleet(config: Config, given: Fleet | None, shards: Sequence[NDArray[np.int64]]) -> Fleet:
@@ -584,8 +721,13 @@ def _label_counts(dataset: DataSet, shards: list[NDArray[np.int64]]) -> list[lis
     return counts
 
 
-def _deal(config: Config, dataset: DataSet) -> list[NDArray[np.int64]]:
+def _deal(config: Config, dataset: DataSet, overrides: Overrides) -> list[NDArray[np.int64]]:
     options = config.data
+    if is_partitioner(overrides.partition):
+        return overrides.partitioner_shards(dataset, config.fleet.devices)
+    if overrides.partition is not None:
+        draws = stream(config.run.seed, "partition")
+        return by_function(overrides.partition, dataset.y_train, config.fleet.devices, draws)
     if options.partition == CUSTOM:
         raise ConfigError("data.partition", "'custom' stands for shards given from Python; choose another or give them")
     if not dataset.has_classes and options.partition not in ("iid", "natural"):

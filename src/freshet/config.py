@@ -3,9 +3,11 @@
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +15,12 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from freshet.core.admission import GATE_FACTOR
 from freshet.core.compression import LinkOptions
-from freshet.core.defence import DefenceOptions
+from freshet.core.defence import REPLACING, DefenceOptions
 from freshet.core.layout import Layout
-from freshet.core.method import NON_SEMANTIC, Facts, Method, Options, first_problem
-from freshet.core.scheduling import Trigger, TriggerKind
-from freshet.data.catalogue import CATALOGUE
+from freshet.core.method import ADDED, NON_SEMANTIC, SYNONYMS, Facts, Method, Options, first_problem, overrides
+from freshet.core.scheduling import BY_LOSSES, Trigger, TriggerKind
+from freshet.data.catalogue import CATALOGUE, Spec
+from freshet.data.leaf import is_leaf, leaf_spec
 from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_name, method_options
 from freshet.methods._shared.rounds import RoundMethod
@@ -30,20 +33,21 @@ from freshet.training.outgoing import AttackOptions
 #: Stands for data, a model, a fleet or a function given from Python.
 CUSTOM = "custom"
 #: Tasks with an accuracy as their primary metric.
-JUDGED_BY_ACCURACY = ("classification", "binary", "tokens")
+JUDGED_BY_ACCURACY = ("classification", "binary", "tokens", "huggingface")
 
 
 class DataOptions(Options):
     """The data set and its partition over the devices."""
 
-    name: str = Field("digits", description="data set: see `freshet data list`")
+    name: str = Field("digits", description="data set: see `freshet data list`, or leaf:DIR for LEAF's files")
     dir: str = Field(
         "",
         description="folder with the data sets (default: FRESHET_DATA, the cache, a download)",
         json_schema_extra=NON_SEMANTIC,
     )
     partition: Literal["dirichlet", "dirichlet_by_device", "iid", "by_label", "natural", "custom"] = Field(
-        "dirichlet", description="how samples are divided among devices (custom: shards given from Python)"
+        "dirichlet",
+        description="how samples are divided among devices (custom: shards, a function or a partitioner from Python)",
     )
     concentration: float = Field(0.3, gt=0, description="Dirichlet concentration: smaller is more uneven")
     min_samples: int = Field(5, ge=1, description="smallest number of samples per device")
@@ -61,7 +65,7 @@ class DataOptions(Options):
         "", description="for a Hugging Face Dataset: column of the labels (default: found by type)"
     )
     vocabulary: int = Field(20_000, ge=10, description="for texts: number of token ids")
-    length: int = Field(256, ge=8, description="for texts: tokens per sample")
+    length: int = Field(256, ge=8, description="for texts: tokens per sample (default for shakespeare: 80)")
 
 
 class ModelOptions(Options):
@@ -71,17 +75,31 @@ class ModelOptions(Options):
     norm: Literal["", "batch", "group", "none"] = Field("", description="normalisation (default: the network's own)")
     head: bool = Field(False, description="MOON's projection head")
     start: str = Field("", description="safetensors file with the initial weights (default: random initialisation)")
+    local: list[str] | None = Field(
+        None,
+        description="parts that stay on the devices and never travel: patterns of parameter names (`head.*`, `*bn*`) "
+        "or of classes of layers (`BatchNorm*`); `last` is the last layer",
+    )
     pool: bool | None = Field(None, description="cnn: a 2x2 max pool after each activation (default: false)")
     hidden: list[int] | None = Field(None, description="mlp: units of the hidden layers (default: [64])")
     hidden_layers: int | None = Field(None, description="vgg11: dense layers of 512 units (default: 2)")
-    dropout: float | None = Field(None, description="vgg11, textcnn: dropout rate (default: 0.5)")
-    embedding_dim: int | None = Field(None, description="textcnn: size of a token's embedding (default: 300)")
+    dropout: float | None = Field(
+        None, description="vgg11, textcnn, charlstm: dropout rate (default: 0.5; charlstm: 0)"
+    )
+    embedding_dim: int | None = Field(
+        None, description="textcnn, charlstm: size of a token's embedding (default: 300; charlstm: 32)"
+    )
+    units: int | None = Field(None, description="charlstm: units of an LSTM layer (default: 128)")
+    layers: int | None = Field(None, description="charlstm: LSTM layers (default: 1)")
+    last_only: bool | None = Field(
+        None, description="charlstm: predict after the last character alone, not after each (default: false)"
+    )
     filters: int | None = Field(None, description="textcnn: filters of each width (default: 100)")
     widths: list[int] | None = Field(None, description="textcnn: widths of the filters in tokens (default: [3, 4, 5])")
 
     def own(self) -> dict[str, Any]:
         """The options of this network that were given."""
-        return self.model_dump(exclude={"name", "norm", "head", "start"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "norm", "head", "start", "local"}, exclude_none=True)
 
 
 class RunOptions(Options):
@@ -126,6 +144,18 @@ class RunOptions(Options):
         json_schema_extra=NON_SEMANTIC,
     )
     stop_at_target: bool = Field(False, description="end the run at the first test that reaches run.target")
+    patience: int = Field(
+        0,
+        ge=0,
+        description="end the run after this many tests in a row without a better value of its metric (0: never)",
+        json_schema_extra=ADDED,
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="model to save: last, or also the one with the best test (`best.safetensors`, "
+        "`result.module(best=True)`)",
+        json_schema_extra=NON_SEMANTIC,
+    )
     trigger: Literal["auto", "periodic", "concurrency", "rounds"] = Field(
         "auto", description="periodic: m' devices every period; concurrency: constant number; rounds: synchronous"
     )
@@ -160,10 +190,10 @@ class RunOptions(Options):
         json_schema_extra=NON_SEMANTIC,
     )
     workers: int = Field(0, ge=0, description="worker processes (0: one per core)", json_schema_extra=NON_SEMANTIC)
-    selection: Literal["uniform", "by_samples", "custom"] = Field(
+    selection: Literal["uniform", "by_samples", "power_of_choice", "oort", "custom"] = Field(
         "uniform",
-        description="how idle devices are chosen: uniformly, with probability in proportion to their samples, or by a "
-        "function given from Python (custom)",
+        description="how idle devices are chosen: uniformly, with probability in proportion to their samples, by the "
+        "losses that they report (Power-of-Choice, Oort), or by a function given from Python (custom)",
     )
     in_flight: int = Field(
         30,
@@ -317,10 +347,12 @@ def _is_added_default(model: type[BaseModel], key: str, value: Any) -> bool:
 def resolve(tables: Mapping[str, Any]) -> Config:
     """Check tables of settings and fill in every default; raises ``ConfigError`` with one sentence."""
     check_tables(tables)
-    tables = _with_trace(tables)
+    tables = _with_data_defaults(_with_trace(tables))
     given = dict(tables.get("method", {}))
     name = method_name(given.pop("name", "fedasmu"))
     method = method_options(name, given)
+    if class_and_preset(name)[0].rule(method).needs_own_parts:
+        tables = {**tables, "model": {"local": ["last"]} | dict(tables.get("model", {}))}
     parts: dict[str, Any] = {}
     for section in SECTIONS:
         parts[section] = check_section(section, tables)
@@ -350,16 +382,45 @@ def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
             given.setdefault("until", 0.0)
         if tables.get("training", {}).get("task", "classification") not in JUDGED_BY_ACCURACY:
             given.setdefault("target", None)
+        classes = tables.get("training", {}).get("task", "classification") == "classification"
+        private = tables.get("privacy", {}).get("clip", 0.0)  # it does not cover scores of the devices
+        if tables.get("model", {}).get("local") and classes and not private:
+            given.setdefault("evaluate_devices", "end")
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
         if isinstance(devices, int) and devices >= 1:
             given.setdefault("per_round", min(10, devices))
             if isinstance(given["per_round"], int):
                 given.setdefault("in_flight", max(1, min(3 * given["per_round"], devices)))
     if section == "model" and not given.get("name"):
-        data = tables.get("data", {}).get("name", "digits")
-        spec = CATALOGUE.get(data) if isinstance(data, str) else None
+        spec = _spec(tables)
         given["name"] = "mlp" if spec is None else spec.model
     return given
+
+
+def _spec(tables: Mapping[str, Any]) -> Spec | None:
+    """The catalogue's entry of the data set that is named, or one made for a folder of LEAF's files."""
+    data = tables.get("data", {})
+    name = data.get("name", "digits")
+    if is_leaf(name):
+        return leaf_spec(name, data.get("dir") or None)
+    return CATALOGUE.get(name) if isinstance(name, str) else None
+
+
+def _with_data_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the data set suggests, below what is given: task, tokens per sample, its natural clients as devices."""
+    data, model, fleet = (tables.get(name, {}) for name in ("data", "model", "fleet"))
+    complete = "partition" in data and model.get("name") and "devices" in fleet
+    if is_leaf(data.get("name")) and complete:  # as written by a run; its files may not be at hand
+        return tables
+    spec = _spec(tables)
+    if spec is None:
+        return tables
+    found = {**tables, **{name: follows | tables.get(name, {}) for name, follows in spec.defaults().items()}}
+    if spec.clients and found["data"]["partition"] == "natural":
+        found["fleet"] = {"devices": spec.clients} | dict(fleet)
+    if spec.options and not model.get("name"):
+        found["model"] = spec.options | dict(model)
+    return found
 
 
 def _with_trace(tables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -388,7 +449,7 @@ def _check_together(config: Config) -> None:
             raise ConfigError(f"run.{key}", f"must be at most fleet.devices = {devices}, but {value} was given")
     if run.stop_at_target and run.target is None:
         raise ConfigError("run.stop_at_target", "needs a target; give run.target")
-    if run.evaluate_devices != "never" and config.training.task != "classification":
+    if run.evaluate_devices != "never" and config.training.task not in ("classification", "huggingface"):
         problem = f"is for classification, but the task is {config.training.task}; leave it at never"
         raise ConfigError("run.evaluate_devices", problem)
     if config.training.task in JUDGED_BY_ACCURACY and run.target is not None and not 0 <= run.target <= 1:
@@ -403,15 +464,30 @@ def _check_together(config: Config) -> None:
     if run.personalise and run.evaluate_devices == "never":
         problem = 'needs tests on the devices; set run.evaluate_devices to "end" or to a number of tests'
         raise ConfigError("run.personalise", problem)
-    config.method_class.check(config.method, Facts(devices, epochs, run.per_round, run.in_flight))
+    if config.training.trainer == CUSTOM:
+        _check_own_trainer(config)
+    config.method.check_run(Facts(devices, epochs, run.per_round, run.in_flight))
     check_protection(config)
 
 
+def _check_own_trainer(config: Config) -> None:
+    """What only the built-in loop can do."""
+    if config.run.selection in BY_LOSSES:
+        problem = f"{config.run.selection} selects by losses that the built-in loop reports"
+        raise ConfigError("run.selection", f"{problem}; choose another with your own trainer")
+    if config.run.personalise:
+        raise ConfigError("run.personalise", "trains with the built-in loop; leave it at 0 with your own trainer")
+    if config.attack.kind in ("label-flip", "backdoor"):
+        problem = f"{config.attack.kind} changes the batches of the built-in loop; use sign-flip with your own trainer"
+        raise ConfigError("attack.kind", problem)
+
+
 def load_tables(path: Path) -> dict[str, Any]:
-    """Read a TOML file of settings."""
+    """Read a TOML file of settings, or a YAML file (``.yaml``, ``.yml``)."""
+    kind = "YAML" if path.suffix.lower() in (".yaml", ".yml") else "TOML"
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
+        text = path.read_text(encoding="utf-8")
+        tables = _load_yaml(text) if kind == "YAML" else tomllib.loads(text)
         check_tables(tables)
         return tables
     except FileNotFoundError:
@@ -419,18 +495,72 @@ def load_tables(path: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except RecursionError:
-        raise ConfigError("--config", f"{path} cannot be read as TOML (it is nested too deeply)") from None
+        raise ConfigError("--config", f"{path} cannot be read as {kind} (it is nested too deeply)") from None
     except (OSError, ValueError) as error:
-        raise ConfigError("--config", f"{path} cannot be read as TOML ({error})") from None
+        problem = " ".join(str(error).split())
+        raise ConfigError("--config", f"{path} cannot be read as {kind} ({problem})") from None
+
+
+def _load_yaml(text: str) -> Any:
+    """Read YAML as people mean it: ``1e-3`` is a number, ``off`` is a text. References are refused."""
+    try:
+        import yaml  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise ConfigError("--config", "YAML needs PyYAML: pip install 'freshet-fl[yaml]'; or give TOML") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it has references with *, which settings do not need")
+            return super().compose_node(parent, index)
+
+    plain = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if tag not in plain] for first, found in resolvers.items()
+    }
+    Loader.add_implicit_resolver(plain[0], re.compile(r"true|false"), list("tf"))
+    number = r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
+    Loader.add_implicit_resolver(plain[1], re.compile(number), list("-+.0123456789"))
+    try:
+        found = yaml.load(text, Loader)  # noqa: S506, since it is a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(found, dict):
+        raise ValueError("it has no sections")
+    return found
 
 
 def check_tables(tables: Mapping[str, Any]) -> None:
     """Check that every section is known and is a table."""
     for section, value in tables.items():
         if section != "method" and section not in SECTIONS:
-            raise ConfigError(section, f"is not a known section; known: method, {', '.join(SECTIONS)}")
+            raise ConfigError(section, f"is not a known section; {_section_hint(section)}")
         if not isinstance(value, Mapping):
             raise ConfigError(section, f"must be a table of settings, but {value!r} was given")
+
+
+def _section_hint(section: str) -> str:
+    """What the user may have meant by an unknown section."""
+    names = ["method", *SECTIONS]
+    close = get_close_matches(section.lower(), names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+
+
+def find_settings(key: str) -> dict[str, list[str]]:
+    """The settings that a user means by a section, ``section.key``, or a key alone: keys by section."""
+    key = SYNONYMS.get(key, key)
+    section, _, name = key.strip("[] ").rpartition(".")
+    if not section and name in SECTIONS:
+        return {name: list(SECTIONS[name].model_fields)}
+    found = {each: [name] for each, model in SECTIONS.items() if name in model.model_fields and section in ("", each)}
+    if found:
+        return found
+    known = [f"{each}.{field}" for each, model in SECTIONS.items() for field in model.model_fields]
+    ends = {each.partition(".")[2]: each for each in known}
+    close = get_close_matches(key, known, n=1) or [ends[each] for each in get_close_matches(name, ends, n=1)]
+    hint = f"did you mean {close[0]}?" if close else "freshet settings lists all"
+    raise ConfigError(key, f"is not a known setting; {hint}")
 
 
 def with_method(tables: dict[str, Any], name: str) -> None:
@@ -450,7 +580,12 @@ def override(tables: dict[str, Any], assignments: Sequence[str]) -> None:
         key, equals, text = assignment.partition("=")
         section, dot, name = key.strip().partition(".")
         if not (equals and dot and section and name):
-            raise ConfigError("--set", f"expects section.key=value, but {assignment!r} was given")
+            meant = [f"{each}.{key.strip()}" for each, model in SECTIONS.items() if key.strip() in model.model_fields]
+            meant = meant or [known for known in [SYNONYMS.get(key.strip())] if known]
+            hint = (
+                f"; did you mean {' or '.join(f'{each}={text.strip()}' for each in meant)}?" if meant and equals else ""
+            )
+            raise ConfigError("--set", f"expects section.key=value, but {assignment!r} was given{hint}")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except ValueError:
@@ -483,9 +618,14 @@ def check_protection(config: Config) -> None:
     if config.defence.rule == "multi-krum" and not issubclass(config.method_class, RoundMethod):
         problem = f"compares a round's uploads before any is used, but {config.method_name} uses each as it comes"
         raise ConfigError("defence.rule", f"multi-krum {problem}; use clip or median-distance")
+    if config.defence.rule in REPLACING and config.method_class.about.name in ("scaffold", "feddyn", "fedac"):
+        problem = f"replaces updates, but {config.method_name}'s devices keep sums of their own updates"
+        raise ConfigError("defence.rule", f"{config.defence.rule} {problem}; use clip or multi-krum")
     kind, task = config.attack.kind, config.training.task
     if kind in ("label-flip", "backdoor") and task != "classification":
         raise ConfigError("attack.kind", f"{kind} is for classification, but the task is {task}; use sign-flip")
+    if config.run.selection != "uniform" and overrides(config.method_class, Method, "select"):
+        raise ConfigError("run.selection", f"{config.method_name} selects devices itself; leave it at uniform")
     if config.privacy.on:
         _check_private(config)
 
@@ -495,6 +635,9 @@ def _check_private(config: Config) -> None:
     leak = config.method_class.rule(config.method).leak()
     if leak is not None:
         raise ConfigError("privacy.clip", f"does not cover all that {config.method_name} sends: {leak}")
+    if config.run.selection in BY_LOSSES:
+        problem = f"does not cover the losses that run.selection = {config.run.selection} asks for; use uniform"
+        raise ConfigError("privacy.clip", problem)
     if config.run.evaluate_devices != "never":
         problem = 'does not cover scores of the devices; set run.evaluate_devices to "never"'
         raise ConfigError("privacy.clip", problem)

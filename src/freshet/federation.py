@@ -1,8 +1,10 @@
 """The facade: a federation of model, data, devices and method, and its runs."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ from freshet.assembly import Assembly, Overrides, differing, unequal
 from freshet.compute.choice import open_executor
 from freshet.compute.executor import Executor, WarmupExecutor
 from freshet.compute.pool import Pool, PoolExecutor
-from freshet.config import CUSTOM, Config, check_section, resolve, with_added_settings
-from freshet.core.method import Method
+from freshet.config import CUSTOM, SECTIONS, Config, check_section, resolve, with_added_settings
+from freshet.core.method import SYNONYMS, Method
 from freshet.core.saving import Tree
 from freshet.core.vectors import load_kernels
+from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
+from freshet.data.samples import Collate
+from freshet.data.shards import is_given, is_partitioner, unwrap_loaders
 from freshet.errors import ConfigError, RunError
 from freshet.result import Result
 from freshet.runs import checkpoint
@@ -27,20 +32,23 @@ from freshet.runs.lifecycle import OpenRun, drive
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import integer
+from freshet.runs.software import accept_software
 from freshet.runs.world import read_world, write_world
 from freshet.runs.writer import Observer, RunWriter, check_observers, default_directory, write_config
 from freshet.sim.driver import EvaluationSchedule, Simulation, check_state
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import with_channels_last
 from freshet.training.network import Factory, as_factory
-from freshet.training.task import Task
+from freshet.training.own_loop import TrainingLoop
+from freshet.training.task import Task, takes_whole_batch
 
 
 class Federation:
     """A federation of devices that train one model.
 
     Bring your own model and data, or name built-in ones. Every section of the configuration can be given as a dict:
-    ``Federation(method={"name": "fedasmu", "epsilon": 0.2}, fleet={"ratio": 20}, training={"lr": 0.1})``.
+    ``Federation(method={"name": "fedasmu", "epsilon": 0.2}, fleet={"ratio": 20}, training={"lr": 0.1})``. Samples are
+    pairs (x, y), dicts, tuples or single arrays. ``collate`` makes a batch from a list of them; "pad" pads them.
     """
 
     def __init__(
@@ -61,10 +69,16 @@ class Federation:
         privacy: Mapping[str, Any] | None = None,
         seed: int | None = None,
         task: Task | str | None = None,
+        trainer: TrainingLoop | None = None,
         shards: Any = None,
         groups: Any = None,
         test_shards: Any = None,
+        local: Sequence[str] | None = None,
+        collate: Collate | str | None = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise ConfigError(name, _suggestion(name))
         tables: dict[str, dict[str, Any]] = {
             "method": _table("method", {"name": method} if isinstance(method, str | type) else method),
             "training": _table("training", training),
@@ -77,7 +91,18 @@ class Federation:
             "attack": _table("attack", attack),
             "privacy": _table("privacy", privacy),
         }
-        own = own_data(CUSTOM, train, test, groups, check_section("data", tables))
+        partition = tables["data"].get("partition")
+        if is_given(partition):
+            tables["data"]["partition"] = CUSTOM
+        train, shards, of_loaders, own_collate = _unwrap_train(train, shards)
+        collate = own_collate if collate is None else collate
+        tables["training"] = of_loaders | tables["training"]
+        tests = unwrap_loaders(test, "test")
+        if tests is not None and tests.shards is not None:
+            raise ConfigError("test", "takes one DataLoader; for tests of each device's own give test_shards")
+        test = test if tests is None else tests.samples
+        whole = takes_whole_batch(task or tables["training"].get("task"))
+        own = own_data(CUSTOM, train, test, groups, check_section("data", tables), collate, whole)
         overrides = Overrides(
             dataset=None if own is None else with_channels_last(own),  # once, for all federations made from this one
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
@@ -85,8 +110,11 @@ class Federation:
             shards=shards,
             test_shards=test_shards,
             task=task if isinstance(task, Task) else None,
+            trainer=trainer,
             schedule=tables["training"].get("schedule") if callable(tables["training"].get("schedule")) else None,
             selection=tables["run"].get("selection") if callable(tables["run"].get("selection")) else None,
+            partition=partition if is_given(partition) else None,
+            table=train if is_partitioner(partition) and is_table(train) else None,
         )
         for section, follows in overrides.defaults().items():
             tables[section] = follows | tables[section]
@@ -94,6 +122,8 @@ class Federation:
             tables[section] |= stands_for
         if isinstance(task, str):
             tables["training"]["task"] = task
+        if local is not None:
+            tables["model"]["local"] = list(local)
         if devices is not None:
             tables["fleet"]["devices"] = devices
         if seed is not None:
@@ -189,16 +219,20 @@ class Federation:
         *,
         hosts: Sequence[str] = (),
         server: Mapping[str, Any] | None = None,
+        observers: Sequence[Observer] = (),
+        accept_changes: bool = False,
     ) -> Result:
         """Serve this federation to real devices on Flower until its run has ended.
 
         The directory holds keys and settings. A stopped run in it is resumed. ``hosts`` are names of this machine
         (default: loopback only). ``server`` holds initial values for server.toml. Devices bring their own samples, and
-        the network unless it is built in. Samples given here only show the shape of theirs.
+        the network unless it is built in. Samples given here only show the shape of theirs. ``accept_changes`` resumes
+        a run that was computed with other software.
         """
         from freshet.flower.hosting import host
 
-        ended = host(self.config, self.assembly.overrides, Path(directory), hosts, server or {})
+        overrides, root = self.assembly.overrides, Path(directory)
+        ended = host(self.config, overrides, root, hosts, server or {}, accept_changes, observers)
         return Result(*ended, self.assembly.rebuilt)
 
     def resume(
@@ -209,15 +243,19 @@ class Federation:
         rounds: int | None = None,
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
+        accept_changes: bool = False,
     ) -> Result:
         """Resume an interrupted, killed or stopped run from its last checkpoint: the same result, bit for bit.
 
         A later end (``until``, ``rounds``) extends a finished run, with the result of one longer run. The executor
-        (``run.executor``, ``workers``, ``address``) is this federation's; all other settings are the run's.
+        (``run.executor``, ``workers``, ``address``) is this federation's; all other settings are the run's. A run that
+        was computed with other software is only resumed with ``accept_changes``, and says so ever after.
         """
-        RunDirectory(directory)
+        run = RunDirectory(directory)
+        if run.is_deployed():
+            raise RunError(f"{directory} is the run of a deployment; resume it with: {run.resume_command()}")
         with RunLock(Path(directory)) as lock:
-            return self._resume(directory, lock, until, rounds, observers, pool)
+            return self._resume(directory, lock, until, rounds, observers, pool, accept_changes)
 
     def _resume(
         self,
@@ -227,6 +265,7 @@ class Federation:
         rounds: int | None,
         observers: Sequence[Observer],
         pool: Pool[Any] | None,
+        accept_changes: bool,
     ) -> Result:
         """Resume in a directory that is already locked."""
         run = RunDirectory(directory)
@@ -251,6 +290,8 @@ class Federation:
         if found.tree["log"].get("settings", "") not in ("", made_with.sha256()):
             raise RunError(f"{directory}/config.toml was changed after the run began; restore it, or start a new run")
         _check_end(run, config, found.tree["now"])
+        now, remedy = self.assembly.plan.software, f"freshet resume {run.directory} --accept-changes"
+        accept_software(found.tree, now, accept_changes, run.directory, remedy)
 
         def open_log() -> RunWriter:
             writer = RunWriter(run.directory, observers, found.tree["log"], lock, config.sha256())
@@ -309,6 +350,7 @@ class Federation:
                 stop_diverged=config.run.diverged == "stop",
                 device_memory=config.run.device_memory_mb * 2**20,
                 device_evaluations=EvaluationSchedule.from_options(config.run.evaluate_devices, config.run.personalise),
+                own_parts=bool(config.model.local),
             )
             with closing(simulation):
                 yield OpenRun(simulation, coordinator.server, writer)
@@ -327,6 +369,33 @@ def _with_kernels(executor: Executor, say: Callable[[str], None]) -> Executor:
         return WarmupExecutor(executor, partial(load_kernels, say))
     load_kernels(say)
     return executor
+
+
+def _suggestion(name: str) -> str:
+    """What a user may have meant by an argument that does not exist."""
+    known = list(inspect.signature(Federation).parameters)
+    section, _, key = SYNONYMS.get(name, "").partition(".")
+    if key in known:
+        return f"is not an argument of Federation; did you mean {key}?"
+    if section in known:
+        return f'is not an argument of Federation; did you mean {section}={{"{key}": ...}}?'
+    own = next((table for table, model in SECTIONS.items() if name in model.model_fields), None)
+    if own is not None:
+        return f'is not an argument of Federation; write {own}={{"{name}": ...}}'
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known[:-1])}"
+    return f"is not an argument of Federation; {hint}"
+
+
+def _unwrap_train(train: Any, shards: Any) -> tuple[Any, Any, dict[str, Any], Any]:
+    """Training samples, shards, settings of training and ``collate``, taken from DataLoaders if there are any."""
+    found = unwrap_loaders(train, "train")
+    if found is None:
+        return train, shards, {}, None
+    if found.shards is not None and shards is not None:
+        raise ConfigError("shards", "are given by the list of DataLoaders, one per device; leave one of them out")
+    settings = {} if found.batch_size is None else {"batch_size": found.batch_size}
+    return found.samples, shards if found.shards is None else found.shards, settings, found.collate
 
 
 def _table(section: str, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from torch import nn
 from freshet.assembly import built_in
 from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
-from freshet.errors import RunError
+from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
-from freshet.runs.records import Metric, metric_of
+from freshet.runs.records import ACCURACY, Metric, metric_of
 from freshet.runs.summary import time_to_target
 from freshet.runs.world import RunWorld
 from freshet.runs.writer import weights_sha256
@@ -89,15 +89,31 @@ class Result:
 
     def time_to(self, target: float) -> float | None:
         """First tested time at which the metric is as good as this, or None."""
+        if self.metric == ACCURACY and target >= 2.0:
+            raise ConfigError(
+                "target", f"is an accuracy of at most 1, not a percentage; did you mean {target / 100:g}?"
+            )
         return time_to_target(self.rows, target, self.metric)
 
-    def module(self, model: Factory | nn.Module | None = None) -> nn.Module:
+    def module(self, model: Factory | nn.Module | None = None, *, best: bool = False) -> nn.Module:
         """The final model as a module, ready for prediction on inputs as they are in the data set.
 
-        For a run loaded from disk, pass any model that is not built in.
+        For a run loaded from disk, pass any model that is not built in. With ``best`` it is the model of the best test,
+        which ``run.keep = "best"`` keeps.
         """
         rebuilt = self._rebuilt if model is None else replace(self._rebuilt, factory=as_factory(model))
-        return rebuilt(self.weights)
+        return rebuilt(RunDirectory(self.directory).weights(best=True)[0] if best else self.weights)
+
+    def save_pretrained(self, directory: str | Path, model: Factory | nn.Module | None = None) -> None:
+        """Write the final model as Hugging Face's ``from_pretrained`` reads it; of a PEFT model only the adapter.
+
+        For a run loaded from disk, pass the model as to ``module``.
+        """
+        module: Any = self.module(model)
+        if not hasattr(module, "save_pretrained"):
+            kind = type(module).__name__
+            raise RunError(f"{kind} is no Hugging Face model and has no save_pretrained; use result.module()")
+        module.save_pretrained(directory)
 
 
 def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Result:
@@ -112,7 +128,8 @@ def load(directory: str | Path, model: Factory | nn.Module | None = None) -> Res
         raise RunError(f"{directory}/model.safetensors is not the model that summary.json names")
     world = run.world()
     factory = _built_in(run, world) if model is None else as_factory(model)
-    rebuilt = ModuleBuilder(factory, resolve(run.config()).run.seed, frozen=frozen)
+    config = resolve(run.config())
+    rebuilt = ModuleBuilder(factory, config.run.seed, frozen=frozen, local=tuple(config.model.local or ()))
     if world is not None and world.mean is not None and world.std is not None:
         rebuilt = replace(rebuilt, mean=tuple(world.mean), std=tuple(world.std))
     return Result(run.directory, summary, run.metrics(), weights, rebuilt)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from freshet.core.events import KIND_OF, DevicesEvaluated
 from freshet.errors import ConfigError, RunError
 from freshet.runs.records import metric_of
 from freshet.runs.writer import Observer
@@ -36,7 +37,10 @@ class Tracker(Observer):
     # ---- from the run
 
     def on_event(self, event: Record) -> None:
-        """Sum up staleness and alpha of the aggregations for the next point."""
+        """Sum up staleness and alpha of the aggregations for the next point; send the scores of every device."""
+        if event.get("kind") == KIND_OF[DevicesEvaluated]:
+            scores = _scores_by_device(event)
+            self._guard(lambda: self.series(scores, round(event["time"])))
         if event.get("kind") != "aggregate":
             return
         stalest = max((part["staleness"] for part in event["contributions"]), default=None)
@@ -89,6 +93,10 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
+#: The most metrics that MLflow takes in one call.
+MLFLOW_BATCH = 1000
+
+
 class MLflowTracker(Tracker):
     """Logs to an MLflow server or local store: settings as parameters, metrics over virtual time, a summary."""
 
@@ -114,7 +122,8 @@ class MLflowTracker(Tracker):
     def series(self, values: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
         metrics = [self._metric(key, value, now, step) for key, value in values.items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        for start in range(0, len(metrics), MLFLOW_BATCH):
+            self._client.log_batch(self._run, metrics=metrics[start : start + MLFLOW_BATCH])
 
     def close(self, summary: Record) -> None:
         name = metric_of(summary).name
@@ -169,6 +178,17 @@ def tracker(spec: str, config: Tables | None = None, name: str | None = None) ->
     if kind == "wandb" and place.rpartition("/")[2]:
         return WandbTracker(place, config, name)
     raise ConfigError("--track", f"expects tensorboard:DIR, mlflow:URI or wandb:PROJECT, but {spec!r} was given")
+
+
+def _scores_by_device(event: Record) -> dict[str, float]:
+    """The scores of each device as series: ``devices/accuracy/7``. A device without a score has no point."""
+    return {
+        f"devices/{name}/{device}": float(value)
+        for name, values in event.items()
+        if isinstance(values, list)
+        for device, value in enumerate(values)
+        if isinstance(value, int | float)
+    }
 
 
 def _flat(config: Tables) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from freshet.compute.pool import PoolExecutor, StartFailed
 from freshet.compute.ray import RayPool, RayWorker
 from freshet.errors import ConfigError, RunError
 from freshet.training.device_eval import DeviceEvaluation
+from tests.test_own_trainer import build, wild
 
 from .helpers import (
     METHODS,
@@ -115,6 +116,11 @@ def test_factories_may_be_lambdas_and_models_large(pool):
 @pytest.mark.parametrize("method", METHODS)
 def test_ray_gives_the_same_bits_as_one_process(pool, serial_run, tmp_path, method):
     assert_same_run(federation(method).run(UNTIL, out=tmp_path / "run", pool=pool), serial_run(method))
+
+
+def test_an_own_training_loop_gives_the_same_bits_as_one_process(pool, tmp_path):
+    one = build("fedasmu", wild).run(40, out=tmp_path / "one")
+    assert_same_run(build("fedasmu", wild).run(40, out=tmp_path / "two", pool=pool), one)
 
 
 def test_an_error_in_training_arrives_with_its_traceback(executor):

@@ -3,10 +3,12 @@
 import os
 
 import numpy as np
+import pytest
 import torch
 
 from freshet.compute.share import BlockFile, map_blocks, pack_setup, unpack_setup
 from freshet.training.batches import FederatedData, Samples
+from freshet.training.network import as_factory
 from freshet.training.options import TrainingOptions
 from freshet.training.trainer import Setup
 
@@ -53,6 +55,21 @@ def test_arrays_captured_by_a_factory_are_shared_too():
     packed = pack_setup(make_setup(lambda: linear() if len(ballast) else None))
     assert len(packed.message) < 20_000
     assert [block.nbytes for block in packed.blocks] == [8_000_000]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_workers_share_a_frozen_base(kind: torch.dtype):
+    base = torch.nn.Linear(500, 400).to(kind).requires_grad_(False)
+    model = torch.nn.Sequential(base, torch.nn.Linear(400, 2))
+    packed = pack_setup(make_setup(as_factory(model)))
+    assert len(packed.message) < 50_000
+    file = BlockFile(packed.blocks)
+    views = map_blocks(file.descriptor, file.spans)
+    setup = unpack_setup(packed.message, views)
+    copies = [setup.factory()[0].weight for _ in range(2)]
+    places = {np.frombuffer(view, np.uint8).ctypes.data for view in views}
+    assert {copy.data_ptr() for copy in copies} <= places
+    assert all(torch.equal(copy, base.weight) and copy.dtype is kind for copy in copies)
 
 
 def test_a_worker_cannot_change_what_others_see():

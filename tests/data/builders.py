@@ -168,6 +168,23 @@ def write_imdb_compact(folder: Path) -> None:
     np.save(folder / "ratings.npy", np.array([2, 2, 9, 9, 2, 2, 9, 9], np.uint8))
 
 
+SPEAKERS = {"First Citizen": "Speak, speak! ", "ROMEO": "But soft; what light? ", "PAGE": "Ay. "}
+
+
+def shakespeare_text(length: int = 2_100) -> str:
+    """Speeches in turn: two speakers with ``length`` characters or more, one with little to say."""
+    speeches = [f"{name}:\n{words * 10}" for _ in range(1 + length // 140) for name, words in SPEAKERS.items()]
+    return "\n\n".join(speeches) + "\n"
+
+
+def write_shakespeare(folder: Path, packed: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = shakespeare_text().encode()
+    (folder / ("tinyshakespeare.txt.xz" if packed else "input.txt")).write_bytes(
+        lzma.compress(data) if packed else data
+    )
+
+
 def tiny_files() -> dict[str, bytes]:
     """Two classes, three training and two validation images each; one image is grey."""
     rng = np.random.default_rng(3)

@@ -83,6 +83,7 @@ def test_shape_and_type_are_those_of_the_samples(tmp_path: Path) -> None:
     build.write_fashion(tmp_path / "fashion-mnist")
     build.unpacked(tmp_path, build.cifar_binary(10) | build.cifar_binary(100) | build.imdb_files())
     build.write_tiny_compact(tmp_path / "tiny_imagenet")
+    build.write_shakespeare(tmp_path / "shakespeare")
     for spec in CATALOGUE.values():
         data = load(spec.name, tmp_path, download=False, any_size=True, vocabulary=6, length=8)
         assert (data.sample_shape, data.x_train.dtype) == (spec.shape or (8,), np.dtype(spec.dtype)), spec.name

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,12 @@ def test_a_damaged_pickle_is_read_or_refused_but_never_runs(seed: int) -> None:
         data[rng.randrange(min(header, 250))] = rng.randrange(256)
     with contextlib.suppress(DataError):
         load_plain(bytes(data))
+
+
+@pytest.mark.parametrize("opcode", [b"(", b"N", b"\x88", b"K\x01"], ids=["mark", "none", "true", "integer"])
+def test_a_pickle_of_many_instructions_is_refused_early(opcode: bytes) -> None:
+    """20 million marks (20 MB) took 13 s."""
+    begin = time.process_time()
+    with pytest.raises(DataError, match="more than 1,000,000 instructions"):
+        load_plain(b"\x80\x02" + opcode * 20_000_000 + b".")
+    assert time.process_time() - begin < 6.0

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet import Federation
 from freshet.data import digest, load, locate, verify
 from freshet.data.catalogue import CATALOGUE, ReadOptions
 from freshet.data.dataset import channel_statistics
 from freshet.data.imdb import Reviews, as_arrays, compact_reviews
+from freshet.data.shakespeare import ALPHABET
 from freshet.data.tiny_imagenet import read_npz
 
 CIFAR10_MD5 = [  # data_batch_1..5.bin, test_batch.bin of the official binary release
@@ -100,6 +102,32 @@ def test_tiny_imagenet(real_data: Path) -> None:
         assert (np.bincount(content["labels"]) == 100).all()
     mean, _ = channel_statistics(x)
     np.testing.assert_allclose(mean, CATALOGUE["tiny-imagenet"].mean, atol=0.01)
+
+
+def test_shakespeare_and_its_speakers(real_data: Path) -> None:
+    if locate("shakespeare", real_data) is None:
+        pytest.skip("no Shakespeare in FRESHET_DATA")
+    data = load("shakespeare", real_data, download=False)
+    assert digest(data) == CATALOGUE["shakespeare"].digest
+    assert data.groups is not None and data.test_groups is not None
+    speakers, windows = np.unique(data.groups, return_counts=True)
+    assert len(speakers) == CATALOGUE["shakespeare"].clients == len(np.unique(data.test_groups))
+    assert (windows.min(), dict(zip(speakers, windows, strict=True))["GLOUCESTER"]) == (20, 376)
+    first = "".join(ALPHABET[i] for i in data.x_train[np.argmax(data.groups == "First Citizen")])
+    assert first.startswith("Before we proceed any further, hear me speak.")
+
+
+def test_a_character_model_learns_the_real_text(real_data: Path, tmp_path: Path) -> None:
+    if locate("shakespeare", real_data) is None:
+        pytest.skip("no Shakespeare in FRESHET_DATA")
+    federation = Federation(
+        data={"name": "shakespeare", "dir": str(real_data), "test_samples": 200},
+        training={"lr": 1.0, "epochs": 1},
+        run={"rounds": 3, "per_round": 3, "executor": "serial"},
+    )
+    assert (len(federation.shards), federation.config.model.name) == (99, "charlstm")
+    accuracy = federation.run(out=tmp_path / "run").accuracy
+    assert accuracy[0] < 0.05 < 0.12 < accuracy[-1]
 
 
 def test_verify_reports_rows() -> None:

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
+from freshet import Federation
 from freshet.data import from_arrays
 from freshet.data.shards import as_device_tests, as_shards
 from freshet.errors import ConfigError, FreshetError
@@ -107,3 +110,96 @@ def test_bad_device_tests_give_one_sentence(given, says):
     with pytest.raises(FreshetError) as caught:
         as_device_tests(given, 2, toy())
     assert says in str(caught.value)
+
+
+# ---- DataLoaders
+
+
+class Noted(torch.utils.data.Dataset):
+    """Samples (row, row % 3) from ``start`` on."""
+
+    def __init__(self, start: int, count: int) -> None:
+        self.start, self.count = start, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int):
+        row = self.start + place
+        return torch.tensor([float(row), 1.0]), row % 3
+
+
+def loader(start: int = 0, count: int = 30, **options) -> DataLoader:
+    return DataLoader(Noted(start, count), **({"batch_size": 8, "shuffle": True} | options))
+
+
+def rows(federation: Federation, device: int) -> list[float]:
+    return federation.dataset.x_train[federation.shards[device]][:, 0].tolist()
+
+
+def test_a_list_of_loaders_is_one_device_each():
+    loaders = [loader(0, 30), loader(100, 20), loader(200, 25)]
+    federation = Federation(nn.Linear(2, 3), loaders, loader(0, 30))
+    assert [rows(federation, k) for k in range(3)] == [
+        [*map(float, range(30))],
+        [*map(float, range(100, 120))],
+        [*map(float, range(200, 225))],
+    ]
+    assert federation.config.training.batch_size == 8 and federation.config.fleet.devices == 3
+    given = Federation(nn.Linear(2, 3), loaders, loader(0, 30), training={"batch_size": 5})
+    assert given.config.training.batch_size == 5
+
+
+def test_a_sampler_of_some_samples_is_a_shard():
+    picked = loader(0, 30, shuffle=False, sampler=SubsetRandomSampler([4, 9, 2]))
+    federation = Federation(nn.Linear(2, 3), [picked, loader(100, 20)], loader(0, 30))
+    assert rows(federation, 0) == [4.0, 9.0, 2.0]
+
+
+def test_one_loader_is_dealt_over_the_devices(tmp_path):
+    federation = Federation(nn.Linear(2, 3), loader(0, 60), loader(0, 30), devices=4, run={"executor": "serial"})
+    assert sum(map(len, federation.shards)) == 60 and federation.config.training.batch_size == 8
+    assert federation.run(20, out=tmp_path / "run").summary["status"] == "finished"
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+REFUSED_LOADERS = {
+    "stream": (lambda: DataLoader(Stream()), "IterableDataset has no sample numbers"),
+    "collate": (lambda: loader(collate_fn=list), "different functions collate_fn"),
+    "weights": (
+        lambda: loader(shuffle=False, sampler=WeightedRandomSampler([1.0] * 30, 30)),
+        "WeightedRandomSampler is not used",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_LOADERS)
+def test_what_a_loader_does_beyond_its_samples_is_refused(kind):
+    make, text = REFUSED_LOADERS[kind]
+    with pytest.raises(ConfigError, match=f"^train: .*{text}"):
+        Federation(nn.Linear(2, 3), [make(), loader()], loader())
+
+
+def test_loaders_and_shards_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"^shards: are given by the list of DataLoaders"):
+        Federation(nn.Linear(2, 3), [loader(), loader()], loader(), shards=[[0], [1]])
+
+
+def with_names(samples):
+    x, y = zip(*samples, strict=True)
+    return {"input": torch.stack([torch.as_tensor(each) for each in x]), "y": torch.tensor([int(each) for each in y])}
+
+
+def test_a_collate_function_of_all_loaders_makes_the_batches():
+    loaders = [loader(collate_fn=with_names), loader(collate_fn=with_names)]
+    made = Federation(nn.Linear(2, 3), loaders, loader(collate_fn=with_names))
+    assert made.dataset.x_train.collate is with_names
+
+
+def test_loaders_of_test_samples_for_each_device_are_refused():
+    with pytest.raises(ConfigError, match=r"^test: takes one DataLoader; .* give test_shards"):
+        Federation(nn.Linear(2, 3), [loader(), loader()], [loader(), loader()])

@@ -9,6 +9,7 @@ from freshet.models import BuiltInModel, build, count_parameters, has_features, 
 CIFAR, MNIST, TINY, DIGITS = (3, 32, 32), (1, 28, 28), (3, 64, 64), (1, 8, 8)
 VOCABULARY = 50
 IMAGE_NETWORKS = ["lenet5", "cnn", "resnet20", "alexnet", "vgg11", "mlp", "digits"]
+CLASSIFIERS = [name for name in names() if name != "charlstm"]  # that one predicts at every character
 
 
 def small(name: str, **settings: object) -> BuiltInModel:
@@ -96,7 +97,7 @@ def test_moon_head_adds_the_known_number_of_parameters(name: str, classes: int, 
 
 
 @pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("name", [n for n in names() if n != "cnn"])
+@pytest.mark.parametrize("name", [n for n in CLASSIFIERS if n != "cnn"])
 def test_one_step_lowers_the_loss(name: str, head: bool) -> None:
     check_one_step(small(name, head=head), name)
 
@@ -128,7 +129,7 @@ def check_one_step(network: BuiltInModel, name: str) -> None:
 
 
 @pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("name", [n for n in names() if n != "cnn"])
+@pytest.mark.parametrize("name", [n for n in CLASSIFIERS if n != "cnn"])
 def test_forward_is_classify_of_features(name: str, head: bool) -> None:
     network = small(name, head=head)
     assert has_features(network)
@@ -163,7 +164,7 @@ def test_features_come_before_the_last_dropout(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_small_batches_keep_their_shape(name: str, size: int) -> None:
     x, _ = batch(name, size)
     assert small(name).eval()(x).shape == (size, 4)
@@ -282,6 +283,6 @@ def test_textcnn_embeddings_start_small_and_the_padding_row_at_zero() -> None:
 
 
 def test_same_seed_same_weights() -> None:
-    for name in names():
+    for name in CLASSIFIERS:
         first, second = small(name).state_dict(), small(name).state_dict()
         assert all(torch.equal(first[key], second[key]) for key in first)

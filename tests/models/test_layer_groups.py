@@ -15,10 +15,10 @@ def names_of(module: nn.Module) -> list[str]:
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("name", names())
 def test_every_parameter_is_in_one_group_in_order(name: str, head: bool, norm: str | None) -> None:
-    if name in ("mlp", "textcnn"):
+    if name in ("mlp", "textcnn", "charlstm"):
         norm = None
     options: dict[str, object] = {"pool": True} if name == "cnn" else {}
-    text = name == "textcnn"
+    text = name in ("textcnn", "charlstm")
     with torch.device("meta"):
         network = build(
             name,
@@ -32,7 +32,8 @@ def test_every_parameter_is_in_one_group_in_order(name: str, head: bool, norm: s
     groups = layer_groups(network)
     assert [name for group in groups for name in group] == names_of(network)
     assert all(groups)
-    weight_layers = [m for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear | nn.Embedding)]
+    weighted = nn.Conv1d | nn.Conv2d | nn.Linear | nn.Embedding | nn.LSTM
+    weight_layers = [m for m in network.modules() if isinstance(m, weighted)]
     assert len(groups) == len(weight_layers)
 
 

@@ -11,7 +11,7 @@ IMAGE = {"input_shape": (3, 32, 32), "classes": 10}
 
 
 def test_names_and_descriptions_agree() -> None:
-    assert set(names()) == {"lenet5", "cnn", "resnet20", "alexnet", "vgg11", "textcnn", "mlp", "digits"}
+    assert set(names()) == {"lenet5", "cnn", "resnet20", "alexnet", "vgg11", "textcnn", "charlstm", "mlp", "digits"}
     rows = {row.name: row for row in describe()}
     assert list(rows) == names()
     assert rows["resnet20"].parameters == 269_722

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import nn
 
-from freshet import ConfigError, Federation
-from freshet.training.network import as_factory
+from freshet import ConfigError, Federation, load
+from freshet.training.network import FlatModel, as_factory, copy_module
 from tests.conftest import linear
 
 
@@ -125,3 +125,67 @@ def test_the_module_gives_the_logged_metric_on_raw_inputs(tmp_path):
     world = read_world(tmp_path / "run")
     assert world.mean == pytest.approx(list(federation.dataset.mean))
     assert world.std == pytest.approx(list(federation.dataset.std))
+
+
+# ---- precision of the start and of frozen parameters
+
+
+def test_a_bfloat16_file_starts_a_model(tmp_path):
+    torch.manual_seed(3)
+    weight, bias = torch.randn(10, 64).to(torch.bfloat16), torch.ones(10, dtype=torch.float16)
+    save_file({"1.weight": weight, "1.bias": bias}, tmp_path / "half.safetensors")
+    federation = Federation(linear(), devices=4).with_settings({"model.start": str(tmp_path / "half.safetensors")})
+    start = federation.assembly.initial.weights
+    assert np.array_equal(start, torch.cat([weight.float().ravel(), bias.float()]).numpy())
+
+
+class HalfBase(nn.Module):
+    """A frozen bfloat16 layer, and a head that trains."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 32).to(torch.bfloat16).requires_grad_(False)
+        self.head, self.kind = nn.Linear(32, 10).to(kind), kind
+        self.register_buffer("scale", torch.ones(32, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.base(x.flatten(1).to(torch.bfloat16)).relu() * self.scale
+        return self.head(z.to(self.kind)).float()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_frozen_bfloat16_layer_stays_as_it_is(tmp_path, kind, executor):
+    torch.manual_seed(0)
+    model = HalfBase(kind)
+    flat = FlatModel(copy_module(model))
+    assert flat.module.base.weight.dtype is torch.bfloat16 and flat.module.head.weight.dtype is torch.float32
+    assert flat.module.base.weight.data_ptr() == model.base.weight.data_ptr() and flat.layout.size == 32 * 10 + 10 + 32
+    run = {"executor": executor, "workers": 2, "per_round": 4}
+    federation = Federation(model, devices=4, method="fedavg", run=run, seed=5)
+    result = federation.run(200, out=tmp_path / "run")
+    assert result.accuracy[-1] > 0.5 and model.head.weight.dtype is kind
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert np.array_equal(stored["base.weight"], model.base.weight.float().numpy())
+    torch.manual_seed(1)
+    other = HalfBase(kind)
+    kept = other.base.weight.clone()
+    module = load(tmp_path / "run", other).module()
+    assert torch.equal(module.base.weight, model.base.weight) and torch.equal(other.base.weight, kept)
+
+
+def test_copies_share_frozen_numbers_only():
+    model = LowRank()
+    copied = copy_module(model)
+    assert copied.base.weight.data_ptr() == model.base.weight.data_ptr() and copied.base.weight is not model.base.weight
+    assert copied.down.weight.data_ptr() != model.down.weight.data_ptr()
+    FlatModel(copied.double())
+    assert model.base.weight.dtype is torch.float32
+
+
+def test_start_weights_leave_a_shared_base_alone(tmp_path):
+    model = LowRank()
+    before = model.base.weight.clone()
+    save_file({"base.weight": torch.zeros(10, 64)}, tmp_path / "w.safetensors")
+    federation = Federation(model, devices=4).with_settings({"model.start": str(tmp_path / "w.safetensors")})
+    assert not federation.factory().base.weight.any() and torch.equal(model.base.weight, before)

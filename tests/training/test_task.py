@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from freshet import ConfigError, DataError, Federation, Result
-from freshet.training.task import IGNORED, TASKS, Task
+from freshet.training.task import IGNORED, TASKS, Task, call
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((360, 6)).astype(np.float32)
@@ -212,3 +212,61 @@ def test_data_task_and_model_that_do_not_fit_give_one_sentence(y, given, sentenc
 def test_targets_that_are_not_finite_are_refused():
     with pytest.raises(DataError, match="targets hold NaN"):
         federation("mlp", X, np.where(LINE > 2, np.nan, LINE), task="regression")
+
+
+# ---- batches of other forms
+
+
+class Counter:
+    """The largest error, as torchmetrics counts: batch by batch."""
+
+    def __init__(self) -> None:
+        self.worst, self.calls = 0.0, 0
+
+    def reset(self) -> None:
+        self.worst = 0.0
+
+    def update(self, output: torch.Tensor, y: torch.Tensor) -> None:
+        self.calls += 1
+        self.worst = max(self.worst, float((output - y).abs().max()))
+
+    def compute(self) -> torch.Tensor:
+        return torch.tensor(self.worst)
+
+
+def test_a_metric_that_counts_needs_no_outputs_of_the_whole_test_set():
+    metric = Counter()
+    task = Task(mse_loss, {"worst": metric, "near": lambda output, y: (output - y).abs() < 2}, "worst", "min")
+    batches = [(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 5.0])), (torch.tensor([4.0]), torch.tensor([4.0]))]
+    for _ in range(2):
+        assert task.score(batches).metrics == {"worst": 3.0, "near": 2 / 3}
+    assert metric.calls == 4
+
+
+def test_the_loss_sees_the_whole_batch_and_samples_weigh_the_same():
+    task = Task(
+        lambda output, batch: (output - batch["y"]).abs().mean(), {"sign": lambda o, b: (o > 0) == (b["y"] > 0)}
+    )
+    batches = [
+        (torch.tensor([1.0, 2.0]), {"y": torch.tensor([0.0, 5.0])}),
+        (torch.tensor([4.0]), {"y": torch.tensor([4.0])}),
+    ]
+    score = task.score(batches)
+    assert score.loss == pytest.approx((1 + 3 + 0) / 3) and score.metrics["sign"] == pytest.approx(2 / 3)
+
+
+def test_a_metric_of_the_whole_test_set_needs_tensors():
+    task = Task(lambda output, batch: output.mean(), {"top": lambda output, batch: float(output.max())})
+    with pytest.raises(
+        ConfigError, match=r"task\.metrics: 'top' returns one number per batch.* update, compute and reset"
+    ):
+        task.score([(torch.ones(2), {"y": torch.ones(2)})])
+
+
+@pytest.mark.parametrize(("x", "called"), [(1, (1,)), ((1, 2), (1, 2)), ({"a": 1, "b": 2}, ("a", "b"))])
+def test_a_model_is_called_with_the_parts_of_a_batch(x, called):
+    class Model(nn.Module):
+        def forward(self, *parts, **named):
+            return (*parts, *named)
+
+    assert call(Model(), x) == called

@@ -43,18 +43,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             order = sorted(range(obj.ndim), key=lambda axis: (-obj.stride()[axis], axis))
             dense = obj.permute(order)
             if dense.is_contiguous():
-                return _tensor, (dense.numpy(), tuple(order.index(axis) for axis in range(obj.ndim)))
+                half = obj.dtype is torch.bfloat16  # numpy has none
+                array = (dense.view(torch.int16) if half else dense).numpy()
+                return _tensor, (array, tuple(order.index(axis) for axis in range(obj.ndim)), half)
         return super().reducer_override(obj)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.dtype is not torch.bfloat16 and not tensor.is_conj()
+    return tensor.layout is torch.strided and not tensor.is_conj()
 
 
-def _tensor(array: NDArray[Any], axes: tuple[int, ...]) -> Tensor:
+def _tensor(array: NDArray[Any], axes: tuple[int, ...], half: bool = False) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of read-only memory, but nothing writes to a setup
-        return torch.from_numpy(array).permute(axes)
+        tensor = torch.from_numpy(array)
+    return (tensor.view(torch.bfloat16) if half else tensor).permute(axes)
 
 
 def pack_setup(setup: Setup) -> PackedSetup:

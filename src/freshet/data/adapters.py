@@ -18,7 +18,12 @@ Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 #: Rows of a table or Dataset to read at a time.
 CHUNK_ROWS = 1000
-_LABELS = ("label", "labels", "y", "target", "targets")
+#: Names of a column of labels.
+LABEL_NAMES = ("label", "labels", "y", "target", "targets")
+
+#: The end of a sentence about a table with several columns, or about samples of several shapes.
+_WHOLE = ', or give task="huggingface" if a Hugging Face model takes them all'
+_PAD = '; all must have the same shape, or give collate="pad" or a function'
 
 
 class SampleSource(Protocol):
@@ -111,8 +116,21 @@ def is_table(given: Any) -> bool:
     return all(hasattr(given, name) for name in ("column_names", "features", "select_columns"))
 
 
+def without_loader(given: Any, collate: Any = None) -> tuple[Any, Any]:
+    """Return the Dataset and the ``collate_fn`` of a DataLoader; other data unchanged.
+
+    Freshet makes the batches, so a loader's batch size, order and workers do not count.
+    """
+    if not all(hasattr(given, name) for name in ("dataset", "collate_fn", "batch_sampler")):
+        return given, collate
+    own = given.collate_fn
+    plain = getattr(own, "__name__", "") in ("default_collate", "default_convert")
+    return given.dataset, collate if plain or collate is not None else own
+
+
 def as_source(where: str, given: Any, x: str = "", y: str = "") -> SampleSource | None:
     """Wrap the given data as a source. Return None for a pair of arrays, which is already in memory."""
+    given, _ = without_loader(given)
     if isinstance(given, tuple | list) and len(given) == 2:
         return None
     if isinstance(given, dict):
@@ -131,13 +149,13 @@ def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
     listed = ", ".join(names)
     if not y:
         encoded = [name for name in names if hasattr(table.features[name], "names")]
-        guesses = encoded or [name for name in names if name in _LABELS]
+        guesses = encoded or [name for name in names if name in LABEL_NAMES]
         if len(guesses) != 1:
-            raise DataError(f"{where} data have the columns {listed}; name the labels with data.label_column")
+            raise DataError(f"{where} data have the columns {listed}; name the labels with data.label_column{_WHOLE}")
         y = guesses[0]
     rest = [name for name in names if name != y]
     if not x and len(rest) != 1:
-        raise DataError(f"{where} data have the columns {listed}; name the inputs with data.input_column")
+        raise DataError(f"{where} data have the columns {listed}; name the inputs with data.input_column{_WHOLE}")
     x = x or rest[0]
     for key, name in (("data.input_column", x), ("data.label_column", y)):
         if name not in names:
@@ -159,7 +177,7 @@ def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Arra
         return as_inputs(where, inputs), as_labels(where, as_array(where, [to_numpy(pair[1]) for pair in pairs])), ()
     parts = [stack(where, source.inputs(chunk)) for chunk in rows]
     if len({part.shape[1:] for part in parts}) > 1:
-        raise DataError(f"{where} samples differ in shape; all must have the same shape")
+        raise DataError(f"{where} samples differ in shape{_PAD}")
     return as_inputs(where, np.concatenate(parts)), as_labels(where, source.labels()), source.class_names
 
 
@@ -193,7 +211,7 @@ def stack(where: str, items: Sequence[Any]) -> Array:
     if len(items) and hasattr(items[0], "getbands"):  # Pillow images: (H, W) or (H, W, C)
         arrays = [a[None] if a.ndim == 2 else a.transpose(2, 0, 1) for a in arrays]
     if len({a.shape for a in arrays}) > 1:
-        raise DataError(f"{where} samples differ in shape; all must have the same shape")
+        raise DataError(f"{where} samples differ in shape{_PAD}")
     return np.stack(arrays)
 
 

@@ -1,13 +1,15 @@
 """The known data sets: sizes, statistics, formats, official addresses and checksums.
 
 A new data set needs an entry here and a reader for its format. A reader is a function
-``read(paths, options) -> {"x_train", "y_train", "x_test", "y_test"}``. The result may also hold ``class_names``.
+``read(paths, options) -> {"x_train", "y_train", "x_test", "y_test"}``. The result may also hold ``class_names`` and,
+for a natural partition, the client of each sample (``groups_train``, ``groups_test``).
 A format names its reader as ``module:function``, so that only the reader in use is imported.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from freshet.data.download import Remote
 
@@ -18,7 +20,7 @@ class ReadOptions:
 
     classes: int
     vocabulary: int = 0  # text only: number of token ids
-    length: int = 0  # text only: tokens per sample
+    length: int = 0  # text and characters only: tokens per sample
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Spec:
 
     name: str
     title: str
-    kind: str  # "images" or "text"
+    kind: str  # "images", "text" (words of a vocabulary, padded) or "characters" (windows of a text, all classes)
     classes: int
     counts: tuple[tuple[int, int], ...]  # published numbers of (training, test) samples, the full set first
     formats: tuple[Format, ...]
@@ -53,11 +55,30 @@ class Spec:
     std: tuple[float, ...] | None = None
     digest: str = ""  # SHA-256 of the decoded samples and labels with the default options, see sources.digest
     note: str = ""  # for the documentation
+    clients: int = 0  # natural clients; the default partition is then natural, one device per client
+    task: str = "classification"
+    length: int = 256  # tokens per sample, unless data.length is given
+    options: dict[str, Any] = field(default_factory=dict)  # of the default network, where it is not named
 
     @property
     def built_in(self) -> bool:
         """Whether the data set needs no files."""
         return not any(form.needs for form in self.formats)
+
+    def token_ids(self, vocabulary: int) -> int | None:
+        """Number of token ids of a sample: as asked for words, one per class for characters, None for images."""
+        return {"text": vocabulary, "characters": self.classes}.get(self.kind)
+
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """Settings that this data set suggests, where they differ from the usual ones."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.task != "classification":
+            found["training"] = {"task": self.task}
+        if self.length != 256:
+            found["data"] = {"length": self.length}
+        if self.clients:
+            found.setdefault("data", {})["partition"] = "natural"
+        return found
 
 
 _GITHUB_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
@@ -76,6 +97,7 @@ _CIFAR_MD5 = {
     "cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85",
 }
 _IMDB_MD5 = {"aclImdb_v1.tar.gz": "md5:7c2ac02c03563afcf9b574c7e56c153a"}
+_SHAKESPEARE_SHA256 = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 _TINY_MD5 = {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"}
 
 
@@ -115,7 +137,7 @@ _SPECS = (
         kind="images",
         classes=10,
         counts=((1438, 359),),
-        formats=(Format("built in", (), "freshet.data.digits:read_digits"),),
+        formats=(Format("built in", (), "freshet.data.sources:read_digits"),),
         model="digits",
         shape=(1, 8, 8),
         dtype="float32",
@@ -240,6 +262,45 @@ _SPECS = (
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2770, 0.2691, 0.2821),
         note="the official validation images are the test set",
+    ),
+    Spec(
+        name="shakespeare",
+        title="Tiny Shakespeare, by speaker",
+        kind="characters",
+        classes=65,
+        counts=((9_123, 2_248),),  # windows of 80 characters
+        folders=("shakespeare", "tinyshakespeare", "tiny-shakespeare"),
+        formats=(
+            Format(
+                "official text",
+                ("input.txt",),
+                "freshet.data.shakespeare:read_text",
+                checksums={"input.txt": _SHAKESPEARE_SHA256},
+            ),
+            Format(
+                "compressed text",
+                ("tinyshakespeare.txt.xz",),
+                "freshet.data.shakespeare:read_text",
+                checksums={
+                    "tinyshakespeare.txt.xz": "sha256:21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
+                },
+            ),
+        ),
+        model="charlstm",
+        dtype="int32",
+        remotes=(
+            Remote(
+                "input.txt",
+                _SHAKESPEARE_SHA256,
+                ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+            ),
+        ),
+        balanced=False,
+        clients=99,
+        task="tokens",
+        length=80,
+        digest="2a40709be980eaa459791e204b5eb7a84827190cab27ccd0953ea322b4a7c950",
+        note="next character, clients are the 99 speakers with 2,000 characters or more",
     ),
 )
 

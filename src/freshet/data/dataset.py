@@ -1,7 +1,8 @@
-"""The one form of data in Freshet: arrays in memory, checked once, shared by all workers.
+"""The data of a federation: arrays in memory, checked once, shared by all workers.
 
-Inputs too large for memory stay in their source and are read by the batch (``LazyRows``). Class labels must be one
-integer per sample; errors about other forms name the expression that converts them.
+Samples that are no pairs of arrays (dicts, tuples, variable lengths) are kept as ``Records``. Inputs too large for
+memory stay in their source and are read by the batch (``LazyRows``). Class labels must be one integer per sample;
+errors about other forms name the expression that converts them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from freshet.data import adapters
 from freshet.data.adapters import LazyRows
+from freshet.data.samples import Collate, Records, as_records, is_pair_of_arrays, needs_records
 from freshet.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
@@ -60,7 +62,7 @@ def mismatch_remedy(y_train: Array, y_test: Array) -> str:
     return ": for regression give floats in both" if y_train.shape[1:] == y_test.shape[1:] else ""
 
 
-Rows = Array | LazyRows
+Rows = Array | LazyRows | Records
 #: Images to read for the channel mean and standard deviation of a data set outside memory.
 STATISTICS_SAMPLES = 2000
 #: The target of a token that the loss ignores.
@@ -73,7 +75,8 @@ _SPLIT_KEY, _SUBSET_KEY = 0x56414C49, 0x53554253  # purposes of the random strea
 class DataSet:
     """Training and test samples of one task.
 
-    ``x`` is uint8 (N, C, H, W) for images, int32 (N, length) for token ids, and float32 of any shape otherwise.
+    ``x`` is uint8 (N, C, H, W) for images, int32 (N, length) for token ids, and float32 of any shape otherwise, or
+    ``Records`` for samples of any other form. ``y`` of records without class labels is empty, (N, 0).
     """
 
     name: str
@@ -90,6 +93,7 @@ class DataSet:
     groups: Array | None = None  # client of each training sample, for the natural partition
     full_counts: tuple[int, int] | None = None  # training and test samples of the full data set, if known
     held_out: bool = False  # the test samples come from the training set
+    test_groups: Array | None = None  # client of each test sample; a device is then tested on those of its clients
 
     @property
     def has_classes(self) -> bool:
@@ -112,6 +116,7 @@ class DataSet:
             y_test=self.y_train[held],
             groups=None if self.groups is None else self.groups[keep],
             held_out=True,
+            test_groups=None if self.groups is None or self.test_groups is None else self.groups[held],
         )
 
     def validation_indices(self, fraction: float, seed: int) -> Array:
@@ -134,6 +139,7 @@ class DataSet:
             x_test=self.x_test[b],
             y_test=self.y_test[b],
             groups=None if self.groups is None else self.groups[a],
+            test_groups=None if self.test_groups is None else self.test_groups[b],
         )
 
     def facts(self) -> dict[str, Any]:
@@ -211,6 +217,10 @@ def check(dataset: DataSet) -> DataSet:
         raise DataError(f"{name}: {len(dataset.class_names)} class names for {dataset.classes} classes")
     if dataset.groups is not None and dataset.groups.shape != dataset.y_train.shape[:1]:
         raise DataError(f"{name}: groups has shape {dataset.groups.shape}; one entry per training sample is needed")
+    if dataset.test_groups is not None and dataset.test_groups.shape != dataset.y_test.shape[:1]:
+        raise DataError(
+            f"{name}: test_groups has shape {dataset.test_groups.shape}; one entry per test sample is needed"
+        )
     _check_statistics(dataset)
     return dataset
 
@@ -235,6 +245,8 @@ def _check_part(where: str, x: Rows, y: Array, dataset: DataSet) -> None:
     if low < 0 or (high >= dataset.classes and counted_by_class):
         bad = low if low < 0 else high
         raise DataError(f"{where} label {bad} is out of range; allowed: 0 to {dataset.classes - 1}")
+    if isinstance(x, Records):  # checked when they were read
+        return
     if isinstance(x, LazyRows):  # check the first sample now, the others when they are read
         x = x.read(np.zeros(1, np.int64))
     if x.dtype == np.uint8:
@@ -284,6 +296,8 @@ def from_arrays(
     input_column: str = "",
     label_column: str = "",
     lazy: bool = False,
+    collate: Collate | str | None = None,
+    whole: bool = False,
 ) -> DataSet:
     """Make a checked DataSet from a user's data.
 
@@ -291,10 +305,15 @@ def from_arrays(
     Hugging Face ``Dataset``. Floats become float32, and integer (samples, length) arrays become token ids. uint8 stays
     uint8 and gets the channel mean and standard deviation of the training images. Datasets are read once, or with
     ``lazy`` batch by batch. ``groups`` is an array or the name of a column.
+
+    Samples of any other form (dicts, tuples, single arrays, variable lengths) are kept as ``Records``. ``collate``
+    makes a batch from a list of samples; "pad" pads them. With ``whole``, the loss gets the whole batch, not the target
+    alone.
     """
     columns = (input_column, label_column)
     sides = {
-        side: _side(f"{name}: {side}", given, columns, lazy, vocabulary)
+        side: _records(f"{name}: {side}", given, label_column, lazy, collate, whole)
+        or _side(f"{name}: {side}", given, columns, lazy, vocabulary)
         for side, given in (("train", train), ("test", test))
     }
     (x_train, y_train, names), (x_test, y_test, _) = sides["train"], sides["test"]
@@ -307,7 +326,12 @@ def from_arrays(
         vocabulary = 1 + int(max(x_train.max(), x_test.max())) if ids else None
     mean, std = _statistics(x_train)
     if isinstance(groups, str):
-        source = adapters.as_source(f"{name}: train", train, *columns)
+        table = adapters.is_table(train)
+        source = (
+            adapters.TableSource(f"{name}: train", train, "", "")
+            if table
+            else adapters.as_source(f"{name}: train", train, *columns)
+        )
         groups = None if source is None else source.column(groups)
         if groups is None:
             raise DataError(f"{name}: groups names a column, but the training data are arrays; give an array")
@@ -343,7 +367,15 @@ class OwnDataOptions(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def own_data(name: str, train: Any, test: Any, groups: Any, options: OwnDataOptions) -> DataSet | None:
+def own_data(
+    name: str,
+    train: Any,
+    test: Any,
+    groups: Any,
+    options: OwnDataOptions,
+    collate: Collate | str | None = None,
+    whole: bool = False,
+) -> DataSet | None:
     """Return the data given from Python, or None if there are none."""
     if isinstance(train, DataSet):
         if test is not None:
@@ -354,6 +386,8 @@ def own_data(name: str, train: Any, test: Any, groups: Any, options: OwnDataOpti
             raise DataError("training data are missing; give train=(x, y) or a Dataset besides test")
         if groups is not None:
             raise DataError("groups apply to your own data only; give train and test too")
+        if collate is not None:
+            raise DataError("collate applies to your own data only; give train and test too")
         return None
     if test is None:
         raise DataError("test data are missing; give test=(x, y) or a Dataset besides train")
@@ -366,6 +400,8 @@ def own_data(name: str, train: Any, test: Any, groups: Any, options: OwnDataOpti
         label_column=options.label_column,
         lazy=options.lazy,
         vocabulary=options.vocabulary if options.lazy else None,
+        collate=collate,
+        whole=whole,
     )
 
 
@@ -374,6 +410,28 @@ def _outputs(*targets: Array) -> int:
     if targets[0].dtype == np.float32:
         return int(np.prod(targets[0].shape[1:], dtype=np.int64))
     return 1 + max((int(y.max()) for y in targets if y.size), default=1)
+
+
+def _records(
+    where: str, given: Any, target: str, lazy: bool, collate: Collate | str | None, whole: bool
+) -> tuple[Records, Array, tuple[str, ...]] | None:
+    """Return records, their class labels and class names; None for data that become arrays."""
+    given, collate = adapters.without_loader(given, collate)
+    table = adapters.is_table(given)
+    if collate is None and not (whole if table else needs_records(given)):
+        return None
+    if is_pair_of_arrays(given):
+        x, y = given
+        if len(x) != len(y):
+            raise DataError(f"{where} set has {len(x)} samples but {len(y)} labels; the numbers must match")
+        given = list(zip(x, y, strict=True))
+    make = None if collate == "pad" else collate
+    if make is not None and not callable(make):
+        raise DataError(f'collate must be "pad" or a function of a list of samples, not {make!r}')
+    records = as_records(where, given, make, split=not whole, target=target, lazy=lazy)
+    label = target or next((name for name in adapters.LABEL_NAMES if table and name in given.column_names), "")
+    names = tuple(getattr(given.features.get(label), "names", None) or ()) if table else ()
+    return records, records.labels(), names
 
 
 def _side(
@@ -391,7 +449,7 @@ def _side(
 
 def _statistics(x: Rows) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Return channel mean and standard deviation of uint8 images; outside memory, of an even sample."""
-    if x.dtype != np.uint8 or not x.size:
+    if isinstance(x, Records) or x.dtype != np.uint8 or not x.size:
         return None, None
     return channel_statistics(
         x.read(adapters.evenly_spaced(len(x), STATISTICS_SAMPLES)) if isinstance(x, LazyRows) else x

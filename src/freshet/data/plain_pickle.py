@@ -36,6 +36,8 @@ _FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SCALARS = (str, bytes, int, float, type(None))
 #: Deepest nesting of containers. The files in use have four levels.
 MAX_DEPTH = 10
+#: The most instructions. The largest file in use, CIFAR-100's, has about 300,000.
+MAX_STEPS = 1_000_000
 #: Bytes of an empty container or a tuple, and the bytes that even a small file may use.
 _CONTAINER_BYTES, _FREE_BYTES = 64, 1 << 20
 
@@ -86,6 +88,8 @@ class _Machine:
     def run(self, data: bytes) -> Any:
         for opcode, arg, _ in pickletools.genops(data):
             self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise DataError(f"the pickle has more than {MAX_STEPS:,} instructions; it is refused")
             if opcode.name == "STOP":
                 (value,) = self.stack
                 return value

@@ -19,8 +19,9 @@ import numpy as np
 
 from freshet.data import cache
 from freshet.data.catalogue import CATALOGUE, Format, ReadOptions, Spec
-from freshet.data.dataset import Array, DataSet, check
+from freshet.data.dataset import Array, DataSet, check, stratified_indices
 from freshet.data.download import download, verify_file
+from freshet.data.leaf import is_leaf, read_leaf
 from freshet.errors import ConfigError, DataError
 
 SYSTEM_ROOTS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))  # Debian's dataset-* packages
@@ -71,28 +72,40 @@ def load(
     *,
     download: bool = True,
     vocabulary: int = 20_000,
-    length: int = 256,
+    length: int | None = None,
     any_size: bool = False,
     use_cache: bool = True,
 ) -> DataSet:
     """Return the data set ``name`` from the first source that has it.
 
-    ``vocabulary`` and ``length`` apply to text only. A copy with an unpublished number of samples is refused unless
-    ``any_size`` is set, so that no run trains on a truncated file by accident.
+    ``vocabulary`` and ``length`` (default: the data set's own) apply to text only. A copy with an unpublished number of
+    samples is refused unless ``any_size`` is set, so that no run trains on a truncated file by accident.
     """
+    if is_leaf(name):
+        return check(read_leaf(name, data_dir, use_cache=use_cache))
     spec = find_spec(name)
-    options = ReadOptions(spec.classes, vocabulary, length) if spec.kind == "text" else ReadOptions(spec.classes)
+    ids = spec.token_ids(vocabulary)
+    options = ReadOptions(spec.classes) if ids is None else ReadOptions(spec.classes, ids, length or spec.length)
     if spec.built_in:
         return check(_assemble(spec, find_reader(spec.formats[0])((), options), options))
     found = obtain(name, data_dir, download=download)
     dataset = check(_assemble(spec, _read_arrays(spec, found, options, use_cache), options))
     counts = (len(dataset.y_train), len(dataset.y_test))
-    if not any_size and counts not in spec.counts:
+    if not any_size and spec.kind == "characters":  # the length of a window decides the number of samples
+        _check_files(spec, found)
+    elif not any_size and counts not in spec.counts:
         allowed = " or ".join(f"{a} + {b}" for a, b in spec.counts)
         raise DataError(
             f"{found.place} holds {counts[0]} + {counts[1]} samples; {spec.title} has {allowed}; get it again"
         )
     return dataset
+
+
+def _check_files(spec: Spec, found: LocalCopy) -> None:
+    for path in found.paths:
+        checksum = found.format.checksums.get(path.name)
+        if checksum and not verify_file(path, checksum):
+            raise DataError(f"{path} is not the published file of {spec.title}; get it again")
 
 
 def obtain(name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> LocalCopy:
@@ -142,6 +155,8 @@ def find_spec(name: str) -> Spec:
     key = name.lower().replace("_", "-")
     if key in CATALOGUE:
         return CATALOGUE[key]
+    if is_leaf(name):
+        raise ConfigError("data.name", f"{name} is a folder of yours, which is read as it is")
     near = get_close_matches(key, CATALOGUE, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError("data.name", f"{name!r} is unknown; allowed: {', '.join(CATALOGUE)}{hint}")
@@ -209,8 +224,10 @@ def _assemble(spec: Spec, arrays: dict[str, Array], options: ReadOptions) -> Dat
         mean=spec.mean,
         std=spec.std,
         pad_id=0 if spec.kind == "text" else None,
-        vocabulary=options.vocabulary if spec.kind == "text" else None,
-        full_counts=spec.counts[0],
+        vocabulary=options.vocabulary or None,
+        groups=arrays.get("groups_train"),
+        full_counts=(len(arrays["y_train"]), len(arrays["y_test"])) if spec.kind == "characters" else spec.counts[0],
+        test_groups=arrays.get("groups_test"),
     )
 
 
@@ -242,6 +259,8 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     rows.append(_count("training samples", expected[0], counts[0]))
     rows.append(_count("test samples", expected[1], counts[1]))
     for part, y, count in (("training", data.y_train, expected[0]), ("test", data.y_test, expected[1])):
+        if not data.has_classes:
+            break
         sizes = np.bincount(y, minlength=spec.classes)
         spread = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         each = count // spec.classes
@@ -264,3 +283,16 @@ def digest(data: DataSet) -> str:
 
 def _count(item: str, expected: int, found: int) -> CheckRow:
     return CheckRow(item, f"{expected:,}", f"{found:,}", expected == found)
+
+
+def read_digits(_: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """1,797 digits as float32 in 0..1. A fixed stratified fifth is the test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits(n_class=options.classes)
+    x = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)
+    y = bunch.target.astype(np.int64)
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([0])))
+    test = stratified_indices(y, len(y) // 5, rng)
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}

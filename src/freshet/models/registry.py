@@ -9,6 +9,7 @@ from torch import nn
 
 from freshet.errors import ConfigError
 from freshet.models.base import NORMS, BuiltInModel, check_flag, check_whole
+from freshet.models.charlstm import CharLSTM
 from freshet.models.images import CNN, MLP, VGG11, AlexNet, DigitsCNN, LeNet5, ResNet20
 from freshet.models.textcnn import TextCNN
 
@@ -31,6 +32,7 @@ _NETWORKS = {
     "alexnet": _Entry(AlexNet, "AlexNet, CIFAR form (Krizhevsky et al. 2012)", _PLAIN, (3, 32, 32), 10),
     "vgg11": _Entry(VGG11, "VGG-11, CIFAR form (Simonyan, Zisserman 2015)", _PLAIN, (3, 32, 32), 10),
     "textcnn": _Entry(TextCNN, "convolutions over words (Kim 2014)", ("none",), (256,), 2, vocabulary=20_000),
+    "charlstm": _Entry(CharLSTM, "LSTM over characters (McMahan et al. 2017)", ("none",), (80,), 65, vocabulary=65),
     "mlp": _Entry(MLP, "multi-layer perceptron on the flattened sample", ("none",), (1, 8, 8), 10),
     "digits": _Entry(DigitsCNN, "small network for the built-in 8x8 digits", _PLAIN, (1, 8, 8), 10),
 }
@@ -118,7 +120,9 @@ def build(
             raise ConfigError(
                 "model.name", f"{name} reads token ids and needs their vocabulary, but a sample has shape {shape}"
             )
-        return entry.network(classes, vocabulary, pad_id=0 if pad_id is None else pad_id, head=head, **options)
+        if "pad_id" in inspect.signature(entry.network).parameters:
+            options["pad_id"] = 0 if pad_id is None else pad_id
+        return entry.network(classes, vocabulary, head=head, **options)
     if vocabulary is not None:
         text = ", ".join(n for n, e in _NETWORKS.items() if e.vocabulary is not None)
         raise ConfigError("model.name", f"{name} cannot read text (token ids); choose one of {text}")

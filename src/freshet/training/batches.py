@@ -1,11 +1,12 @@
 """The federation's data as tensors: the samples of each device, mini-batches, and augmentation.
 
-Samples are in memory once, or are read batch by batch from where they are (``LazyRows``). Both give the same bits.
+Samples are in memory once, or are read batch by batch from where they are (``LazyRows``). Both give the same bits. A
+batch is a pair (x, y). For samples of other forms (``RecordSamples``), x and y may be dicts or tuples of tensors.
 """
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from freshet.data.adapters import LazyRows
 from freshet.data.dataset import DataSet, Rows
+from freshet.data.samples import Records
 from freshet.data.shards import DeviceTests
 
 
@@ -40,6 +42,10 @@ def crop_flip(x: Tensor, rng: np.random.Generator, padding: int = 4) -> Tensor:
 
 
 Indices = NDArray[np.int64]
+#: Tensors, or dicts and tuples of them.
+Batch = Any
+#: Samples per forward pass in a test; fewer of records, since a language model has a row of scores per token.
+TEST_ROWS, TEST_RECORDS = 500, 32
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,10 @@ class Samples:
     std: Tensor | None
 
     @staticmethod
-    def of(dataset: DataSet, *, test: bool) -> "Samples":
+    def of(dataset: DataSet, *, test: bool) -> "Samples | RecordSamples":
         x, y = (dataset.x_test, dataset.y_test) if test else (dataset.x_train, dataset.y_train)
+        if isinstance(x, Records):
+            return RecordSamples(x, torch.from_numpy(np.require(y, requirements=["C", "W"])))
         stored = x if isinstance(x, LazyRows) else _as_tensor(channels_last(x))
         mean = std = None
         if dataset.mean is not None and dataset.std is not None:
@@ -94,7 +102,7 @@ class Samples:
             x = x.float()
         return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
-    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def chunks(self, size: int = TEST_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in batches. They are copies, since a model may write to its input."""
         for start in range(0, len(self.y), size):
             y = self.y[start : start + size]
@@ -103,6 +111,54 @@ class Samples:
             else:
                 x = self.x[start : start + size].clone()
             yield self._prepare(x), y
+
+
+@dataclass(frozen=True)
+class RecordSamples:
+    """Samples of any form, with their class labels if they have any (else y is empty, (N, 0))."""
+
+    records: Records
+    y: Tensor
+
+    def to(self, device: str) -> "RecordSamples":
+        """The same samples for a device. Batches follow one by one."""
+        return RecordSamples(self.records, self.y.to(device))
+
+    def take(self, index: Tensor, augment: np.random.Generator | None = None) -> tuple[Batch, Batch]:
+        """Inputs and targets of these samples. Transforms are the user's own, so there is nothing to augment."""
+        batch = self.records.batch(index.cpu().numpy())
+        return self.records.parts(to_tensors(batch, self.y.device))
+
+    def sample(self, index: Tensor) -> Any:
+        """One sample as it was given, with arrays as tensors."""
+        (found,) = self.records.samples(index.cpu().numpy())
+        return to_tensors(found, self.y.device)
+
+    def chunks(self, size: int = TEST_RECORDS) -> Iterator[tuple[Batch, Batch]]:
+        """All samples in order, in batches."""
+        for index in torch.split(torch.arange(len(self.records)), size):
+            yield self.take(index)
+
+
+def to_tensors(batch: Batch, device: torch.device) -> Batch:
+    """The same batch with arrays as tensors, on a device. Other entries, such as texts, stay as they are."""
+    if isinstance(batch, Mapping):
+        return {key: to_tensors(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(to_tensors(value, device) for value in batch)
+    if isinstance(batch, np.ndarray):
+        return torch.from_numpy(batch).to(device)
+    return batch.to(device) if isinstance(batch, Tensor) else batch
+
+
+def batch_length(batch: Batch) -> int:
+    """The number of samples in a batch."""
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Mapping):
+        return len(batch)  # targets of different sizes, such as boxes, in one mapping per sample
+    if isinstance(batch, Mapping | tuple | list):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return next((length for length in map(batch_length, parts) if length), 0)
+    return len(batch) if isinstance(batch, Tensor) and batch.ndim else 0
 
 
 def _as_tensor(x: NDArray[Any]) -> Tensor:
@@ -123,7 +179,9 @@ def with_channels_last(dataset: DataSet) -> DataSet:
     """The same data set with images in channels-last memory order, so that ``Samples`` needs no second copy."""
 
     def lay(x: Rows) -> Rows:
-        return x if isinstance(x, LazyRows) or x.ndim != 4 else channels_last(x).transpose(0, 3, 1, 2)
+        if isinstance(x, LazyRows | Records) or x.ndim != 4:
+            return x
+        return channels_last(x).transpose(0, 3, 1, 2)
 
     return replace(dataset, x_train=lay(dataset.x_train), x_test=lay(dataset.x_test))
 
@@ -132,7 +190,7 @@ def with_channels_last(dataset: DataSet) -> DataSet:
 class DeviceTestSamples:
     """The test samples of each device, as indices into the common test set or into a separate one."""
 
-    samples: Samples
+    samples: Samples | RecordSamples
     shards: Sequence[Indices]
 
     def to(self, device: str) -> "DeviceTestSamples":
@@ -143,8 +201,8 @@ class DeviceTestSamples:
 class FederatedData:
     """Training samples with their shards, test samples, and the devices' own test samples if they have any."""
 
-    train: Samples
-    test: Samples
+    train: Samples | RecordSamples
+    test: Samples | RecordSamples
     shards: Sequence[Indices]
     device_tests: DeviceTestSamples | None = None
 

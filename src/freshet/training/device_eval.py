@@ -1,5 +1,8 @@
 """Evaluate the global model on each device, unchanged or after some local steps.
 
+Where parts of the model stay on the devices, or a method gives each device a model of its own, a device is evaluated
+with its own.
+
 A device with its own test samples scores their mean. Any other device is scored on the common test set, reweighted to
 its mix of classes. With shares ``p_k(c)`` of its training samples and scores ``s_i`` of the ``N_c`` test samples of
 class c, device k scores
@@ -17,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from freshet.core.messages import Assignment
-from freshet.core.method import LocalRule
+from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector
-from freshet.training.batches import FederatedData, Samples
+from freshet.training.batches import TEST_RECORDS, TEST_ROWS, FederatedData, RecordSamples, Samples
 from freshet.training.trip import LocalTrip, Phase, torch_states
 
 if TYPE_CHECKING:
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 
 
 Floats = NDArray[np.float64]
-#: Samples per forward pass.
-CHUNK = 500
 
 
 class DeviceEvaluation(NamedTuple):
@@ -45,6 +46,9 @@ class DeviceEvaluation(NamedTuple):
     #: Local steps before scoring, at the learning rate ``lr`` (0: none).
     steps: int = 0
     lr: float = 0.0
+    #: What each device remembers, where devices use models of their own, and the rule that knows these models.
+    memories: Sequence[Memory] = ()
+    rule: LocalRule = LocalRule()
 
 
 class DeviceScores(NamedTuple):
@@ -70,7 +74,7 @@ def score_samples(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (output.argmax(1) == y).double(), cross_entropy(output, y, reduction="none").double()
 
 
-def evaluation_samples(data: FederatedData) -> Samples:
+def evaluation_samples(data: FederatedData) -> Samples | RecordSamples:
     """The samples that ``Share`` indexes."""
     return data.test if data.device_tests is None else data.device_tests.samples
 
@@ -79,7 +83,7 @@ def device_share(data: FederatedData, device: int) -> Share:
     """A device's own test set, or the part of the common one that has its classes."""
     if data.device_tests is not None:
         own = data.device_tests.shards[device]
-        return Share(own, np.full(len(own), 1.0 / len(own)))
+        return Share(own, np.full(len(own), 1.0 / max(1, len(own))))
     y = data.test.y.cpu().numpy()
     held = data.train.y.cpu().numpy()[data.shards[device]]
     classes = 1 + max(int(y.max()), int(held.max()))
@@ -92,13 +96,17 @@ def device_share(data: FederatedData, device: int) -> Share:
 def evaluate_devices(trainer: "Trainer", evaluation: DeviceEvaluation) -> DeviceScores:
     """Score the devices of an evaluation. Without local steps, all share one pass over the test samples."""
     data = trainer.data
+    if evaluation.memories:
+        pairs = zip(evaluation.devices, evaluation.memories, strict=True)
+        return _stack(_evaluate_one(trainer, evaluation, device, memory) for device, memory in pairs)
     if evaluation.steps:
-        return _stack(_evaluate_personalised(trainer, evaluation, device) for device in evaluation.devices)
+        return _stack(_evaluate_one(trainer, evaluation, device, {}) for device in evaluation.devices)
     trainer.trip = None
     trainer.flat.load(evaluation.weights)
+    trainer.flat.load_own(None)
     trainer.flat.reset_hidden()
     everything = np.arange(len(evaluation_samples(data).y))
-    accuracy, loss = _score_tests(trainer, everything)
+    accuracy, loss = _score_tests(trainer, trainer.flat.module, everything)
     shares = (device_share(data, device) for device in evaluation.devices)
     return _stack((share.score(accuracy[share.samples]), share.score(loss[share.samples])) for share in shares)
 
@@ -107,36 +115,40 @@ def _stack(pairs: Iterable[tuple[float, float]]) -> DeviceScores:
     return DeviceScores(*np.array(list(pairs), dtype=np.float64).reshape(-1, 2).T.copy())
 
 
-def _score_tests(trainer: "Trainer", index: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Accuracy and loss of these test samples under the current model."""
-    samples, module = evaluation_samples(trainer.data), trainer.flat.module
+def _score_tests(trainer: "Trainer", module: nn.Module, index: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Accuracy and loss of these test samples under a model."""
+    samples, task = evaluation_samples(trainer.data), trainer.task
+    size = TEST_RECORDS if isinstance(samples, RecordSamples) else TEST_ROWS
     where, parts = torch.from_numpy(index).to(trainer.flat.weights.device), []
     module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(trainer.seed, "test"))  # for models that draw random numbers even then
-        for chunk in torch.split(where, CHUNK):
+        for chunk in torch.split(where, size):
             x, y = samples.take(chunk)
-            parts.append([values.cpu().numpy() for values in score_samples(module(x), y)])
+            rows = task.arrange(task.output(module, x, y), y)
+            parts.append([values.cpu().numpy() for values in score_samples(*rows)])
     accuracy, loss = (np.concatenate(column) for column in zip(*parts, strict=True))
     return accuracy, loss
 
 
-def _evaluate_personalised(trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> tuple[float, float]:
-    """Accuracy and loss of a device after its local steps."""
+def _evaluate_one(trainer: "Trainer", evaluation: DeviceEvaluation, device: int, memory: Memory) -> tuple[float, float]:
+    """Accuracy and loss of a device with its own model and parts, after the local steps if there are any."""
     share = device_share(trainer.data, device)
     if not len(share.samples):
         return math.nan, math.nan
-    PersonalTrip(trainer, evaluation, device).train(evaluation.steps)
-    accuracy, loss = _score_tests(trainer, share.samples)
+    own = evaluation._replace(weights=evaluation.rule.personal_model(memory, evaluation.weights))
+    trip = PersonalTrip(trainer, own, device, memory)
+    trip.train(evaluation.steps)
+    accuracy, loss = _score_tests(trainer, trip.model, share.samples)
     return share.score(accuracy), share.score(loss)
 
 
 class PersonalTrip(LocalTrip):
     """Local training for an evaluation only: the plain rule, its own random streams, no memory, no upload."""
 
-    def __init__(self, trainer: "Trainer", evaluation: DeviceEvaluation, device: int) -> None:
+    def __init__(self, trainer: "Trainer", evaluation: DeviceEvaluation, device: int, memory: Memory) -> None:
         assignment = Assignment(device, 0, evaluation.version, 0, evaluation.weights, 1, evaluation.lr)
-        super().__init__(trainer, assignment, (), LocalRule(), {})
+        super().__init__(trainer, assignment, (), LocalRule(), memory)
         seed, key = trainer.seed, (device, evaluation.version)
         self._rng = stream(seed, "rehearsal", *key)
         self._augment = stream(seed, "rehearsal augment", *key) if self.options.augment else None

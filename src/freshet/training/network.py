@@ -7,8 +7,9 @@ few operations on one vector, for any number of layers.
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -56,8 +57,25 @@ def layout_of(module: nn.Module) -> Layout:
     """The layout of a module's flat vector: trainable parameters, float buffers, integer counters.
 
     Frozen parameters (``requires_grad`` is False) are left out. They are not sent, because every process builds the
-    same ones.
+    same ones. Parts that stay on the device are left out too (``own_layout``).
     """
+    tensors, own = _tensors(module), own_names(module)
+    if not any(kind == "learnable" for _, _, kind in tensors):
+        raise ConfigError("model", "the module has no parameters to train")
+    sent = [tensor for tensor in tensors if tensor[0] not in own]
+    if not any(kind == "learnable" for _, _, kind in sent):
+        raise ConfigError("model.local", "keeps every parameter on the devices; leave some that travel")
+    return Layout.build(sent, layer_groups(module))
+
+
+def own_layout(module: nn.Module) -> Layout:
+    """The layout of the parts that stay on the device (``model.local``). Usually it is empty."""
+    own = own_names(module)
+    return Layout.build([tensor for tensor in _tensors(module) if tensor[0] in own])
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, tuple[int, ...], Kind]]:
+    """Name, shape and kind of everything that training changes."""
     tensors: list[tuple[str, tuple[int, ...], Kind]] = [
         (name, tuple(parameter.shape), "learnable")
         for name, parameter in module.named_parameters()
@@ -67,9 +85,46 @@ def layout_of(module: nn.Module) -> Layout:
     for name, buffer in module.named_buffers():
         if name in persistent:
             tensors.append((name, tuple(buffer.shape), "buffer" if buffer.is_floating_point() else "counter"))
-    if not any(kind == "learnable" for _, _, kind in tensors):
-        raise ConfigError("model", "the module has no parameters to train")
-    return Layout.build(tensors, layer_groups(module))
+    return tensors
+
+
+#: The pattern that stands for the last layer of a network.
+LAST_LAYER = "last"
+#: The attribute of a module that names the tensors that stay on the device.
+_OWN_NAMES = "_freshet_own_names"
+
+
+def own_names(module: nn.Module) -> frozenset[str]:
+    """The names of the tensors that stay on the device."""
+    names: frozenset[str] = getattr(module, _OWN_NAMES, frozenset())
+    return names
+
+
+def with_own_parts(factory: Factory, patterns: Sequence[str] | None) -> Factory:
+    """A factory for the same modules, in which the tensors that match a pattern stay on the device."""
+    return partial(_mark_own_parts, factory, tuple(patterns)) if patterns else factory
+
+
+def _mark_own_parts(factory: Factory, patterns: tuple[str, ...]) -> nn.Module:
+    """A pattern matches the name of a tensor (``head.*``) or the class of the layer that has it (``BatchNorm*``).
+
+    ``last`` stands for the last layer.
+    """
+    module, found = factory(), set[str]()
+    kinds = {name: type(layer).__name__ for name, layer in module.named_modules()}
+    names = [name for name, _, _ in _tensors(module)]
+    for pattern in patterns:
+        matched = {
+            name for name in names if fnmatchcase(name, pattern) or fnmatchcase(kinds[name.rpartition(".")[0]], pattern)
+        }
+        if pattern == LAST_LAYER:
+            matched |= set(layer_groups(module)[-1]) & set(names)
+        if not matched:
+            some = ", ".join(names[:4] + ["..."] * (len(names) > 4))
+            raise ConfigError("model.local", f"{pattern!r} matches no parameter of the model, which has {some}")
+        found |= matched
+    setattr(module, _OWN_NAMES, frozenset(found))
+    return module
 
 
 def tensor_view(vector: Tensor, entry: TensorPlace) -> Tensor:
@@ -81,40 +136,84 @@ def tensor_view(vector: Tensor, entry: TensorPlace) -> Tensor:
     return part.view(entry.shape)
 
 
+#: Types with 16 bits.
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def in_training_precision(module: nn.Module) -> nn.Module:
+    """The module with float32 parameters to train, in place. A frozen 16-bit base stays as it is.
+
+    Layers that train in 16 bits (the head beside a PEFT adapter) become float32 and convert what they take and give.
+    Where a module with layers inside trains such parameters of its own, everything becomes float32.
+    """
+    if not any(parameter.dtype in _HALF and not parameter.requires_grad for parameter in module.parameters()):
+        return module.float()
+    layers = [layer for layer in module.modules() if any(map(_is_half_and_trains, layer.parameters(recurse=False)))]
+    if any(list(layer.children()) for layer in layers):
+        return module.float()
+    for layer in layers:
+        kind = next(p.dtype for p in layer.parameters(recurse=False) if _is_half_and_trains(p))
+        layer.float()
+        layer.register_forward_pre_hook(_to_float32)
+        layer.register_forward_hook(partial(_to_kind, kind))
+    return module
+
+
+def _is_half_and_trains(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.dtype in _HALF
+
+
+def _to_float32(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x for x in inputs)
+
+
+def _to_kind(kind: torch.dtype, layer: nn.Module, inputs: Any, output: Any) -> Any:
+    return output.to(kind) if isinstance(output, Tensor) and output.dtype is torch.float32 else output
+
+
 class FlatModel:
-    """Binds a module to one weight vector and one gradient vector."""
+    """Binds a module to one weight vector and one gradient vector, and parts that stay on the device to two more."""
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
-        self.module = module.float().to(device)
-        self.layout = layout_of(module)
-        self.weights = torch.zeros(self.layout.size, device=device)
-        self.gradient = torch.zeros(self.layout.learnable, device=device)
+        self.module = in_training_precision(module).to(device)
+        self.layout, self.own = layout_of(module), own_layout(module)
+        self.weights, self.own_weights = (torch.zeros(part.size, device=device) for part in (self.layout, self.own))
+        self.gradient, self.own_gradient = (
+            torch.zeros(part.learnable, device=device) for part in (self.layout, self.own)
+        )
         named, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         #: The module's parameters, and their parts of the gradient vector in the same order.
         self.parameters: list[Tensor] = []
         self.gradient_parts: list[Tensor] = []
-        self._counters: list[tuple[slice, Tensor]] = []
-        #: Owner's dict, name and bound tensor of each buffer. A module may replace the tensor in its dict.
-        self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
-        for entry in self.layout.entries:
-            place = tensor_view(self.weights, entry)
+        #: Buffers of another type, which are copied in and out: counters, and 16-bit ones. The flat vector, the span in
+        #: it, and the tensor of each.
+        self._counters: list[tuple[Tensor, slice, Tensor]] = []
+        #: Flat vector, owner's dict, name and bound tensor of each buffer. A module may replace the tensor in its dict.
+        self._buffers: list[tuple[Tensor, dict[str, Tensor | None], str, Tensor]] = []
+        vectors = (self.weights, self.gradient), (self.own_weights, self.own_gradient)
+        for entry, (weights, gradient) in (
+            (entry, pair) for part, pair in zip((self.layout, self.own), vectors, strict=True) for entry in part.entries
+        ):
+            place = tensor_view(weights, entry)
             if entry.kind == "learnable":
                 parameter = named[entry.name]
                 place.copy_(parameter.data)
                 parameter.data = place
                 self.parameters.append(parameter)
-                self.gradient_parts.append(tensor_view(self.gradient, entry))
+                self.gradient_parts.append(tensor_view(gradient, entry))
             else:
                 tensor = buffers[entry.name]
                 place.copy_(tensor.data)
                 owner, _, name = entry.name.rpartition(".")
-                self._buffers.append((module.get_submodule(owner)._buffers, name, tensor))
-                if entry.kind == "buffer":
+                self._buffers.append((weights, module.get_submodule(owner)._buffers, name, tensor))
+                if entry.kind == "buffer" and tensor.dtype is torch.float32:
                     tensor.data = place
                 else:
-                    self._counters.append((entry.span, tensor))
+                    self._counters.append((weights, entry.span, tensor))
+        #: The device's parts before its first training.
+        self.initial_own: Vector = self.own_weights.cpu().numpy().copy()
 
-        kept = {id(tensor) for _, _, tensor in self._buffers}
+        kept = {id(tensor) for *_, tensor in self._buffers}
         self._hidden = [
             (owner._buffers, name, None if buffer is None else buffer.clone())
             for owner in module.modules()
@@ -126,6 +225,11 @@ class FlatModel:
     def learnable(self) -> Tensor:
         """The learnable part of the weights."""
         return self.weights[: self.layout.learnable]
+
+    @property
+    def own_learnable(self) -> Tensor:
+        """The learnable part of what stays on the device."""
+        return self.own_weights[: self.own.learnable]
 
     def gradients_of(self, loss: Tensor) -> tuple[Tensor, ...]:
         """The gradient of a loss, as one tensor per parameter."""
@@ -140,11 +244,21 @@ class FlatModel:
 
     def load(self, weights: Vector) -> None:
         """Copy these weights into the module."""
-        for buffers, name, bound in self._buffers:
-            buffers[name] = bound
-        self.weights.copy_(torch.from_numpy(weights))
-        for span, counter in self._counters:
-            counter.copy_(self.weights[span].view(counter.shape))
+        self._fill(self.weights, weights)
+
+    def load_own(self, weights: Vector | None) -> None:
+        """Copy a device's own parts into the module; None for those of a device that has not trained yet."""
+        if self.own.size:
+            self._fill(self.own_weights, self.initial_own if weights is None else weights)
+
+    def _fill(self, vector: Tensor, weights: Vector) -> None:
+        for place, buffers, name, bound in self._buffers:
+            if place is vector:
+                buffers[name] = bound
+        vector.copy_(torch.from_numpy(weights))
+        for place, span, counter in self._counters:
+            if place is vector:
+                counter.copy_(vector[span].view(counter.shape))
 
     def reset_hidden(self) -> None:
         """Reset buffers outside the model's state to their initial values, so that no trip affects the next."""
@@ -163,21 +277,55 @@ class FlatModel:
 
     def dump(self) -> Vector:
         """A copy of the current weights."""
-        for buffers, name, bound in self._buffers:
+        self._collect_buffers()
+        copy: Vector = self.weights.cpu().numpy().copy()
+        return copy
+
+    def dump_own(self) -> Vector:
+        """A copy of the current parts that stay on the device."""
+        self._collect_buffers()
+        copy: Vector = self.own_weights.cpu().numpy().copy()
+        return copy
+
+    def _collect_buffers(self) -> None:
+        for _, buffers, name, bound in self._buffers:
             current = buffers[name]
             if current is not bound and current is not None:  # the module has replaced the tensor
                 bound.data.copy_(current)
                 buffers[name] = bound
-        for span, counter in self._counters:
-            self.weights[span].view(counter.shape).copy_(counter)
-        copy: Vector = self.weights.cpu().numpy().copy()
-        return copy
+        for vector, span, counter in self._counters:
+            vector[span].view(counter.shape).copy_(counter)
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenTensors(Mapping[str, NDArray[Any]]):
+    """The frozen parameters of a module by name, as arrays that share their memory. 16-bit ones become float32."""
+
+    tensors: dict[str, Tensor]
+
+    @staticmethod
+    def of(module: nn.Module) -> "FrozenTensors":
+        """All frozen parameters; none of a PEFT model, whose base is kept where it came from."""
+        if hasattr(module, "peft_config"):
+            return FrozenTensors({})
+        named = module.named_parameters()
+        return FrozenTensors({name: tensor.detach() for name, tensor in named if not tensor.requires_grad})
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        tensor = self.tensors[name].cpu()
+        return np.ascontiguousarray((tensor.float() if tensor.dtype in _HALF else tensor).numpy())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 def as_factory(model: Factory | nn.Module) -> Factory:
     """Return a factory unchanged. Wrap a module in a factory that returns copies of it."""
     if isinstance(model, nn.Module):
-        return partial(copy.deepcopy, model)
+        return partial(copy_module, model)
     if not callable(model):
         raise ConfigError(
             "model", f"must be a module, a function that builds one, or a name, not {type(model).__name__}"
@@ -191,6 +339,19 @@ def as_factory(model: Factory | nn.Module) -> Factory:
     except ValueError:  # built-in code without a signature
         pass
     return model
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares the numbers of frozen parameters, which nobody writes to.
+
+    A large frozen base then exists once, however many copies there are. In worker processes it lies in shared memory.
+    """
+    shared = {
+        id(parameter): nn.Parameter(parameter.data, requires_grad=False)
+        for parameter in module.parameters()
+        if not parameter.requires_grad and type(parameter) is nn.Parameter
+    }
+    return copy.deepcopy(module, dict[int, Any](shared))
 
 
 def with_start_weights(factory: Factory, path: Path) -> Factory:
@@ -209,16 +370,19 @@ def with_start_weights(factory: Factory, path: Path) -> Factory:
         raise ConfigError("model.start", f"{path} {what}; give a file of the same network")
     for name, array in tensors.items():
         if tuple(array.shape) != tuple(state[name].shape):
-            problem = f"{path}: {name} has shape {array.shape}, but the model's has {tuple(state[name].shape)}"
+            problem = f"{path}: {name} has shape {tuple(array.shape)}, but the model's has {tuple(state[name].shape)}"
             raise ConfigError("model.start", problem)
-        if not np.isfinite(array).all():
+        if not bool(array.float().isfinite().all()):
             raise ConfigError("model.start", f"{path}: {name} has numbers that are not finite")
     return partial(_with_tensors, factory, tensors)
 
 
-def _with_tensors(factory: Factory, tensors: dict[str, NDArray[Any]]) -> nn.Module:
+def _with_tensors(factory: Factory, tensors: dict[str, Tensor]) -> nn.Module:
+    """Build a module with these numbers in its own types. The old ones may be shared, so nobody writes to them."""
     module = factory()
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}, strict=False)
+    state = module.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        state[name].data = tensor.to(state[name].dtype, copy=True)
     return module
 
 
@@ -243,11 +407,13 @@ class ModuleBuilder:
     std: tuple[float, ...] | None = None
     #: Frozen parameters that differ from those of a newly built model.
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    #: Patterns of parts that stay on the devices. The module has their initial numbers.
+    local: tuple[str, ...] = ()
 
     def __call__(self, weights: Vector) -> nn.Module:
         if self.factory is None:
             raise RunError("the model of this run came from Python; pass it, as in result.module(build_model)")
-        flat = FlatModel(initial_module(self.factory, self.seed))
+        flat = FlatModel(initial_module(with_own_parts(self.factory, self.local), self.seed))
         if flat.layout.size != len(weights):
             raise RunError(f"this model has {flat.layout.size:,} numbers, but the run's model has {len(weights):,}")
         flat.load(weights)
@@ -263,7 +429,7 @@ class ModuleBuilder:
         for name, array in self.frozen.items():
             if name not in named or tuple(named[name].shape) != array.shape:
                 raise RunError(f"this model has no {name!r} of shape {array.shape}, but the run's model has")
-            named[name].data.copy_(torch.from_numpy(np.array(array)))
+            named[name].data = torch.from_numpy(np.array(array)).to(named[name].dtype)
 
 
 class Prepare(nn.Module):

@@ -14,7 +14,12 @@ MAX_FLOAT32, MAX_FACTOR = 3.4e38, 1e15
 class TrainingOptions(Options):
     """Local training on a device."""
 
-    task: Literal["classification", "binary", "multilabel", "regression", "tokens", "custom"] = Field(
+    trainer: Literal["built-in", "custom"] = Field(
+        "built-in",
+        description="what trains on a device: the built-in loop, or your own function (Federation(trainer=...))",
+        json_schema_extra=ADDED,
+    )
+    task: Literal["classification", "binary", "multilabel", "regression", "tokens", "huggingface", "custom"] = Field(
         "classification", description="the loss and metrics for the model's outputs (or a Task from Python)"
     )
     epochs: int = Field(5, ge=1, description="local epochs per trip (the paper's L)")

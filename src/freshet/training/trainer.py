@@ -1,6 +1,8 @@
 """The trainer of one process. It holds a model, the data and the settings, trains trips and evaluates models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from freshet.training.network import Factory, FlatModel, initial_module
 from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import UNCHANGED, Outgoing, choose_attackers
+from freshet.training.own_loop import LoopTrip, TrainingLoop
 from freshet.training.task import TASKS, Score, Task
 from freshet.training.trip import LocalTrip, TripOutcome
 
@@ -47,42 +50,62 @@ class Trainer:
         seed: int,
         task: Task | None = None,
         outgoing: Outgoing = UNCHANGED,
+        loop: TrainingLoop | None = None,
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
         device = pick_device(options.device)
-        module = initial_module(factory, seed)
-        self.flat = FlatModel(accelerate(module) if options.fast else module, device)
+        #: The user's own training loop, if there is one.
+        self.loop = loop
+        self._build, self._device = partial(initial_module, factory, seed), device
+        module = self._build()
+        self.flat = FlatModel(accelerate(module) if options.fast and loop is None else module, device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = make_optimiser(options)
         #: Processes a trained model before it is sent.
         self.outgoing = outgoing
         #: Devices that attack, for experiments.
         self.attackers = choose_attackers(outgoing.attack, seed, len(data.shards))
-        self.classes = 1 + int(data.train.y.max()) if self.attackers else 0
+        self.classes = 1 + int(data.train.y.max()) if self.attackers and data.train.y.numel() else 0
         #: The trip that uses the module now.
         self.trip: LocalTrip | None = None
 
     def train(self, work: TripInput) -> TripOutcome:
         """Run a whole trip: train to each slot, merge the fresh model if there is one, finish."""
-        trip = LocalTrip(self, work.assignment, work.slots, work.rule, work.memory, work.seconds)
-        for fresh in work.fresh:
-            trip.to_slot()
-            trip.merge(fresh)
-        if work.merge_only:
-            return trip.outcome()
-        if not work.slots:
-            trip.to_slot()
-        return trip.finish()
+        trip = self.begin(work.assignment, work.slots, work.rule, work.memory, work.seconds)
+        answers = list(work.fresh)
+
+        def answer() -> bool:
+            trip.merge(answers.pop(0))
+            return bool(answers) or not work.merge_only
+
+        return trip.finish() if trip.advance(answer) else trip.outcome()
+
+    def begin(
+        self,
+        assignment: Assignment,
+        slots: Sequence[Slot],
+        rule: LocalRule,
+        memory: Memory,
+        seconds: float | None = None,
+    ) -> LocalTrip:
+        """A new trip: of the built-in loop, or of the user's own."""
+        kind = LocalTrip if self.loop is None else LoopTrip
+        return kind(self, assignment, slots, rule, memory, seconds)
+
+    def flat_for_trip(self) -> FlatModel:
+        """The model of a new trip. The user's loop gets a new module each time, since its code may leave traces."""
+        return self.flat if self.loop is None else FlatModel(self._build(), self._device)
 
     def evaluate(self, weights: Vector) -> Score:
         """The task's metrics and the mean loss on the test samples."""
         self.trip = None
         self.flat.load(weights)
+        self.flat.load_own(None)
         self.flat.reset_hidden()
         module = self.flat.module.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
-            return self.task.score((module(x), y) for x, y in self.data.test.chunks(500))
+            return self.task.score((self.task.output(module, x, y), y) for x, y in self.data.test.chunks())
 
     def evaluate_devices(self, evaluation: DeviceEvaluation) -> DeviceScores:
         """Accuracy and loss on the test samples of each device (``device_eval.py``)."""
@@ -111,6 +134,8 @@ class Setup:
     task: Task | None = None
     #: How a trained model is changed before it is sent.
     outgoing: Outgoing = UNCHANGED
+    #: The user's own training loop. None selects the built-in one.
+    loop: TrainingLoop | None = None
 
     def trainer(self) -> Trainer:
-        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing)
+        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing, self.loop)

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
-from freshet.core.messages import Assignment, Fresh, Merge, Number, Slot, Upload
-from freshet.core.method import LocalRule, Memory, TaskLoss
+from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Merge, Number, Slot, Upload
+from freshet.core.method import OWN_PARTS, LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite, mix
 from freshet.errors import ConfigError, RunError
-from freshet.training.batches import Indices
+from freshet.training.batches import Batch, Indices
 from freshet.training.network import tensor_view
 from freshet.training.outgoing import poison_batch
 
@@ -89,7 +89,7 @@ class LocalTrip:
     ) -> None:
         self._trainer, self.rule, self.options = trainer, rule, trainer.options
         self.task: TaskLoss = trainer.task
-        self.flat = flat = trainer.flat
+        self.flat = flat = trainer.flat_for_trip()
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
         self.assignment, self._seconds = assignment, seconds
@@ -111,9 +111,11 @@ class LocalTrip:
         self._order: Tensor | None = None
         trainer.trip = self
         flat.load(assignment.weights)
+        flat.load_own(memory.get(OWN_PARTS))
         flat.reset_hidden()
         self.base = self.tensor(assignment.weights[: self.learnable])
         self._optimiser = trainer.optimiser.init(flat.learnable)
+        self._own_optimiser = trainer.optimiser.init(flat.own_learnable)
         with self._working(Phase.TO_SLOT):
             rule.begin(self)
 
@@ -128,6 +130,16 @@ class LocalTrip:
             while self.epoch < min(self._slots[0].epoch - 1, self.epochs):
                 self._train_epoch()
         self._move_to(Phase.TO_SLOT, Phase.ASKED)
+        return True
+
+    def advance(self, answer: Callable[[], bool]) -> bool:
+        """Train until only ``finish`` is left. At each slot ``answer`` merges the server's answer.
+
+        It returns False to stop there, and so does this method.
+        """
+        while self.phase is not Phase.FINISHING and self.to_slot():
+            if not answer():
+                return False
         return True
 
     @property
@@ -149,12 +161,15 @@ class LocalTrip:
                 numbers = _check_merge_numbers(self.rule, self.rule.merge(self, fresh))
                 self.merges.append(Merge(fresh.version, numbers))
                 if self.rule.anchored:
-                    self.anchor = mix(self.anchor, fresh.weights, float(numbers["beta"]))
+                    self._set_anchor(mix(self.anchor, fresh.weights, float(numbers["beta"])))
                 if self._is_finite(self.flat.dump()):
                     self._memory_at_merge = dict(self.memory)
                 else:
                     self.merges[-1] = Merge(fresh.version, numbers, diverged=True)
         self._leave_slot()
+
+    def _set_anchor(self, anchor: Vector) -> None:
+        self.anchor, self.base = anchor, self.tensor(anchor[: self.learnable])
 
     def continue_unanswered(self) -> None:
         """Continue as if the device had not asked, since no answer came. The rule learns nothing about when to ask."""
@@ -171,6 +186,8 @@ class LocalTrip:
             while self.epoch < self.epochs:
                 self._train_epoch()
             self.rule.finish(self)
+        if self.flat.own.size:
+            self.memory[OWN_PARTS] = self.flat.dump_own()
         self._move_to(Phase.FINISHING, Phase.DONE)
         return self._trainer.outgoing.encode(self.outcome(), self.assignment, self.anchor, self.layout, self._hostile)
 
@@ -200,7 +217,8 @@ class LocalTrip:
     def _is_finite(self, weights: Vector) -> bool:
         """Whether weights and numbers are finite: the trip has not diverged."""
         numbers = chain(self.report.values(), *(merge.numbers.values() for merge in self.merges))
-        return is_finite(weights) and all(math.isfinite(value) for value in numbers)
+        sound = is_finite(weights) and is_finite(self.flat.own_weights.cpu().numpy())
+        return sound and all(math.isfinite(value) for value in numbers)
 
     def _move_to(self, expected: Phase, to: Phase) -> None:
         if self.phase is not expected:
@@ -214,8 +232,8 @@ class LocalTrip:
         self._move_to(phase, phase)
         if self._trainer.trip is not self:
             raise ValueError("another trip has begun on this trainer; save a trip before the next one, then restore it")
-        outside = _random_state(self.weights.device.type)
-        _set_random_state(self._torch)
+        outside = get_random_state(self.weights.device.type)
+        set_random_state(self._torch)
         self.model.train()
         try:
             yield
@@ -225,8 +243,8 @@ class LocalTrip:
                 raise
             raise known from None
         finally:
-            self._torch = _random_state(self.weights.device.type)
-            _set_random_state(outside)
+            self._torch = get_random_state(self.weights.device.type)
+            set_random_state(outside)
 
     def _explain(self, error: ValueError) -> ConfigError | None:
         sizes = (len(shard) - _held_out_count(shard, self.rule) for shard in self._trainer.data.shards)
@@ -241,8 +259,16 @@ class LocalTrip:
         batches = self._batches_of_share() if self.options.steps else self._batches_of_epoch()
         for index in batches:
             x, y = self._as_trained_on(data.take(index, self._augment))
-            self._step(rule.loss(self, x, y))
+            loss = rule.loss(self, x, y)
+            if self.epoch == 1 and LOSS_DECAY in self.assignment.instruction:
+                self._average_loss(loss.item())
+            self._step(loss)
         self.steps += len(batches)
+
+    def _average_loss(self, loss: float) -> None:
+        """Update the reported loss, which starts with the first mini-batch's."""
+        decay, before = float(self.assignment.instruction[LOSS_DECAY]), self.report.get("loss", loss)
+        self.report["loss"] = (1.0 - decay) * before + decay * loss
 
     def _batches_of_epoch(self) -> list[Tensor]:
         order, self._order = self._next_order(), None
@@ -262,7 +288,8 @@ class LocalTrip:
     def _step(self, loss: Tensor) -> None:
         """Apply the rule's terms, clipping, weight decay and the optimiser to flat vectors. Plain SGD is one call."""
         optimiser, decay, lr = self._trainer.optimiser, self.options.weight_decay, self.assignment.lr
-        if optimiser.plain and not (self.rule.adjusts_gradient or decay or self.options.clip):
+        moves = self.rule.moves(self)
+        if optimiser.plain and all(moves) and not (self.rule.adjusts_gradient or decay or self.options.clip):
             gradients = self.flat.gradients_of(loss)
             with torch.no_grad():
                 torch._foreach_add_(self.flat.parameters, gradients, alpha=-lr)
@@ -275,10 +302,24 @@ class LocalTrip:
             if self.rule.adjusts_gradient:
                 self.rule.adjust(self)
             if self.options.clip:
-                g.mul_(torch.clamp(self.options.clip / g.norm().clamp_min(1e-30), max=1.0))
+                self._clip_gradient()
             if coupled and not self.rule.decay_first:
                 g.add_(w, alpha=decay)
-            optimiser.update(w, g, self._optimiser, lr)
+            if moves.shared:
+                optimiser.update(w, g, self._optimiser, lr)
+            if moves.own and self.flat.own.size:
+                own, own_gradient = self.flat.own_learnable, self.flat.own_gradient
+                if coupled:
+                    own_gradient.add_(own, alpha=decay)
+                optimiser.update(own, own_gradient, self._own_optimiser, lr)
+
+    def _clip_gradient(self) -> None:
+        """Shorten the whole gradient, that of the device's own parts included."""
+        g, own = self.gradient, self.flat.own_gradient
+        norm = torch.hypot(g.norm(), own.norm()) if len(own) else g.norm()
+        factor = torch.clamp(self.options.clip / norm.clamp_min(1e-30), max=1.0)
+        g.mul_(factor)
+        own.mul_(factor)
 
     def _next_order(self) -> Tensor:
         if self._order is None:
@@ -286,7 +327,7 @@ class LocalTrip:
             self._order = order.to(self.weights.device)
         return self._order
 
-    def _as_trained_on(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _as_trained_on(self, batch: tuple[Batch, Batch]) -> tuple[Batch, Batch]:
         """The batch that the device trains on, poisoned if the device attacks."""
         return poison_batch(self._trainer.outgoing.attack, *batch, self._trainer.classes) if self._hostile else batch
 
@@ -311,41 +352,56 @@ class LocalTrip:
         """Continue from these weights."""
         self.flat.load(weights)
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Batch, Batch]:
         """The first mini-batch of the next epoch, which is trained on as well."""
         return self._as_trained_on(self._trainer.data.train.take(self._next_order()[: self.options.batch_size]))
 
-    def held_out(self) -> tuple[Tensor, Tensor]:
+    def held_out(self) -> tuple[Batch, Batch]:
         """The device's held-out samples, or the next mini-batch if the device has too few samples."""
         if not len(self._held_out):
             return self.next_batch()
         return self._as_trained_on(self._trainer.data.train.take(self._held_out.to(self.weights.device)))
 
-    def loss_at(self, x: Tensor, y: Tensor) -> float:
+    def further_pass(self) -> Iterator[None]:
+        """One more pass over the device's samples, with the gradient of each mini-batch's loss in ``gradient``."""
+        for index in self._batches_of_epoch():
+            x, y = self._as_trained_on(self._trainer.data.train.take(index, self._augment))
+            self.flat.collect(self.task.batch_loss(self.model, x, y))
+            yield
+
+    def loss_at(self, x: Batch, y: Batch) -> float:
         """The plain loss of the current model. BatchNorm statistics stay the same."""
         with torch.no_grad():
             return self._plain_loss(x, y).item()
 
-    def gradient_at(self, x: Tensor, y: Tensor) -> tuple[float, Vector]:
+    def gradient_at(self, x: Batch, y: Batch) -> tuple[float, Vector]:
         """The plain loss of the current model and its gradient."""
         loss = self._plain_loss(x, y)
         self.flat.collect(loss)
         gradient: Vector = self.gradient.cpu().numpy().copy()
         return loss.item(), gradient
 
-    def _plain_loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def _plain_loss(self, x: Batch, y: Batch) -> Tensor:
         self.model.eval()
-        loss = self.task.mean_loss(self.model(x), y)
+        loss = self.task.batch_loss(self.model, x, y)
         self.model.train()
         return loss
 
-    def frozen_features(self, weights: Vector) -> Callable[[Tensor], Tensor]:
-        """``features`` of another model of the same shape, in evaluation mode and without gradient."""
-        tensor, network = self.tensor(weights), _Features(self.model)
-        entries = (entry for entry in self.layout.entries if entry.kind != "counter")
-        state = {f"network.{entry.name}": tensor_view(tensor, entry) for entry in entries}
+    def frozen_features(self, weights: Vector) -> Callable[[Batch], Tensor]:
+        """``features`` of another model of the same shape, in evaluation mode and without gradient.
 
-        def features(x: Tensor) -> Tensor:
+        Parts that stay on the device are as they are now.
+        """
+        network, own = _Features(self.model), self.flat.own_weights.clone()
+        parts = ((self.layout, self.tensor(weights)), (self.flat.own, own))
+        state = {
+            f"network.{entry.name}": tensor_view(vector, entry)
+            for layout, vector in parts
+            for entry in layout.entries
+            if entry.kind != "counter"
+        }
+
+        def features(x: Batch) -> Tensor:
             self.model.eval()
             with torch.no_grad():
                 z: Tensor = functional_call(network, state, (x,))
@@ -364,6 +420,7 @@ class LocalTrip:
             "epochs": self.epochs,
             "steps": self.steps,
             "weights": self.flat.dump(),
+            "own": [self.flat.dump_own(), _arrays(self._own_optimiser)] if self.flat.own.size else None,
             "hidden": self.flat.hidden_state(),
             "memory": self.memory,
             "report": self.report,
@@ -385,9 +442,13 @@ class LocalTrip:
         self.epochs, self.memory = saved["epochs"], dict(saved["memory"])
         self.report = dict(saved["report"])
         self.merges = [Merge(version, dict(numbers), diverged) for version, numbers, diverged in saved["merges"]]
-        self.anchor = self.anchor if saved["anchor"] is None else np.array(saved["anchor"])
+        if saved["anchor"] is not None:
+            self._set_anchor(np.array(saved["anchor"]))
         self._slots, self.slot = [Slot(*slot) for slot in saved["slots"]], self.slot if saved["asked"] else None
         self.flat.load(np.array(saved["weights"]))
+        if saved.get("own") is not None:
+            self.flat.load_own(np.array(saved["own"][0]))
+            self._own_optimiser = self._tensors(saved["own"][1])
         self.flat.set_hidden_state(saved["hidden"])
         self.scratch |= self._tensors(saved["scratch"])
         self._optimiser = self._tensors(saved["optimiser"])
@@ -430,7 +491,7 @@ class _Features(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Batch) -> Tensor:
         z: Tensor = self.network.features(x)  # type: ignore[operator]
         return z
 
@@ -444,12 +505,14 @@ def torch_states(seed: int, kind: str) -> dict[str, Tensor]:
     return {where: torch.Generator(where).manual_seed(seed).get_state() for where in {"cpu", kind}}
 
 
-def _random_state(kind: str) -> dict[str, Tensor]:
+def get_random_state(kind: str) -> dict[str, Tensor]:
+    """The states of torch's generators."""
     here = {"cpu": torch.get_rng_state()}
     return here if kind == "cpu" else here | {kind: torch.get_device_module(kind).get_rng_state()}
 
 
-def _set_random_state(states: dict[str, Tensor]) -> None:
+def set_random_state(states: dict[str, Tensor]) -> None:
+    """The inverse of ``get_random_state``."""
     for kind, state in states.items():
         torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
 
