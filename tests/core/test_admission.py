@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from freshet.core.admission import (
     GATE_FACTOR,
     MEDIAN_WINDOW,
-    MIN_LENGTHS,
+    MIN_DEVICES,
+    MIN_UPLOADS,
     STATISTICS,
     STEP,
     STEPS,
@@ -42,14 +43,26 @@ def measured(gate: NormGate, upload: Upload, base: Vector, fresh: Vector | None 
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(0, 1e6), max_size=3 * MEDIAN_WINDOW))
-def test_the_median_is_over_the_window(lengths: list[float]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 150), st.floats(0, 1e6)), max_size=3 * MEDIAN_WINDOW))
+def test_the_median_is_over_the_latest_lengths_of_the_last_devices(added: list[tuple[int, float]]) -> None:
     known = RecentLengths()
-    for length in lengths:
-        known.add(length)
-    assert known.in_order() == lengths[-MEDIAN_WINDOW:]
-    assert known.median == (median_low(lengths[-MEDIAN_WINDOW:]) if len(lengths) >= MIN_LENGTHS else None)
-    assert RecentLengths(known.in_order()).median == known.median
+    for device, length in added:
+        known.add(device, length)
+    places = {device: place for place, (device, _) in enumerate(added)}
+    latest = [added[place] for place in sorted(places.values())][-MEDIAN_WINDOW:]
+    assert known.in_order() == latest
+    enough = len(latest) >= MIN_DEVICES or len(added) >= MIN_UPLOADS
+    assert known.median == (median_low([length for _, length in latest]) if enough else None)
+    again = RecentLengths(known.in_order(), uploads=known.uploads)
+    assert (again.median, again.uploads) == (known.median, known.uploads)
+
+
+def test_devices_that_answer_quickly_do_not_own_the_median() -> None:
+    """8 of 40 devices send most uploads. Their short steps used to become the median."""
+    known = RecentLengths()
+    for turn in range(2000):
+        known.add(8 + turn % 32, 1.0) if turn % 5 == 0 else known.add(turn % 8, 1e-9)
+    assert known.median == 1.0
 
 
 @settings(deadline=None)
@@ -70,10 +83,10 @@ def test_the_distance_from_a_line_of_length_0_is_that_from_a_point() -> None:
 # ---- the rule
 
 
-def filled(factor: float = 10.0, steps: int = MIN_LENGTHS, length: float = 1.0) -> NormGate:
+def filled(factor: float = 10.0, steps: int = MIN_DEVICES, length: float = 1.0) -> NormGate:
     gate = NormGate(factor, PLAIN)
-    for _ in range(steps):
-        gate.remember([length, 5.0])
+    for device in range(steps):
+        gate.remember(device, [length, 5.0])
     return gate
 
 
@@ -100,10 +113,10 @@ def test_at_the_start_the_norm_of_the_model_replaces_the_median() -> None:
 
 
 def test_steps_of_length_0_do_not_count() -> None:
-    gate = filled(steps=MIN_LENGTHS - 1)
+    gate = filled(steps=MIN_DEVICES - 1)
     for _ in range(MEDIAN_WINDOW):
-        gate.remember([0.0, 5.0])
-    assert gate.state()[STEP] == [1.0] * (MIN_LENGTHS - 1)
+        gate.remember(0, [0.0, 5.0])
+    assert [length for _, length in gate.state()[STEP]["latest"]] == [1.0] * (MIN_DEVICES - 1)
 
 
 def test_the_servers_progress_between_base_and_fresh_model_does_not_count() -> None:
@@ -118,10 +131,10 @@ def test_the_servers_progress_between_base_and_fresh_model_does_not_count() -> N
 def test_buffers_and_named_vectors_have_bounds_of_their_own() -> None:
     gate, base = NormGate(10.0, LAYOUT, ("c",)), vector(1)
     n = LEARNABLE
-    for seed in range(MIN_LENGTHS):
+    for seed in range(MIN_DEVICES):
         lengths = measured(gate, sent(base + 0.1 * vector(seed), c=vector(seed)[:n]), base)
         assert gate.find_excess(lengths, base, 50) is None
-        gate.remember(lengths)
+        gate.remember(seed, lengths)
     assert list(gate.state()) == [STEP, STATISTICS, "c", STEPS]
     wild = base.copy()
     wild[n] = 1e30
@@ -136,8 +149,8 @@ def test_buffers_and_named_vectors_have_bounds_of_their_own() -> None:
 @pytest.mark.parametrize(("usual", "work", "most"), [(None, 50, 500), (5, 50, 50), (8, 50, 80)])
 def test_the_number_of_steps_is_bounded(usual: Any, work: int, most: int) -> None:
     gate, base = NormGate(10.0, PLAIN), np.zeros(4, np.float32)
-    for _ in range(MIN_LENGTHS if usual else 0):
-        gate.remember([1.0, usual])
+    for device in range(MIN_DEVICES if usual else 0):
+        gate.remember(device, [1.0, usual])
     assert gate.find_excess([1.0, most], base, work) is None
     found = gate.find_excess([1.0, most + 1], base, work)
     assert found is not None and found.reason == f"its {STEPS} exceeds the bound of the norm gate (run.gate)"
@@ -147,8 +160,16 @@ def test_a_restored_state_continues_the_same_way() -> None:
     gate, other = filled(steps=2 * MEDIAN_WINDOW, length=3.0), NormGate(10.0, PLAIN)
     other.restore(gate.state())
     for g in (gate, other):
-        g.remember([5.0, 5.0])
+        g.remember(7, [5.0, 5.0])
     assert other.state() == gate.state()
+
+
+def test_a_state_of_an_older_version_counts_every_length() -> None:
+    gate = NormGate(10.0, PLAIN)
+    gate.restore({STEP: [1.0, 2.0, 3.0] * 4, STEPS: [5.0] * 12})
+    assert gate.find_excess([20.5, 5.0], np.zeros(4, np.float32), 50) is not None
+    gate.remember(0, [5.0, 5.0])
+    assert gate.state()[STEP]["uploads"] == 13 == len(gate.state()[STEP]["latest"])
 
 
 # ---- the server, for every method
@@ -210,10 +231,12 @@ def test_without_the_gate_one_such_upload_ruins_the_model(name: str) -> None:
 
 def test_a_minority_cannot_move_the_median_and_a_majority_is_the_median() -> None:
     gate, base = NormGate(GATE_FACTOR, PLAIN), np.zeros(4, np.float32)
-    for length in [1.0, 1e30] * MIN_LENGTHS:
-        gate.remember([length, 5.0])
+    for device, length in enumerate([1.0, 1e30] * MIN_DEVICES):
+        gate.remember(device, [length, 5.0])
     assert gate.find_excess([101.0, 5.0], base, 50) is not None
-    gate.remember([1e30, 5.0])
+    gate.remember(1, [1e30, 5.0])
+    assert gate.find_excess([101.0, 5.0], base, 50) is not None, "a device has one place"
+    gate.remember(2 * MIN_DEVICES, [1e30, 5.0])
     assert gate.find_excess([101.0, 5.0], base, 50) is None
 
 
@@ -224,7 +247,7 @@ def test_a_too_large_learning_rate_still_diverges_and_says_so(federate: Any, tmp
 
 def test_a_factor_with_an_infinite_square_admits_everything():
     gate = NormGate(1e300, Layout.build([("w", (2,), "learnable"), ("b", (2,), "buffer")]))
-    for _ in range(MIN_LENGTHS + 1):
+    for device in range(MIN_DEVICES + 1):
         lengths = [1e38, 1e38, 5.0]
         assert gate.find_excess(lengths, np.ones(4, np.float32), 5) is None
-        gate.remember(lengths)
+        gate.remember(device, lengths)

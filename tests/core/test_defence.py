@@ -1,5 +1,6 @@
 """Defence against poisoned updates: formulas against naive twins, what is admitted, logged and kept."""
 
+import itertools
 import statistics
 
 import numpy as np
@@ -14,9 +15,11 @@ from freshet.core.defence import (
     Decision,
     Defence,
     DefenceOptions,
+    LatestByDevice,
     RecentUploads,
     admitted_share,
     audit_note,
+    bounded_samples,
     byzantine_count,
     krum_scores,
     least_agreement,
@@ -46,15 +49,24 @@ def honest(seed: int, length: float = 1.0) -> np.ndarray:
     return length * step
 
 
-def judge(defence: Defence, step: np.ndarray) -> Decision:
-    return defence.judge(upload(step), FLIGHT, BASE, {})
+def judge(defence: Defence, step: np.ndarray, device: int | None = None) -> Decision:
+    """Judge the upload of a device, by default of one that has not uploaded before."""
+    return defence.judge(upload(step, next(NEW_DEVICES) if device is None else device), FLIGHT, BASE, {})
+
+
+NEW_DEVICES = itertools.count(1000)
 
 
 def warm(rule: str, **options: object) -> Defence:
     defence = Defence(DefenceOptions(rule=rule, **options), LAYOUT)
     for seed in range(10):
-        judge(defence, honest(seed))
+        judge(defence, honest(seed), seed)
     return defence
+
+
+def values(*given: float) -> LatestByDevice:
+    """The latest values of as many devices."""
+    return LatestByDevice(list(range(len(given))), list(given), len(given))
 
 
 def test_the_first_uploads_are_only_measured() -> None:
@@ -85,7 +97,7 @@ def test_clip_shortens_named_vectors_too() -> None:
     vectors = {"control": np.full(N, 3.0, np.float32)}
     defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
     for seed in range(10):
-        defence.judge(upload(honest(seed), vectors={"control": np.zeros(N, np.float32)}), FLIGHT, BASE, {})
+        defence.judge(upload(honest(seed), seed, vectors={"control": np.zeros(N, np.float32)}), FLIGHT, BASE, {})
     judged = defence.judge(upload(step, vectors=vectors), FLIGHT, BASE, {})
     share = judged.notes[0].numbers["share"]
     assert 0 < share < 0.02
@@ -98,7 +110,7 @@ def test_an_enlarged_named_vector_is_noticed() -> None:
     quiet = [{"control": np.zeros(N, np.float32)}, {"control": np.full(N, 1e6, np.float32)}]
     defence = Defence(DefenceOptions(rule="median-distance"), LAYOUT)
     for seed in range(12):
-        defence.judge(upload(honest(seed), vectors=quiet[0]), FLIGHT, BASE, {})
+        defence.judge(upload(honest(seed), seed, vectors=quiet[0]), FLIGHT, BASE, {})
     assert defence.judge(upload(honest(50), vectors=quiet[0]), FLIGHT, BASE, {}).problem is None
     assert "away from other uploads" in (
         defence.judge(upload(honest(51), vectors=quiet[1]), FLIGHT, BASE, {}).problem or ""
@@ -129,17 +141,57 @@ def test_only_recent_uploads_count_so_no_fleet_is_locked_out() -> None:
     defence = warm("median-distance")
     taken = [judge(defence, honest(seed, length=20.0)).problem is None for seed in range(3 * WINDOW)]
     assert not taken[0] and all(taken[-WINDOW:])
-    assert len(defence.recent.measures) == len(defence.recent.steps) == WINDOW
+    assert len(defence.recent.measures.values) == len(defence.recent.steps.values) == WINDOW
 
 
 def test_an_overflowing_step_is_rejected_and_leaves_no_trace() -> None:
     for rule in ("clip", "median-distance", "multi-krum"):
         defence = warm(rule)
-        before, held = list(defence.recent.measures), len(defence.state()["held"])
+        before, held = list(defence.recent.measures.values), len(defence.state()["held"])
         far = Upload(0, 1, 1, np.full(LAYOUT.size, 3e38, np.float32), 1)
         judged = defence.judge(far, FLIGHT, np.full(LAYOUT.size, -3e38, np.float32), {})
         assert judged.problem is not None and not judged.notes
-        assert defence.recent.measures == before and len(defence.state()["held"]) == held
+        assert defence.recent.measures.values == before and len(defence.state()["held"]) == held
+
+
+# ---- one place per device
+
+
+@pytest.mark.parametrize("rule", ["clip", "median-distance"])
+def test_devices_that_answer_quickly_do_not_own_the_medians(rule: str) -> None:
+    """8 of 40 devices made 60 % of the uploads, and median-distance then refused the honest ones."""
+    defence, rng, taken = Defence(DefenceOptions(rule=rule), LAYOUT), np.random.default_rng(4), list[bool]()
+    for turn in range(400):
+        quick = rng.random() < 0.6
+        device = int(rng.integers(8)) if quick else 8 + turn % 32
+        step = np.full(N, -0.01) + 0.001 * rng.normal(size=N) if quick else honest(turn)
+        judged = judge(defence, step, device)
+        if not quick and turn > 200:
+            taken.append(judged.problem is None and judged.notes[0].numbers["share"] > 0.5)
+    assert np.mean(taken) > 0.9
+    counts = defence.recent.measures.devices
+    assert len(set(counts)) == len(counts) == WINDOW
+
+
+def test_medians_are_known_after_a_window_of_uploads_where_few_devices_take_part() -> None:
+    defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
+    refused = [judge(defence, honest(seed), seed % 2).problem is not None for seed in range(2 * WINDOW)]
+    assert refused == [True] * WINDOW + [False] * WINDOW
+
+
+def test_checkpoint_and_log_of_an_older_version_count_every_upload() -> None:
+    lengths = [float(place) for place in range(1, 11)]
+    defence = Defence(DefenceOptions(rule="clip"), LAYOUT)
+    defence.restore({"seen": {"measures": lengths, "steps": [], "agreements": []}, "held": []})
+    assert judge(defence, honest(1), 0).notes[0].numbers["bound"] == 5.5
+    old, seen = (
+        {"rule": "clip", "factor": 1.0, "agreement": None, "least": None, "device": 3, "trip": 1},
+        RecentUploads(),
+    )
+    for place in range(8):
+        bound = statistics.median([float(each) for each in range(place)]) if place >= 4 else None
+        share = 0.0 if bound is None else min(1.0, bound / place)
+        audit_note(Noted("defence", old | {"measure": float(place), "bound": bound, "share": share}), seen)
 
 
 # ---- directions
@@ -175,7 +227,7 @@ def test_most_honest_uploads_pass_even_if_they_oppose_each_other() -> None:
             step[4 * label : 4 * label + 4] += 1.0
         judged = judge(defence, step)
         refused += "goes against" in (judged.problem or "")
-    agreements = defence.recent.agreements
+    agreements = defence.recent.agreements.values
     assert statistics.median(agreements) < 0 and refused < 20
 
 
@@ -190,7 +242,7 @@ def test_most_honest_uploads_pass_even_if_they_oppose_each_other() -> None:
     ],
 )
 def test_the_least_agreement_by_hand(agreements: list[float], least: float | None) -> None:
-    found = least_agreement(agreements)
+    found = least_agreement(values(*agreements))
     assert found == least if least is None else found == pytest.approx(least)
 
 
@@ -284,7 +336,7 @@ def test_a_restored_defence_continues_the_same_way(rule: str) -> None:
     defence = warm(rule)
     other = Defence(defence.options, LAYOUT)
     other.restore(defence.state())
-    assert judge(other, 5 * honest(33)).notes == judge(defence, 5 * honest(33)).notes
+    assert judge(other, 5 * honest(33), 3).notes == judge(defence, 5 * honest(33), 3).notes
     assert [(up.device, active) for up, active in other.release()[0]] == [
         (up.device, active) for up, active in defence.release()[0]
     ]
@@ -295,3 +347,38 @@ def test_shares() -> None:
     assert admitted_share("median-distance", 4.0, 1.0) == 0.0
     assert admitted_share("clip", 1.0, 1.0) == admitted_share("median-distance", 1.0, 1.0) == 1.0
     assert admitted_share("clip", None, 1.0) == admitted_share("clip", 1.0, None) == 0.0
+
+
+# ---- samples
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 10**6) | st.just(2**31 - 1), min_size=1, max_size=30), st.floats(0.01, 1.0))
+def test_no_device_has_more_than_its_share_of_the_samples(samples: list[int], limit: float) -> None:
+    counted = bounded_samples(samples, limit)
+    cap = max(counted)
+    assert counted == [min(n, cap) for n in samples] and min(counted) >= 1
+    if limit * len(samples) <= 1.0:
+        assert len(set(counted)) == 1, "equal shares are the nearest"
+        return
+    if cap > 10 / limit:  # rounding to whole samples matters for fewer
+        assert cap <= limit * sum(counted) * (1 + 1e-9)
+    if cap < max(samples):  # and the bound is not lower than it needs to be
+        raised = [min(n, cap + 2) for n in samples]
+        assert max(raised) > limit * sum(raised)
+    else:
+        assert counted == samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "limit", "counted"),
+    [
+        ([100, 100, 2**31 - 1], 0.5, [100, 100, 200]),
+        ([100, 100, 100], 0.5, [100, 100, 100]),
+        ([100, 2**31 - 1], 0.5, [100, 100]),
+        ([10, 10, 10, 900, 900], 0.3, [10, 10, 10, 22, 22]),
+        ([7], 0.5, [7]),
+    ],
+)
+def test_bounded_samples_by_hand(samples: list[int], limit: float, counted: list[int]) -> None:
+    assert bounded_samples(samples, limit) == counted

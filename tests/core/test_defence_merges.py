@@ -46,7 +46,7 @@ def judge(defence: Defence, upload: Upload) -> Decision:
 def warm(rule: str) -> Defence:
     defence = Defence(DefenceOptions(rule=rule), LAYOUT)
     for seed in range(12):
-        judge(defence, trained(honest(seed)))
+        judge(defence, trained(honest(seed))._replace(device=seed))
     return defence
 
 

@@ -190,3 +190,50 @@ def test_memory_of_old_sessions_is_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2 * KEPT_SESSIONS
     kept = [DeviceFolder(tmp_path, str(number)).read().memory.get("n") for number in range(3 * KEPT_SESSIONS)]
     assert kept == [None] * 2 * KEPT_SESSIONS + list(range(2 * KEPT_SESSIONS, 3 * KEPT_SESSIONS))
+
+
+# ---- samples of any form
+
+
+class Bag(nn.Module):
+    """The mean embedding of a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(7, 3, padding_idx=0)
+
+    def forward(self, ids):
+        return self.words(ids)
+
+
+def sentences(count: int) -> list[dict[str, object]]:
+    return [{"ids": [1 + k % 6] * (1 + k % 4), "label": k % 3} for k in range(count)]
+
+
+def pad(batch: list[dict[str, object]]) -> tuple[object, object]:
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = pad_sequence([torch.tensor(sample["ids"]) for sample in batch], batch_first=True)
+    return ids, torch.tensor([sample["label"] for sample in batch])
+
+
+@pytest.mark.parametrize("form", ["dicts", "loader", "loader of pairs"])
+def test_device_trains_on_samples_of_any_form(tmp_path: Path, form: str) -> None:
+    from torch.utils.data import DataLoader
+
+    training = {"epochs": 2, "batch_size": 10}
+    config = Federation(Bag, sentences(60), sentences(30), devices=4, method="fedavg", training=training).config
+
+    def load(node: object) -> object:
+        if form == "dicts":
+            return sentences(25)
+        if form == "loader":
+            return DataLoader(sentences(25), batch_size=4, collate_fn=pad)
+        pairs = [(sample["ids"], sample["label"]) for sample in sentences(25)]
+        return DataLoader(pairs, collate_fn=lambda batch: pad([{"ids": ids, "label": y} for ids, y in batch]))
+
+    answer = handle(Device(load=load, model=Bag), config, tmp_path)
+    assert answer.upload is not None and answer.samples == 25 and answer.upload.steps == 2 * 3
+    twin = handle(Device(load=lambda node: sentences(25), model=Bag), config, tmp_path / "twin")
+    assert twin.upload is not None and np.array_equal(answer.upload.weights, twin.upload.weights)

@@ -1,10 +1,12 @@
 """The driver over a network without processes: every answer is handled once, and every fault is logged."""
 
 import math
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from freshet.core.messages import Assignment, Slot
 from freshet.core.server import NO_TRIP, RequestRefused
-from freshet.flower import wire
+from freshet.flower import OVER_FILE, wire
 from freshet.flower.driver import WRONG_TOKEN, LiveTrip, check_state
 from freshet.flower.security import Tokens
 from freshet.runs import checkpoint
@@ -121,8 +123,18 @@ def test_device_reports_a_trip_lost_between_two_messages(tmp_path: Path) -> None
     assert passes_audit(federation)
 
 
-@pytest.mark.parametrize("method", ["feddyn", "moon", "port", "asofed", "fedbuff", "fedsa", "fedlws", "fedssmu"])
-def test_other_methods_train(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("feddyn", "moon", "port", "asofed", "fedbuff", "fedsa", "fedlws", "fedssmu"),
+        *("ace", "asyncfeded", "fedcompass", "masfl", "pisces", "fedexp", "fedacg", "mifa"),
+        {"name": "fedat", "G": 2, "K": 1},
+        {"name": "fedac", "K": 2},
+        {"name": "safa", "C": 1.0},
+    ],
+    ids=str,
+)
+def test_other_methods_train(tmp_path: Path, method: str | dict[str, Any]) -> None:
     federation = FakeFederation(tmp_path, method)
     federation.step()
     for _ in range(4):
@@ -130,6 +142,60 @@ def test_other_methods_train(tmp_path: Path, method: str) -> None:
         federation.step()
         federation.step()
     assert len(federation.events("upload")) >= 6 and not federation.events("rejected") and passes_audit(federation)
+
+
+def test_method_is_called_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of SAFA ends at its deadline, though two devices still train."""
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, time=time.time, sleep=lambda _: None)
+    monkeypatch.setattr("freshet.flower.driver.time", clock)
+    federation = FakeFederation(tmp_path, {"name": "safa", "C": 1.0, "deadline": 30.0})
+    federation.step()
+    first = next(iter(federation.transport.sent))
+    clock.now += 10.0
+    federation.transport.put(first, wire.answer_record(federation.answer(first)))
+    federation.step()
+    assert federation.live.server.version == 1
+    clock.now += 21.0
+    federation.step()
+    assert federation.live.server.version == 2 and len(federation.events("aggregate")) == 1
+    assert passes_audit(federation)
+
+
+def test_cancelled_device_is_asked_to_stop_and_starts_again_when_it_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now, time=time.time, sleep=lambda _: None)
+    monkeypatch.setattr("freshet.flower.driver.time", clock)
+    federation = FakeFederation(tmp_path, {"name": "safa", "C": 0.3}, devices=3)
+    federation.step()
+    slow, *others = federation.transport.sent
+    late = federation.answer(slow)
+    for _ in range(2):  # one model each makes a round
+        for number in others:
+            federation.transport.put(number, wire.answer_record(federation.answer(number)))
+            federation.step()
+            federation.step()
+        others = [number for number in federation.transport.sent if number != slow]
+    (lost,) = [event for event in federation.events("lost") if event["reason"] == "cancelled by the method"][:1]
+    device = lost["device"]
+    assert federation.live.trips[device].urgent and device in federation.live.server.away
+    federation.transport.put(slow, wire.answer_record(late))
+    federation.step()
+    assert federation.events("rejected")[-1]["reason"] == NO_TRIP
+    clock.now += 1.0  # the next look for idle devices
+    federation.step()
+    assert federation.live.trips[device].assignment.trip == 2
+    assert passes_audit(federation)
+
+
+def test_devices_report_losses_when_the_selection_asks(tmp_path: Path) -> None:
+    federation = FakeFederation(tmp_path, "fedavg", per_round=2, selection="oort")
+    for _ in range(3):
+        federation.step()
+        federation.train()
+        federation.step()
+    reports = federation.live.server.selector.state.last
+    assert reports and all(report.loss > 0.0 and report.seconds >= 0.0 for report in reports.values())
 
 
 def test_messages_contain_only_weights_vectors_and_protocol_scalars(tmp_path: Path) -> None:
@@ -244,12 +310,25 @@ def test_only_the_trip_token_gets_the_fresh_model(tmp_path: Path) -> None:
     assert again is not None and again.version == 2
     wrong = [TOKENS.make(102, 2, 1, tickets[2]), "", Tokens(b"y" * 32).make(100, 0, 1, tickets[0])]
     for token in wrong:
-        with pytest.raises(RequestRefused, match="token"):
+        with pytest.raises(RequestRefused, match=r"^the request is not allowed$"):
             live.answer(0, 1, token, Slot(2, "q"))
-    with pytest.raises(RequestRefused, match=NO_TRIP):
+    with pytest.raises(RequestRefused, match=r"^the request is not allowed$"):  # a stranger learns nothing about trips
         live.answer(0, 9, good, Slot(2, "q"))
-    reasons = [event["reason"] for event in federation.events("rejected")]
+    reasons = [event["reason"] for event in federation.events("refused")]
     assert reasons == [WRONG_TOKEN] * 3 + [NO_TRIP] and passes_audit(federation)
+
+
+def test_refused_requests_are_not_rejected_uploads(tmp_path: Path) -> None:
+    """They used to count as rejected: a stranger could make a run say that its uploads were rejected."""
+    federation = FakeFederation(tmp_path)
+    federation.step()
+    for _ in range(5):
+        with pytest.raises(RequestRefused):
+            federation.live.answer(0, 1, "wrong", Slot(2, "q"))
+    federation.train()
+    federation.step()
+    facts = federation.live.facts()
+    assert (facts["uploads"], facts["rejected"], facts["refused"]) == (3, 0, 5) and not federation.events("rejected")
 
 
 def test_token_is_refused_after_the_upload(tmp_path: Path) -> None:
@@ -381,3 +460,44 @@ def test_clock_differences_change_only_the_split_of_message_time(began: float, d
 def test_implausible_phase_is_left_out(value: float) -> None:
     found = live_trip().durations(12.0, TIMING | {"train": value})
     assert "train" not in found and found["messages"] == pytest.approx(12.0 - 3.75)
+
+
+# ---- the end of a run
+
+
+@pytest.mark.timeout(60)
+def test_devices_are_told_that_the_run_is_over(tmp_path: Path) -> None:
+    federation = FakeFederation(tmp_path, devices=2)
+    federation.live.network = replace(federation.live.network, farewell=20.0)
+    federation.step()
+    federation.train()
+    federation.step()
+    federation.transport.sent.clear()
+    answers = threading.Thread(target=answer_all, args=(federation, 2))
+    answers.start()
+    began = time.monotonic()
+    federation.live.conclude()
+    answers.join()
+    assert time.monotonic() - began < 15.0, "it waits no longer than it must"
+    for node in (100, 101):
+        assert (tmp_path / f"memory{node}" / OVER_FILE).read_text() == federation.live.session
+
+
+def answer_all(federation: FakeFederation, count: int) -> None:
+    """Answer this many messages as they come."""
+    while count:
+        for number, (node, content) in list(federation.transport.sent.items()):
+            order, place = wire.read_order(content), {"folder": str(federation.folder / f"memory{node}")}
+            answer = federation.device.handle(order, federation.config, place, node)
+            federation.transport.put(number, wire.answer_record(answer))
+            count -= 1
+        time.sleep(0.01)
+
+
+def test_server_does_not_wait_for_devices_that_do_not_answer(tmp_path: Path) -> None:
+    federation = FakeFederation(tmp_path, devices=1)
+    federation.live.network = replace(federation.live.network, farewell=0.3)
+    federation.step()
+    began = time.monotonic()
+    federation.live.conclude()
+    assert 0.2 < time.monotonic() - began < 10.0

@@ -133,7 +133,7 @@ def test_killed_server_resumes_from_its_checkpoint(start: Callable[..., LocalRun
     with pytest.raises(NoFreshAnswer):
         client = FreshClient(f"{server.host}:{server.fresh_port}", authority, trip["device"], trip["trip"], "0" * 64)
         client.ask(Slot(2, "q"), 0, 1)
-    assert wait_until(local, lambda: events(local, "rejected"), "the refusal")
+    assert wait_until(local, lambda: events(local, "refused"), "the refusal")
     saved = checkpoints(local.server.out)
     wait_until(local, lambda: checkpoints(local.server.out) > saved + 1, "a checkpoint")
     version, pid = events(local, "aggregate")[-1]["version"], commands.server_process(local.folder)

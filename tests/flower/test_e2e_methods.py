@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from freshet.config import load_tables, resolve
+from freshet.flower import commands
 from freshet.flower.running import LocalRun
 from freshet.flower.wire import from_bytes
 from tests.flower.local_federation import events, finished_run, install_stalling_app, passes_audit, tables, wait_until
@@ -19,6 +21,15 @@ def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
     local = start(tables("fedssmu", 2, 2), server={"fresh": "messages"})
     summary = finished_run(local).summary()
     assert summary["rounds"] == 2 and summary["requests"] >= 1 and summary["messages"] == 2 * summary["trips"]
+
+
+def test_own_training_loop(start: Callable[..., LocalRun]) -> None:
+    """Devices name their loop. It merges fresh models from the service, and its metrics reach the log."""
+    settings = tables("fedasmu", 2, 3)
+    settings["training"] = settings.get("training", {}) | {"trainer": "custom"}
+    local = start(settings, devices=partial(commands.supernode, trainer="tests.test_own_trainer:my_train"))
+    assert finished_run(local).summary()["requests"] >= 1
+    assert any("train_loss" in event for event in events(local, "upload"))
 
 
 def test_port_hurries_an_overdue_device(start: Callable[..., LocalRun], tmp_path: Path) -> None:

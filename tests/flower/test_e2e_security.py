@@ -90,8 +90,8 @@ def _on_loopback(folder: Folder, node: int) -> Command:
 
 
 STRANGERS = {
-    "unregistered key": "Failed to activate SuperNode",
-    "no key": "SuperNodes must be registered",
+    "unregistered key": "SuperNode terminated gracefully",
+    "no key": "SuperNode terminated gracefully",
     "another authority": "CERTIFICATE_VERIFY_FAILED",
 }
 
@@ -128,6 +128,8 @@ def test_nobody_connects_without_a_registered_key(tmp_path: Path, start: Callabl
     finally:
         commands.stop(children)
     assert not any("SuperNode ID" in log_text(tmp_path, name) for name in STRANGERS)
+    access = local.folder.access_log.read_text()
+    assert "device 0: login from 127.0.0.1" in access and "refused: an unknown key, from 127.0.0.1" in access
     secrets = [path.read_text() for path in (local.folder.control_token, local.folder.executor_secret)]
     assert not any(secret in logs(local) for secret in secrets)
     before = len(events(local, "aggregate"))

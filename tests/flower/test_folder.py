@@ -53,7 +53,7 @@ def test_moved_and_revoked_keys_are_not_made_again(tmp_path: Path) -> None:
     """The README advises to move private keys. A revoked device stays revoked."""
     folder = init(tmp_path, TABLES, [])
     folder.key(0).unlink()
-    commands.revoke_key(folder, 1)
+    commands.revoke(folder, 1)
     folder.key(1).unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
     init(tmp_path, TABLES, [])

@@ -1,8 +1,10 @@
 """Registered devices that do harm: rejected uploads leave no trace, and the log neither floods nor has gaps."""
 
 import threading
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,45 @@ def test_accepted_upload_sets_the_samples_unless_their_number_is_absurd(tmp_path
     assert federation.live.state()["samples"].tolist() == [17, *before[1:]]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fednova", "port"])
+def test_claimed_samples_give_no_device_all_the_weight(tmp_path: Path, method: str) -> None:
+    """A device that claimed 2^31 - 1 samples got all the weight of its rounds."""
+    federation = FakeFederation(tmp_path, method=method)
+    said: list[str] = []
+    federation.live.writer.say = said.append  # type: ignore[method-assign]
+    for _ in range(4):
+        federation.step()
+        for number, (node, _) in list(federation.transport.sent.items()):
+            answer, samples = federation.answer(number), 2**31 - 1 if node == 101 else 70
+            record = wire.answer_record(wire.Answer(answer.ticket, answer.upload, samples=samples))
+            federation.transport.put(number, record)
+        federation.step()
+    rows = federation.events("aggregate")
+    shares = [max(event["samples"]) / sum(event["samples"]) for event in rows]
+    assert len(shares) >= 3 and max(shares) <= 0.5
+    if method == "fedavg":
+        assert max(part["weight"] for event in rows for part in event["contributions"]) <= 0.5
+    note = next(event for event in federation.events("note") if event["about"] == "samples")
+    assert (note["device"], note["claimed"]) == (1, 2**31 - 1) and note["counted"] <= 140
+    [told] = [line for line in said if "defence.max_share" in line]  # once per device
+    assert told.startswith("device 1 reports 2147483647 samples")
+    federation.live.writer.flush()
+    assert audit(RunDirectory(tmp_path / "run")).passed
+
+
+def test_claimed_samples_move_asofed_by_a_bounded_share(tmp_path: Path) -> None:
+    federation = FakeFederation(tmp_path, method="asofed")
+    federation.step()
+    number = next(iter(federation.transport.sent))
+    answer = federation.answer(number)
+    federation.transport.put(number, wire.answer_record(wire.Answer(answer.ticket, answer.upload, samples=2**31 - 1)))
+    federation.step()
+    [event] = federation.events("aggregate")
+    assert event["alpha"] == event["max_share"] == 0.5
+    federation.live.writer.flush()
+    assert audit(RunDirectory(tmp_path / "run")).passed
+
+
 def test_endless_requests_do_not_fill_the_log(tmp_path: Path) -> None:
     federation = FakeFederation(tmp_path)
     federation.step()
@@ -60,7 +101,7 @@ def test_endless_requests_do_not_fill_the_log(tmp_path: Path) -> None:
             federation.live.answer(*who, Slot(2, "q"))
     with pytest.raises(RequestRefused):
         federation.live.answer(*token(federation, 1), Slot(99, "q"))
-    reasons = [event["reason"] for event in federation.events("rejected")]
+    reasons = [event["reason"] for event in federation.events("refused")]
     assert reasons == [TOO_MANY_REQUESTS] * driver.LOGGED_REFUSALS and len(federation.events("request")) == MAX_REQUESTS
     assert federation.live.answer(*token(federation, 1), Slot(2, "q")) is None, "others still get answers"
     assert audit(RunDirectory(tmp_path / "run")).passed
@@ -118,3 +159,31 @@ def test_log_rotates_while_the_service_answers_from_its_threads(tmp_path: Path) 
     numbers = [event["seq"] for event in RunDirectory(tmp_path / "run").events()]
     assert numbers == list(range(1, end + 1)) and segments.size(tmp_path / "run" / segments.LIVE) > 6000
     assert audit(RunDirectory(tmp_path / "run")).passed
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "safa", "C": 1.0},
+        {"name": "fedat", "G": 1, "K": 6},
+        {"name": "pisces", "first_latency": 1000.0},
+        {"name": "fedstale"},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_claimed_samples_do_not_take_over_a_method_that_weighs_by_them(method: dict[str, Any], tmp_path: Path) -> None:
+    fed = FakeFederation(tmp_path, method, devices=6, in_flight=6, per_round=6)
+    fed.step()
+    for _ in range(2):
+        fed.step()
+        for number in list(fed.transport.sent):
+            answer = fed.answer(number)
+            if fed.transport.sent[number][0] == 100:
+                answer = replace(answer, samples=2**31 - 1)
+            fed.transport.put(number, wire.answer_record(answer))
+        fed.step()
+        fed.step()
+    parts = [event["contributions"] for event in fed.events("aggregate") if len(event["contributions"]) > 1]
+    weights = [[part["weight"] for part in each] for each in parts]
+    assert weights and all(max(each) <= 0.51 * sum(each) for each in weights), "half at most"
+    assert all(min(each) > 1e-3 for each in weights), "the others still count"

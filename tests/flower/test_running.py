@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from freshet.config import resolve
 from freshet.errors import RunError
 from freshet.flower import commands, hosting
 from freshet.flower.folder import init
-from freshet.flower.running import LocalRun, Stopped, run_server, stoppable
+from freshet.flower.running import LocalRun, ServerRun, Stopped, run_server, stoppable
 from freshet.runs.lock import RunLock
 
 ATTEND = """
@@ -71,6 +73,30 @@ def test_supernode_is_restarted_with_a_message(tmp_path: Path) -> None:
     assert "device 3: its SuperNode ended with code 7; restarting in" in said
 
 
+def test_device_ends_when_the_run_is_over(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    over.touch()  # of an earlier run
+    code = ATTEND.replace(
+        "lambda text: print(text, flush=True))", "lambda text: print(text, flush=True), Path(sys.argv[3]))"
+    )
+    command = [sys.executable, "-c", "from pathlib import Path\n" + code, STAYS, str(tmp_path / "pids"), str(over)]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    (node,) = nodes(tmp_path / "pids", 1)
+    assert watcher.poll() is None and not over.exists()
+    over.touch()
+    said, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0 and said == "device 3: the run is over\n" and not is_alive(node)
+
+
+def test_refused_supernode_gets_a_hint(tmp_path: Path) -> None:
+    """Flower's SuperNode ends with code 0 and no reason when the server refuses its key."""
+    watcher = start_device(ENDS.replace("sys.exit(7)", "sys.exit(0)"), tmp_path / "pids")
+    nodes(tmp_path / "pids", 2)
+    watcher.send_signal(signal.SIGTERM)
+    said, _ = watcher.communicate(timeout=60)
+    assert "ended with code 0 (the server refuses its key, which is unknown or revoked, or its clock" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_stops_the_server_and_handlers_are_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
@@ -125,3 +151,41 @@ def test_next_server_may_start_after_the_first_has_ended(tmp_path: Path, monkeyp
         with pytest.raises(RunError, match="no SuperLink here"):
             LocalRun(tmp_path, tables, tmp_path / "run", print)
     assert not (folder.state / "deploy.pid").exists()
+
+
+class FakeChild:
+    """A process that a test ends."""
+
+    def __init__(self, command: object = None) -> None:
+        self.command = SimpleNamespace(name="superlink")
+        self.exit_code: int | None = None
+
+
+def test_everything_of_the_server_may_die_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new server app was started before the new SuperLink listened, and that ended ``deploy server``."""
+    folder = init(tmp_path, {"method": {"name": "fedavg"}, "fleet": {"devices": 1}, "run": {"until": 60.0}}, [])
+    called, said, fails = list[str](), list[str](), [False, True, False]
+
+    def call(command: commands.Command) -> list[dict]:
+        called.append(command.name)
+        if fails[len(called) - 1]:
+            raise RunError("Flower refused `run`: Connection to the SuperLink is unavailable")
+        return [{}]
+
+    def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
+        assert alive()
+        waits.append(port)
+
+    waits: list[int] = []
+    monkeypatch.setattr(commands, "start_server", lambda folder: [FakeChild(), FakeChild()])
+    monkeypatch.setattr(commands, "call", call)
+    monkeypatch.setattr(commands, "wait_for_port", wait_for_port)
+    monkeypatch.setattr(commands, "server_process", lambda folder: None)
+    monkeypatch.setattr("freshet.flower.running.Child", FakeChild)
+    server = ServerRun(folder, said.append)
+    (folder.state / "server.pid").write_text("1")  # the server app has run
+    for child in server.children:
+        child.exit_code = -9  # type: ignore[misc]
+    assert server.poll() is None and server.poll() is None
+    assert called == ["run"] * 3 and len(waits) == 3, "each start waits until the SuperLink listens"
+    assert any("unavailable" in line for line in said) and sum("restarts left" in line for line in said) == 4

@@ -5,14 +5,15 @@ import logging
 import logging.config
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freshet.flower.device_keys import MAX_LINES_PER_HOUR
 from freshet.flower.superlink_auth import (
     LIMITED_LOGGERS,
     LOGGED_REFUSALS,
-    MAX_LINES_PER_HOUR,
     AuthMiddleware,
     install,
     limit_logging,
@@ -26,7 +27,7 @@ GOOD = [f"Bearer {TOKEN}".encode()]
 @pytest.mark.parametrize(
     ("path", "client", "shown", "passes"),
     [
-        ("/v1/fleet/activate-node", "10.0.0.5", [], True),  # Flower checks its signature
+        ("/v1/fleet/activate-node", "10.0.0.5", [], False),  # devices sign their calls
         ("/health", "10.0.0.5", [], True),
         ("/v1/control/start-run", "10.0.0.5", [], False),
         ("/v1/control/start-run", "127.0.0.1", [], False),
@@ -59,7 +60,7 @@ def call(scope: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(AuthMiddleware(flower, TOKEN)(scope, lambda: None, send))
+    asyncio.run(AuthMiddleware(flower, TOKEN, Path("no keys"), Path("no log"))(scope, lambda: None, send))
     return bool(reached), sent
 
 
@@ -84,7 +85,7 @@ def test_websockets_never_pass() -> None:
 
 
 def test_refusals_are_counted_and_only_the_first_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    gate, reached = AuthMiddleware(None, TOKEN), 0
+    gate, reached = AuthMiddleware(None, TOKEN, Path("no keys"), Path("no log")), 0
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal reached
@@ -132,11 +133,11 @@ def test_strangers_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
             logger.filters.clear()
 
 
-def test_flower_uses_the_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_uses_the_middleware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.superlink.extensions import get_middleware
 
     assert get_middleware() == ()
     monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", None)
-    install(TOKEN)
+    install(TOKEN, tmp_path, tmp_path / "access.log")
     [found] = get_middleware()
-    assert found.cls is AuthMiddleware and found.kwargs == {"token": TOKEN}
+    assert found.cls is AuthMiddleware and found.kwargs["token"] == TOKEN and found.kwargs["keys"] == tmp_path

@@ -21,7 +21,7 @@ from safetensors.torch import save_file as save_torch
 from freshet import ConfigError, Observer, RunError
 from freshet.compute import ray as on_ray
 from freshet.methods.asmu.meta import ShapedSelector
-from freshet.report import live
+from freshet.report import live, loopback
 from freshet.report.export import neutralise
 from freshet.runs import checkpoint, writer
 from freshet.runs.reader import RunDirectory
@@ -291,7 +291,7 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
     import threading
     from http.client import HTTPConnection
 
-    monkeypatch.setattr(live._Handler, "timeout", 120.0)  # honest clients on a busy machine have their time
+    monkeypatch.setattr(loopback._Handler, "timeout", 120.0)  # honest clients on a busy machine have their time
     with live.WatchServer(finished("fedavg").directory) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -307,7 +307,7 @@ def test_slow_and_strange_clients_do_not_hold_up_the_live_view(finished, monkeyp
                 connection.request(method, "/", headers={"Host": host or f"127.0.0.1:{server.server_port}"})
                 assert connection.getresponse().status == code
                 connection.close()
-            monkeypatch.setattr(live._Handler, "timeout", 1.0)
+            monkeypatch.setattr(loopback._Handler, "timeout", 1.0)
             slow += (left := half_asked(server.server_port))
             begun = time.monotonic()
             for client in left:

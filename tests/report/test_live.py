@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from freshet.errors import ConfigError
-from freshet.report import live
+from freshet.report import live, loopback
 
 from .conftest import Write
 from .helpers import lines, serving
@@ -72,7 +72,7 @@ def test_new_data_as_the_run_continues(server: live.WatchServer, tmp_path: Path)
 def test_a_slow_client_is_disconnected_as_soon_as_a_silent_one(
     server: live.WatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live._Handler, "timeout", 1.0)
+    monkeypatch.setattr(loopback._Handler, "timeout", 1.0)
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as client:
         begun = time.monotonic()
         with pytest.raises(OSError):

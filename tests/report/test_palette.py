@@ -18,7 +18,9 @@ def test_each_method_of_the_paper_has_its_own_colour():
 
 def test_other_methods_have_distinct_lines():
     assert set(ORDER) == set(registry())
-    assert [dash(style) for style in styles(ORDER[12:])] == ["dash"] * (len(ORDER) - 12)
+    lines = [(paint(style), dash(style)) for style in styles(ORDER)]
+    assert len(set(lines)) == len(ORDER), "a colour and a dash of its own"
+    assert [line[1] for line in lines] == ["solid"] * 12 + ["dash"] * 12 + ["dot"] * (len(ORDER) - 24)
 
 
 def test_a_method_keeps_its_colour_beside_any_others():

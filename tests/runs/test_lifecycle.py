@@ -38,6 +38,8 @@ MERGE = Merged(0, 1, 1, 2, 1)
 class Ticking:
     """A driver with one event per second; at some of them something happens."""
 
+    checkpoint_due = False
+
     def __init__(self, writer: RunWriter, happens: dict[int, Act]) -> None:
         self.writer, self.happens = writer, happens
         self.ticks = 0

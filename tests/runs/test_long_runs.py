@@ -32,7 +32,7 @@ def long_coordinator(method: str) -> Callable[[int], None]:
     wakes = {0.0}
 
     def heed(effects: Effects) -> list[Assignment]:
-        wakes.update(at for at in (effects.wake_at, effects.look_at) if at is not None)
+        wakes.update(at for at in (effects.wake_at, effects.look_at, effects.timer_at) if at is not None)
         return list(effects.assignments)
 
     def trip(at: float, a: Assignment) -> None:

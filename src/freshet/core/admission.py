@@ -9,11 +9,12 @@ between the two. So the server's own progress does not count, whatever weight th
     step = min over 0 <= b <= 1 of |u - w_o - b (w_g - w_o)|        (b = 0 without a fresh model)
 
 A step is rejected when it is longer than ``factor`` times the median of recent steps *and* longer than the model that
-it started from, |w_o|. The second condition protects honest devices. Once most of a fleet has converged, a device that
-started long ago, or has unusual data, still takes steps of many times the median, but none that could carry the model
-away. The median includes rejected steps. A minority cannot move it, and if most devices take such steps (a learning
-rate that is too large) the run diverges and says so. Until ``MIN_LENGTHS`` steps are known, ``max(|w_o|, sqrt(n))``
-replaces the median: the norm of a model with entries of size 1, or more.
+it started from, |w_o|. The median is over the latest steps of recent devices, one per device, so a device that uploads
+often does not count for more. The second condition protects honest devices. Once most of a fleet has converged, a
+device that started long ago, or has unusual data, still takes steps of many times the median, but none that could carry
+the model away. The median includes rejected steps. A minority of devices cannot move it, and if most devices take such
+steps (a learning rate that is too large) the run diverges and says so. Until the steps of ``MIN_DEVICES`` devices are
+known, ``max(|w_o|, sqrt(n))`` replaces the median: the norm of a model with entries of size 1, or more.
 
 The same bound applies separately to the network's buffers (initially with the factor squared, since they take on the
 scale of the data at once), to the norms of vectors sent with the model, and to the number of steps. For the number of
@@ -22,8 +23,7 @@ steps, the number of samples processed replaces |w_o|.
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from freshet.core.defence import Defence
 from freshet.core.events import OWN_KEYS, Aggregated, Contribution, Merged, Noted, Rejected
 from freshet.core.layout import Layout
 from freshet.core.messages import FreshModels, Merge, Upload
-from freshet.core.method import Aggregate, Method
+from freshet.core.method import Aggregate, LocalRule, Method
 from freshet.core.saving import saving_problem
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
 
@@ -121,6 +121,8 @@ def aggregate_problem(given: Aggregate, size: int) -> str | None:
         return "numbers are not a dict"
     if not all(type(note) is Noted for note in given.notes):
         return "notes are not all of freshet.core.events.Noted"
+    if not all(type(device) is int for device in given.cancel):
+        return "cancel does not hold devices"
     taken = OWN_KEYS[Aggregated].intersection(numbers)
     if taken:
         return f"numbers are named {sorted(taken)}, which are reserved keys of the event"
@@ -160,10 +162,10 @@ def overflows(weights: Vector, update_norm: float) -> bool:
 
 #: How many times the median a step may be: over ten times the largest honest ratio observed (docs/reliability.md).
 GATE_FACTOR = 100.0
-#: The median is over this many recent lengths.
+#: The median is over the latest lengths of this many devices.
 MEDIAN_WINDOW = 101
-#: The median counts from this many lengths.
-MIN_LENGTHS = 8
+#: The median counts from this many devices, or from this many uploads if fewer devices take part.
+MIN_DEVICES, MIN_UPLOADS = 8, 32
 #: Names of the parts of an upload in a rejection.
 STEP, STATISTICS, STEPS = "step", "change of statistics", "number of steps"
 
@@ -176,35 +178,47 @@ class Excess(NamedTuple):
 
 
 class RecentLengths:
-    """The last ``MEDIAN_WINDOW`` lengths of one kind, their median, and ``factor`` times the median."""
+    """The latest length of each of the last ``MEDIAN_WINDOW`` devices, their median, and ``factor`` times the median.
 
-    __slots__ = ("_factor", "_order", "_ranked", "limit", "median")
+    A device has one place, however often it uploads.
+    """
 
-    def __init__(self, lengths: Sequence[float] = (), factor: float = GATE_FACTOR) -> None:
+    __slots__ = ("_factor", "_latest", "_ranked", "limit", "median", "uploads")
+
+    def __init__(
+        self, latest: Iterable[tuple[int, float]] = (), factor: float = GATE_FACTOR, uploads: int | None = None
+    ) -> None:
         self._factor = factor
-        self._order: deque[float] = deque()
+        self._latest: dict[int, float] = {}
         self._ranked: list[float] = []
-        #: The lower median; None while there are fewer than ``MIN_LENGTHS``.
+        #: The lower median; None while too few devices and uploads are known.
         self.median: float | None = None
         #: Lengths up to this pass at once.
         self.limit = -math.inf
-        for length in lengths:
-            self.add(length)
+        #: Lengths added so far.
+        known = tuple(latest)
+        self.uploads = 0 if uploads is None else uploads - len(known)
+        for device, length in known:
+            self.add(device, length)
 
-    def add(self, length: float) -> None:
-        """Add one length. It replaces the oldest one when the window is full."""
-        order, ranked = self._order, self._ranked
-        order.append(length)
-        if len(order) > MEDIAN_WINDOW:
-            del ranked[bisect_left(ranked, order.popleft())]
+    def add(self, device: int, length: float) -> None:
+        """Add one length. It replaces the device's last one, or that of the device not heard from for longest."""
+        latest, ranked = self._latest, self._ranked
+        old = latest.pop(device, None)
+        if old is None and len(latest) == MEDIAN_WINDOW:
+            old = latest.pop(next(iter(latest)))
+        if old is not None:
+            del ranked[bisect_left(ranked, old)]
+        latest[device] = length
         insort(ranked, length)
-        if len(ranked) >= MIN_LENGTHS:
+        self.uploads += 1
+        if len(ranked) >= MIN_DEVICES or self.uploads >= MIN_UPLOADS:
             self.median = ranked[(len(ranked) - 1) // 2]
             self.limit = self._factor * self.median
 
-    def in_order(self) -> list[float]:
-        """The lengths in the order of arrival."""
-        return list(self._order)
+    def in_order(self) -> list[tuple[int, float]]:
+        """Devices with their lengths, in the order of arrival."""
+        return list(self._latest.items())
 
 
 class LengthKind(NamedTuple):
@@ -267,18 +281,28 @@ class NormGate:
         numbers = {"length": length, "limit": limit} | ({} if usual is None else {"usual": usual})
         return Excess(f"its {kind.name} exceeds the bound of the norm gate (run.gate)", numbers)
 
-    def remember(self, lengths: Sequence[float]) -> None:
+    def remember(self, device: int, lengths: Sequence[float]) -> None:
         """Compare later uploads with these, too. A length of 0 carries no information."""
         for known, length in zip(self._known, lengths, strict=True):
             if length > 0.0:
-                known.add(length)
+                known.add(device, length)
 
-    def state(self) -> dict[str, list[float]]:
-        return {kind.name: known.in_order() for kind, known in zip(self._kinds, self._known, strict=True)}
+    def state(self) -> saving.Tree:
+        return {
+            kind.name: {"latest": [list(item) for item in known.in_order()], "uploads": known.uploads}
+            for kind, known in zip(self._kinds, self._known, strict=True)
+        }
 
-    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        known = ([float(length) for length in state[kind.name]] for kind in self._kinds)
-        self._known = [RecentLengths(lengths, self._factor) for lengths in known]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._known = [_lengths_from(state[kind.name], self._factor) for kind in self._kinds]
+
+
+def _lengths_from(saved: Any, factor: float) -> RecentLengths:
+    """Lengths from a checkpoint. Older versions did not know whose they were: each is that of an unknown device."""
+    if isinstance(saved, list):
+        saved = {"latest": [(-place, length) for place, length in enumerate(saved, 1)], "uploads": len(saved)}
+    latest = [(int(device), float(length)) for device, length in saved["latest"]]
+    return RecentLengths(latest, factor, saved["uploads"])
 
 
 # ---- all of it
@@ -295,13 +319,13 @@ class Admitted(NamedTuple):
 class Admission:
     """Checks uploads of active trips.
 
-    ``gate`` is the factor of the norm gate (None disables it). ``sends`` names the vectors that come with the model.
+    ``gate`` is the factor of the norm gate (None disables it).
     """
 
-    def __init__(self, method: Method, sends: tuple[str, ...], gate: float | None, defence: Defence | None) -> None:
+    def __init__(self, method: Method, rule: LocalRule, gate: float | None, defence: Defence | None) -> None:
         context = method.context
-        self.method, self.samples, self.layout, self.sends = method, context.samples, context.layout, sends
-        self.gate = None if gate is None else NormGate(gate, context.layout, sends)
+        self.method, self.rule, self.samples, self.layout = method, rule, context.samples, context.layout
+        self.gate = None if gate is None else NormGate(gate, context.layout, rule.sends)
         self.defence = defence
 
     def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Admitted:
@@ -325,16 +349,15 @@ class Admission:
             return Rejected(problem, device, trip)
         moved = [] if gate is None else gate.step_lengths(upload, base, fresh)
         known_finite = gate is not None and all(map(math.isfinite, moved))
-        problem = content_problem(upload, self.layout, self.sends, known_finite)
-        if problem is None:
-            problem = self.method.validate_report(upload, active)
+        problem = content_problem(upload, self.layout, self.rule.sends, known_finite)
+        problem = problem or self.rule.report_problem(upload) or self.method.validate_report(upload, active)
         if problem is not None:
             return Rejected(problem, device, trip)
         if gate is None:
             return None
         lengths = gate.all_lengths(upload, moved)
         excess = gate.find_excess(lengths, base, active.epochs * self.samples.item(device))
-        gate.remember(lengths)
+        gate.remember(device, lengths)
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
 
     def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:

@@ -7,4 +7,6 @@ import time
 
 #: When this package was imported. In the process of a trip, the time before is Flower's and the time after is ours.
 IMPORTED_AT = time.time()
+#: In a device's folder: the last run that the server has said to be over.
+OVER_FILE = "over"
 NEEDS_FLOWER = "deploying needs Flower, which is not installed; install it with: pip install 'freshet-fl[flower]'"

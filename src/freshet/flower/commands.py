@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ import tomli_w
 
 from freshet.errors import RunError
 from freshet.files import open_many, write_atomically
-from freshet.flower import NEEDS_FLOWER
+from freshet.flower import NEEDS_FLOWER, OVER_FILE
+from freshet.flower.device_keys import AHEAD_SECONDS, BEHIND_SECONDS, add_line
 from freshet.flower.folder import Folder, run_config, update_app
 from freshet.flower.security import write_secret
 
@@ -124,7 +127,8 @@ def superlink(folder: Folder) -> list[Command]:
     server, pems, variables = folder.server(), folder.certificates, flower_environment(folder)
     secret = ("--superexec-auth-secret-file", str(folder.executor_secret))
     link = [
-        *(sys.executable, "-m", "freshet.flower.superlink_auth", str(folder.control_token)),
+        *(sys.executable, "-m", "freshet.flower.superlink_auth"),
+        *(str(folder.control_token), str(folder.root / "keys"), str(folder.access_log)),
         *("--host", server.bind, "--port", str(server.port), *secret),
         *("--ssl-ca-certfile", str(pems / "ca.crt")),
         *("--ssl-certfile", str(pems / "server.crt"), "--ssl-keyfile", str(pems / "server.key")),
@@ -166,8 +170,8 @@ def unregister(folder: Folder, node_id: int) -> Command:
     return Command(f"unregister {node_id}", words, flower_environment(folder))
 
 
-def run(folder: Folder) -> Command:
-    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder).items())
+def run(folder: Folder, accept_changes: bool = False) -> Command:
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config(folder, accept_changes).items())
     words = [program("flwr"), "run", str(folder.app), CONNECTION, "--format", "json", "--run-config", settings]
     return Command("run", words, flower_environment(folder))
 
@@ -176,12 +180,22 @@ def list_nodes(folder: Folder) -> Command:
     return Command("list", [program("flwr"), "supernode", "list", CONNECTION], flower_environment(folder))
 
 
-def supernode(folder: Folder, node: int, data: str = "", model: str = "") -> Command:
-    """The SuperNode of a device. Its node config says where its data, network and memory are."""
-    device = folder.device()
-    home = Path(device.folder or folder.root / "memory" / f"node_{node}").absolute()
+def device_home(folder: Folder, node: int) -> Path:
+    """The folder of a device's memory."""
+    return Path(folder.device().folder or folder.root / "memory" / f"node_{node}").absolute()
+
+
+def over_file(folder: Folder, node: int) -> Path:
+    """The file that says that a device's run is over."""
+    return device_home(folder, node) / OVER_FILE
+
+
+def supernode(folder: Folder, node: int, data: str = "", model: str = "", trainer: str = "") -> Command:
+    """The SuperNode of a device. Its node config says where its data, network, training loop and memory are."""
+    device, home = folder.device(), device_home(folder, node)
     node_config: dict[str, Any] = {"partition-id": node, "folder": str(home)}
     node_config |= {"data": data or device.data, "model": model or device.model}
+    node_config |= {"trainer": trainer or device.trainer}
     words = [
         *(sys.executable, "-m", "freshet.flower.node", "--superlink", device.superlink),
         *("--root-certificates", str(folder.certificates / "ca.crt")),
@@ -266,11 +280,33 @@ def check_auth(folder: Folder) -> None:
         raise RunError("the SuperLink lets strangers start apps; install the supported version of Flower, 1.41.0")
 
 
+def check_clock(folder: Folder) -> None:
+    """Raise if the server's clock shows that this machine's clock is wrong. A server that is down shows nothing."""
+    trust, sent = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt")), datetime.now(UTC)
+    try:
+        answer = httpx.get(f"https://{folder.device().superlink}/health", verify=trust, timeout=10.0, trust_env=False)
+        server = parsedate_to_datetime(answer.headers["date"])
+    except (httpx.HTTPError, KeyError, ValueError):
+        return
+    ahead = (sent - server).total_seconds() - 1.0  # whole seconds are sent, and the answer may have taken long
+    behind = (server - datetime.now(UTC)).total_seconds()
+    if ahead > AHEAD_SECONDS or behind > BEHIND_SECONDS:
+        side = f"{ahead:.0f} s ahead of" if ahead > 0 else f"{behind:.0f} s behind"
+        raise RunError(f"the clock of this machine is {side} the server's, which would refuse its calls; set the clock")
+
+
+def _listens(port: int) -> bool:
+    """Whether a process listens on a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
 def wait_for_port(port: int, seconds: float, alive: Callable[[], bool]) -> None:
     """Wait until a process listens on the port."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and alive():
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        if _listens(port):
             return
         time.sleep(0.1)
     raise RunError(f"the SuperLink does not listen on port {port}; see state/logs/superlink.log")
@@ -308,11 +344,19 @@ def start_server(folder: Folder, *, executor: bool = True) -> list[Child]:
     return children
 
 
-def revoke_key(folder: Folder, node: int) -> None:
-    """Mark a key as revoked, so that the next start does not register it again."""
-    public = Path(f"{folder.key(node)}.pub")
+def revoke(folder: Folder, node: int) -> None:
+    """Lock out a device, whether or not the server runs.
+
+    The SuperLink's access control refuses a revoked key at once. A running SuperLink also forgets the node.
+    """
+    public, known = Path(f"{folder.key(node)}.pub"), folder.registered_nodes()
     if public.is_file():
         public.rename(public.with_suffix(".revoked"))
+    node_id = known.pop(node, None)
+    write_nodes(folder, known)
+    add_line(folder.access_log, f"device {node}: its key was revoked")
+    if node_id is not None and _listens(folder.server().port):
+        call(unregister(folder, node_id))
 
 
 def server_process(folder: Folder) -> int | None:

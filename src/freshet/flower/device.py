@@ -26,17 +26,20 @@ from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.messages import Assignment, Merge, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
+from freshet.data.adapters import without_loader
 from freshet.data.archives import as_data_errors
 from freshet.data.dataset import DataSet, check, own_data
-from freshet.errors import ConfigError, DataError
+from freshet.errors import ConfigError, DataError, FreshetError
 from freshet.files import open_regular, replacing
-from freshet.flower import IMPORTED_AT, wire
+from freshet.flower import IMPORTED_AT, OVER_FILE, wire
 from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
 from freshet.runs.checkpoint import Tree
 from freshet.training.batches import FederatedData
 from freshet.training.network import Factory
+from freshet.training.own_loop import TrainingLoop
+from freshet.training.task import takes_whole_batch
 from freshet.training.trainer import Setup, Trainer
-from freshet.training.trip import LocalTrip, Phase
+from freshet.training.trip import LocalTrip
 
 if TYPE_CHECKING:
     from freshet.flower.fresh import FreshClient
@@ -88,6 +91,11 @@ class DeviceFolder:
         found: Any = None if tree is None or tree.get("ticket") != ticket else tree.get("trip")
         return found if isinstance(found, dict) else None
 
+    def write_over(self) -> None:
+        """Note that a run is over, for the process that keeps the SuperNode running."""
+        with replacing(self.folder / OVER_FILE, 0o600) as file:
+            file.write(self.session.encode(errors="replace"))
+
     def _file(self, kind: str) -> Path:
         """The file name contains a hash because the server chooses the session's name, which may be any text."""
         return self.folder / f"{kind}.{hashlib.sha256(self.session.encode()).hexdigest()[:16]}.safetensors"
@@ -116,17 +124,23 @@ class DeviceFolder:
 
 _log = logging.getLogger(__name__)
 NodeConfig = Mapping[str, Any]
-#: Gives a device its training samples: ``(x, y)``, a torch Dataset or a Hugging Face Dataset.
+#: Gives a device its training samples: ``(x, y)``, a torch Dataset, a Hugging Face Dataset, or a DataLoader of either,
+#: whose ``collate_fn`` makes the batches.
 Load = Callable[[NodeConfig], Any]
 #: Seconds between two polls for a hurry of the server.
 HURRY_POLL_SECONDS = 1.0
 
 
 class Device:
-    """A device of a deployment. ``load`` and ``model`` replace the data set and network of the configuration."""
+    """A device of a deployment. ``load`` and ``model`` replace the data set and network of the configuration.
 
-    def __init__(self, load: Load | None = None, model: Factory | None = None) -> None:
-        self._load, self._model = load, model
+    ``trainer`` is the training loop of a federation with one of its own.
+    """
+
+    def __init__(
+        self, load: Load | None = None, model: Factory | None = None, trainer: TrainingLoop | None = None
+    ) -> None:
+        self._load, self._model, self._loop = load, model, trainer
 
     def app(self, federation: str | Path) -> Any:
         """The Flower client app of this device."""
@@ -144,9 +158,12 @@ class Device:
         return Message(wire.answer_record(answer), reply_to=message)
 
     def handle(
-        self, order: wire.Order | wire.FreshDelivery, config: Config, node: NodeConfig, node_id: int
+        self, order: wire.Order | wire.FreshDelivery | wire.RunOver, config: Config, node: NodeConfig, node_id: int
     ) -> wire.Answer:
         """Carry out the server's order. Under [privacy], not even the text of an error leaves the device."""
+        if isinstance(order, wire.RunOver):
+            DeviceFolder(device_folder(node, node_id), order.session).write_over()
+            return wire.Answer(order.ticket, lost="the run is over")
         try:
             return self._handle(order, config, node, node_id)
         except Exception:
@@ -174,7 +191,7 @@ class Device:
         """What this device trains with: the network, and its own shard of the data set or the samples it brings."""
         load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
-        overrides = Overrides(factory=model)
+        overrides = Overrides(factory=model, trainer=self._loop or _named_trainer(node.get("trainer")))
         if own is not None and config.data.name == CUSTOM:  # the server's samples never leave the server
             whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
             config = replace(config, data=whole)
@@ -231,7 +248,7 @@ class _Worker:
         """Train to the end, or up to a slot whose fresh model comes by message."""
         assignment, channel = order.assignment, order.channel
         trainer, at = self._trainer(assignment.device), time.time()
-        trip = LocalTrip(trainer, assignment, self._slots(order), self._rule, self._memory, order.seconds)
+        trip = trainer.begin(assignment, self._slots(order), self._rule, self._memory, order.seconds)
         with _HurryListener(channel, trip):
             return self._continue(trip, channel, order.seconds, at)
 
@@ -251,7 +268,7 @@ class _Worker:
         assignment = Assignment(**paused["assignment"])
         slots = [Slot(*slot) for slot in paused["slots"]]
         trainer, at = self._trainer(assignment.device), time.time()
-        trip = LocalTrip(trainer, assignment, slots, self._rule, self._memory, paused["seconds"])
+        trip = trainer.begin(assignment, slots, self._rule, self._memory, paused["seconds"])
         trip.restore(paused["state"])
         if delivery.slot != trip.asks_at.epoch:
             return wire.Answer(self._ticket, slot=trip.asks_at, samples=self._samples, timing=self._reported_timing())
@@ -260,14 +277,18 @@ class _Worker:
 
     def _continue(self, trip: LocalTrip, channel: wire.FreshChannel, seconds: float | None, at: float) -> wire.Answer:
         """Train on from slot to slot. Pause where the fresh model comes by message."""
-        while trip.phase is not Phase.FINISHING and trip.to_slot():
-            if channel.kind == "messages":
-                self._pause(trip, seconds)
-                self._timing["train"] = time.time() - at
-                slot, timing = trip.asks_at, self._reported_timing()
-                return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=timing)
-            self._ask(channel, trip)
-        return self._end(trip, trip.assignment, at)
+
+        def answer() -> bool:
+            if channel.kind != "messages":
+                self._ask(channel, trip)
+            return channel.kind != "messages"
+
+        if trip.advance(answer):
+            return self._end(trip, trip.assignment, at)
+        self._pause(trip, seconds)
+        self._timing["train"] = time.time() - at
+        slot, timing = trip.asks_at, self._reported_timing()
+        return wire.Answer(self._ticket, slot=slot, samples=self._samples, timing=timing)
 
     def _pause(self, trip: LocalTrip, seconds: float | None) -> None:
         assignment = trip.assignment
@@ -376,6 +397,47 @@ def process_start() -> float:
 # ---- a device's own data and network
 
 
+def check_sources(data: str, model: str, node: NodeConfig, federation: Path | None) -> list[str]:
+    """Load a device's data and network as its trips will, before it connects. Returns what was found, one line each.
+
+    Raises one sentence for a mistyped module, a missing file or samples that do not fit. ``federation`` is the file of
+    settings, if this machine has it; otherwise the device gets it with its first trip.
+    """
+    load, factory = _loader(data), _factory(model)
+    found = []
+    if federation is not None:
+        config, place = resolve(load_tables(federation)), node["partition-id"]
+        count = len(Device().setup(config, dict(node) | {"data": data, "model": model}, place).data.shards[place])
+        return [f"data: {count} samples", f"model: {model or config.model.name}"]
+    if load is not None:
+        try:
+            x, y = _pairs(load(node))
+        except FreshetError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigError("--data", f"{data} fails ({type(error).__name__}: {str(error)[:160]})") from error
+        if not len(y) or len(x) != len(y):
+            raise ConfigError("--data", f"{data} gives {len(x)} samples and {len(y)} labels; give as many of both")
+        shape = "" if isinstance(x[0], Mapping) else f" of shape {tuple(np.shape(x[0]))}"
+        found.append(f"data: {len(y)} samples{shape}")
+    if factory is not None:
+        try:
+            parameters = sum(each.numel() for each in factory().parameters())
+        except Exception as error:  # the user's own code
+            raise ConfigError("--model", f"{model} fails ({type(error).__name__}: {str(error)[:160]})") from error
+        found.append(f"model: {parameters} parameters")
+    return found
+
+
+def _pairs(own: Any) -> tuple[Any, Any]:
+    """Inputs and labels of what a loader returns, to count them."""
+    if isinstance(own, tuple) and len(own) == 2:
+        return own
+    own, _ = without_loader(own)
+    first = own[0] if len(own) else None
+    return [first[0] if isinstance(first, tuple | list) else first] * len(own), range(len(own))
+
+
 def _loader(text: str) -> Load | None:
     """The loader that ``--data`` names: none (the configuration's data set), ``module:function`` or a .npz file."""
     if not text:
@@ -390,6 +452,12 @@ def _factory(text: object) -> Factory | None:
     """The factory that ``--model`` names: none (the configuration's network) or ``module:Class``."""
     factory: Factory | None = _import_name("--model", str(text), "module:Class") if text else None
     return factory
+
+
+def _named_trainer(text: object) -> TrainingLoop | None:
+    """The training loop that ``--trainer`` names: none (the built-in loop) or ``module:function``."""
+    loop: TrainingLoop | None = _import_name("--trainer", str(text), "module:function") if text else None
+    return loop
 
 
 def _import_name(option: str, text: str, wanted: str) -> Any:
@@ -420,7 +488,7 @@ def with_samples(dataset: DataSet, own: Any, config: Config) -> DataSet:
 
 def own_samples_only(own: Any, config: Config) -> DataSet:
     """A data set of the device's own samples only, for a configuration that names none. They are not used for tests."""
-    dataset = own_data(CUSTOM, own, own, None, config.data)
+    dataset = own_data(CUSTOM, own, own, None, config.data, whole=takes_whole_batch(config.training.task))
     assert dataset is not None
     if dataset.mean is not None:
         problem = "gives uint8 images, which would be scaled by the statistics of this device alone; give float32"

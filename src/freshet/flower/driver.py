@@ -3,8 +3,12 @@
 One thread drives: it starts trips, handles answers and tests the model. The fresh-model service calls in from its own
 threads. Code that touches the core or the log holds the lock; nothing is sent under it. Only the driving thread
 changes the model, so testing the model needs no lock.
+
+Everything that happens to the core goes through ``_happen``, which also adds it to the journal. A killed server
+restores its checkpoint and lets the entries of the journal happen again, at the same times.
 """
 
+import contextlib
 import math
 import statistics
 import threading
@@ -13,19 +17,25 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
-from freshet.core.events import Noted, Rejected
-from freshet.core.messages import Assignment, Fresh, Request, Slot
-from freshet.core.saving import Tree
+from freshet.core.defence import SAMPLES_NOTE
+from freshet.core.events import Noted, Refused
+from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
+from freshet.core.saving import Tree, dump, rebuild
 from freshet.core.server import NO_TRIP, RequestRefused
 from freshet.core.stopping import KnownLoss
 from freshet.core.vectors import Vector
 from freshet.flower import wire
-from freshet.flower.security import Tokens, new_ticket
+from freshet.flower.journal import Journal
+from freshet.flower.security import Tokens, new_ticket, trip_ticket
+from freshet.flower.status import WRITE_SECONDS, DeviceState
+from freshet.flower.status import write as write_status
 from freshet.flower.wire import MalformedMessage
 from freshet.runs.checkpoint import copy_arrays
+from freshet.runs.reader import CHECKPOINTS
 from freshet.runs.writer import RunWriter
 from freshet.training.task import Score
 
@@ -41,6 +51,8 @@ TOO_MANY_REQUESTS = "requests the fresh model too often"
 LOGGED_REFUSALS = 100
 #: Latest trips of each device that the medians are computed over.
 TIMED_TRIPS = 1000
+#: Bytes of journal after which a checkpoint is due.
+JOURNAL_BYTES = 1 << 30
 
 
 class Reply(NamedTuple):
@@ -81,6 +93,10 @@ class NetworkSettings:
     wait_for: int = 1
     #: Seconds between two polls for online nodes.
     node_poll: float = 2.0
+    #: File for the status of server and devices (empty: none).
+    status: str = ""
+    #: Seconds at the end of the run to tell the devices that it is over (0: they are not told).
+    farewell: float = 0.0
 
 
 @dataclass(slots=True)
@@ -187,19 +203,39 @@ class LiveDriver:
         self.coordinator, self.server, self.transport, self.writer = coordinator, coordinator.server, transport, writer
         self.network, self.eval_every, self._stop_diverged = network, eval_every, stop_diverged
         self._evaluate, self._tokens = evaluate, tokens
+        self.server.can_interrupt = False
         #: ``{node: device}``. Without a given list, devices are numbered in the order in which nodes appear.
         self.devices: dict[int, int] = dict(nodes)
         self._listed = bool(nodes)
         self.session = new_ticket()
         self.trips: dict[int, LiveTrip] = {}
         self.over = self._concluded = False
+        #: Whether requests are answered: not before a resumed run has restored its trips.
+        self.ready = False
         self._lock = threading.RLock()
+        self._journal = Journal(writer.directory / CHECKPOINTS)
+        self._happenings: dict[str, Callable[..., Any]] = {
+            "tick": self._on_tick,
+            "node": self._on_node,
+            "request": self._on_request,
+            "message request": self._on_message_request,
+            "upload": self._on_upload,
+            "loss": self._on_loss,
+            "test": self._on_test,
+            "resumed": self._on_resumed,
+        }
         self._online: set[int] = set()
+        #: What is known about each device, for people.
+        self.states = {device: DeviceState(device) for device in range(self.server.context.devices)}
+        self._until, self._last_status = math.inf, -1e9
+        self._bounded: set[int] = set()
         self._last_poll, self._last_present, self._refusals = -1e9, -1, 0
         self._start, self._earlier_seconds = time.monotonic(), 0.0
         self._wakes: list[float] = []
         self._next_test, self._last_test = 0.0, -1.0
         self._tested: tuple[int, Score] | None = None
+        #: The model of the test that happens now, if it is a new version.
+        self._tested_model: Vector | None = None
         self._started = False
         self.totals: dict[int, TripTotals] = defaultdict(TripTotals)
         #: Messages sent: one per trip, or two if the fresh model comes by message.
@@ -209,6 +245,11 @@ class LiveDriver:
         self.seconds: dict[int, dict[str, deque[float]]] = defaultdict(lambda: defaultdict(latest))
 
     # ---- Driver
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the journal is so long that a checkpoint should replace it."""
+        return self._journal.nbytes > JOURNAL_BYTES
 
     @property
     def now(self) -> float:
@@ -223,6 +264,7 @@ class LiveDriver:
         while not self.over and self.now < until:
             if between():
                 return False
+            self.ready = True
             self._poll_nodes()
             if not (waits := self._waits_for_devices()):
                 self._tick()
@@ -233,6 +275,7 @@ class LiveDriver:
                 self._next_test = next_multiple(self.now, self.eval_every)
                 self.over |= self._stop_diverged and self.coordinator.divergence_monitor.diverged is not None
             self.writer.progress(self.now)
+            self._write_status(until)
             time.sleep(self.network.poll)
         return True
 
@@ -243,11 +286,110 @@ class LiveDriver:
         if self._tested is None or self._tested[0] != self.server.version or self.now - self._last_test > 1.0:
             self._test()
         self.coordinator.divergence_monitor.check_latest()
+        self._write_status(self._until, ended=True)
+        self._tell_over()
+
+    def _tell_over(self) -> None:
+        """Tell every device that is online that the run is over, and wait until they know."""
+        end, waiting = time.monotonic() + self.network.farewell, set[str]()
+        content = wire.over_record(wire.RunOver(self.session))
+        with contextlib.suppress(ConnectionError):
+            for node in self._online if self.network.farewell else ():
+                if self.devices.get(node, -1) >= 0:
+                    waiting.add(self.transport.send(node, content, self.network.farewell))
+            while waiting and time.monotonic() < end:
+                waiting -= {reply.message for reply in self.transport.receive(sorted(waiting))}
+                time.sleep(self.network.poll)
 
     def facts(self) -> dict[str, Any]:
         """Facts for the summary: the coordinator's, and median seconds by phase over the latest trips."""
         facts = {"real_time": True, "trip_seconds": medians(self.seconds.values()), "messages": self.messages}
         return self.coordinator.facts(self.now) | facts
+
+    # ---- what happens to the core, now or again from the journal
+
+    def _happen(self, kind: str, now: float, **what: Any) -> Any:
+        """Let something happen to the core, and add it to the journal."""
+        result = self._happenings[kind](now, **what)
+        self._journal.append({"kind": kind, "now": now, "what": what})
+        return result
+
+    def _replay(self, entry: Tree) -> None:
+        """Let an entry of the journal happen again."""
+        self._happenings[entry["kind"]](entry["now"], **entry["what"])
+        self._earlier_seconds = max(self._earlier_seconds, entry["now"])
+
+    def _on_tick(self, now: float, at: float, present: list[int]) -> None:
+        self._wakes.remove(at)
+        if self.server.synchronous and not self.trips and not present:  # do not count a round without devices
+            self.wake(self.coordinator.postpone(at, now))
+        else:
+            self._carry_out(self.coordinator.tick(at, set(present).__contains__, now), now)
+
+    def _on_node(self, now: float, node: int, device: int) -> None:
+        self.devices = self.devices | {node: device}  # a new dict: other threads may read the old one
+
+    def _on_request(self, now: float, device: int, trip: int, slot: list[Any]) -> Fresh | None:
+        """A device asks the service. A refused request is not in the journal."""
+        effects = self.coordinator.request(Request(device, trip, Slot(*slot)))
+        if any(isinstance(event, Refused) for event in effects.events):
+            self._refuse(effects)
+        self._carry_out(effects, now)
+        self.trips[device].fresh = effects.fresh
+        return effects.fresh
+
+    def _on_message_request(self, now: float, device: int, slot: list[Any], timing: Mapping[str, float]) -> None:
+        """A device asks by message. The second message of its trip delivers the fresh model."""
+        trip, asked = self.trips[device], Slot(*slot)
+        effects = self.coordinator.request(Request(device, trip.assignment.trip, asked))
+        self._carry_out(effects, now)
+        trip.fresh, trip.second_message, trip.slot, trip.message = effects.fresh, True, asked.epoch, ""
+        trip.add_timing(timing)
+
+    def _on_upload(
+        self,
+        now: float,
+        device: int,
+        upload: Any,
+        samples: int | None,
+        unreached: str,
+        seconds: Mapping[str, float],
+        started: float,
+    ) -> None:
+        """A trained model has come. In a replay, a trip that was given up before the checkpoint is not there."""
+        self.trips.pop(device, None)
+        totals, given = self.totals[device], rebuild(Upload, upload)
+        number = given.trip
+        for phase, value in seconds.items():
+            self.seconds[device][phase].append(value)
+        self.states[device].record_upload(self.now - now)
+        totals.trips, totals.seconds = totals.trips + 1, totals.seconds + now - started
+        self._carry_out(self.coordinator.upload_arrived(now, device, number, lambda: given, samples), now)
+        if unreached:
+            note = {"device": device, "trip": number, "reason": unreached}
+            self.writer.event(now, Noted("trained on without the fresh model", note))
+
+    def _on_loss(self, now: float, device: int, trip: int, reason: str) -> None:
+        self.trips.pop(device, None)
+        state = self.states[device]
+        state.lost, state.last_loss = state.lost + 1, reason
+        self._carry_out(self.coordinator.trip_lost(now, device, trip, reason), now)
+
+    def _on_test(self, now: float, loss: float, metrics: Mapping[str, float], version: int) -> None:
+        model = self._tested_model
+        if model is None and version == self.server.version:  # replayed: the model of then
+            model = self.server.method.evaluation_model(self.server)
+        self._last_test = now
+        self.coordinator.divergence_monitor.test(now, KnownLoss(loss))
+        event, row = self.coordinator.test()
+        self.writer.event(now, event._replace(numbers={**metrics, "loss": loss}), row=row, model=model)
+
+    def _on_resumed(self, now: float) -> None:
+        """The server has restarted. It sends every trip again, and waits for no message of an abandoned one."""
+        self.server.away.clear()
+        self.trips = dict(self._in_flight())
+        for trip in self.trips.values():
+            trip.message, trip.sent, trip.wall_start = "", now, None
 
     # ---- starting trips
 
@@ -257,16 +399,10 @@ class LiveDriver:
             self._wakes.append(at)
 
     def _tick(self) -> None:
-        due = [at for at in self._wakes if at <= self.now]
-        self._wakes = [at for at in self._wakes if at not in due]
-        present = self._present()
-        for at in due:
+        present = sorted(self._present())
+        for at in [at for at in self._wakes if at <= self.now]:
             with self._lock:
-                if self.server.synchronous and not self.trips and not present:  # do not count a round without devices
-                    self.wake(self.coordinator.postpone(at, self.now))
-                else:
-                    now = self.now
-                    self._carry_out(self.coordinator.tick(at, present.__contains__, now), now)
+                self._happen("tick", self.now, at=at, present=present)
 
     def _present(self) -> set[int]:
         return {self.devices.get(node, -1) for node in self._online} - {-1}
@@ -295,29 +431,44 @@ class LiveDriver:
             free = sorted(set(range(self.server.context.devices)) - set(self.devices.values()))
             if self._listed or not free:
                 self.writer.say(f"node {node} is not one of this federation's devices and is ignored")
-            number = -1 if self._listed or not free else free[0]
-            self.devices = self.devices | {node: number}  # a new dict: other threads may read the old one
+            with self._lock:
+                self._happen("node", self.now, node=node, device=-1 if self._listed or not free else free[0])
         self._online = found
 
     def _node(self, device: int) -> int | None:
         return next((node for node, number in self.devices.items() if number == device), None)
 
-    def _carry_out(self, effects: Effects, now: float | None = None) -> None:
+    def _carry_out(self, effects: Effects, now: float) -> None:
         """Log the events and carry out what the core decided. Messages are sent later, without the lock."""
-        now = self.now if now is None else now
         for event in effects.events:
             self.writer.event(now, event)
+            if isinstance(event, Noted) and event.about == SAMPLES_NOTE:
+                self._tell_bounded(**event.numbers)
         for assignment in effects.assignments:
-            self.trips[assignment.device] = LiveTrip(assignment, new_ticket(), now)
-        for device in effects.hurry:
+            ticket = trip_ticket(self.session, *assignment[:3])
+            self.trips[assignment.device] = LiveTrip(assignment, ticket, now)
+        for device in (*effects.hurry, *effects.cancelled):
             self.trips[device].urgent = True
         self.wake(effects.wake_at)
         self.wake(effects.look_at)
+        self.wake(effects.timer_at)
         self.over |= self.coordinator.over
+
+    def _tell_bounded(self, device: int, claimed: int, counted: int) -> None:
+        """Tell once per device that its samples do not all count."""
+        if device not in self._bounded:
+            self._bounded.add(device)
+            problem = (
+                f"device {device} reports {claimed} samples; {counted} count, so that no device outweighs the rest"
+            )
+            self.writer.say(f"{problem} (defence.max_share)")
 
     def _send(self) -> None:
         """Send due messages to online nodes. A node that stays offline loses its trip."""
-        for device, trip in [each for each in self.trips.items() if not each[1].message]:
+        due = [each for each in self.trips.items() if not each[1].message]
+        if due:
+            self._journal.sync()
+        for device, trip in due:
             node = self._node(device)
             if node in self._online and node is not None:
                 content = self._content(node, trip)
@@ -379,7 +530,9 @@ class LiveDriver:
         if answer.upload is not None:
             self._upload(device, trip, answer)
         elif answer.slot is not None and self._may_ask(trip, answer.slot):
-            self._send_fresh(device, trip, answer.slot, answer.timing)
+            with self._lock:
+                what = {"device": device, "slot": list(answer.slot), "timing": dict(answer.timing)}
+                self._happen("message request", self.now, **what)
         else:
             self._lose(device, answer.lost or "requests the fresh model too often")
 
@@ -391,55 +544,41 @@ class LiveDriver:
         return not trip.second_message or slot.epoch in (trip.slot, *(each.epoch for each in later))
 
     def _upload(self, device: int, trip: LiveTrip, answer: wire.Answer) -> None:
-        upload, number = answer.upload, trip.assignment.trip
-        assert upload is not None
-        self._record_timing(device, trip, answer)
+        assert answer.upload is not None
+        self.states[device].software = answer.software
+        samples = answer.samples if 0 < answer.samples <= MAX_SAMPLES else None
         with self._lock:
-            now, totals = self.now, self.totals[device]
-            del self.trips[device]
-            totals.trips, totals.seconds = totals.trips + 1, totals.seconds + now - trip.started
-            samples = answer.samples if 0 < answer.samples <= MAX_SAMPLES else None
-            self._carry_out(self.coordinator.upload_arrived(now, device, number, lambda: upload, samples), now)
-            if answer.unreached:
-                note = {"device": device, "trip": number, "reason": answer.unreached}
-                self.writer.event(self.now, Noted("trained on without the fresh model", note))
-
-    def _send_fresh(self, device: int, trip: LiveTrip, slot: Slot, timing: Mapping[str, float]) -> None:
-        """The device requests the fresh model by message. The second message of its trip delivers it."""
-        with self._lock:
-            effects = self.coordinator.request(Request(device, trip.assignment.trip, slot))
-            self._carry_out(effects)
-            trip.fresh, trip.second_message, trip.slot, trip.message = effects.fresh, True, slot.epoch, ""
-            trip.add_timing(timing)
+            now = self.now
+            timed = answer.timing and trip.wall_start is not None  # a repeated answer has no timing
+            self._happen(
+                "upload",
+                now,
+                device=device,
+                upload=dump(answer.upload),
+                samples=samples,
+                unreached=answer.unreached,
+                seconds=trip.durations(now - trip.started, answer.timing) if timed else {},
+                started=trip.started,
+            )
 
     def _lose(self, device: int, reason: str) -> None:
         with self._lock:
-            trip = self.trips.pop(device)
-            self._carry_out(self.coordinator.trip_lost(self.now, device, trip.assignment.trip, reason))
-
-    def _record_timing(self, device: int, trip: LiveTrip, answer: wire.Answer) -> None:
-        """Record a trip's seconds by phase. A repeated answer has none."""
-        if answer.timing and trip.wall_start is not None:
-            parts = trip.durations(self.now - trip.started, answer.timing)
-            for phase, value in parts.items():
-                self.seconds[device][phase].append(value)
+            self._happen("loss", self.now, device=device, trip=self.trips[device].assignment.trip, reason=reason)
 
     # ---- called by the fresh-model service, from its threads
 
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
-        """The current model for a device in mid-training, None if there is nothing newer. Raises ``RequestRefused``."""
+        """The current model for a device in mid-training, None if there is nothing newer. Raises ``RequestRefused``.
+
+        The answer is in the journal before it leaves: the device's upload will name the model that it was sent.
+        """
         with self._lock:
             live = self._authorised_trip(device, trip, token)
             if live.exceeds_requests(self.server.slots_allowed(live.assignment.epochs)):
-                effects = self.coordinator.reject(TOO_MANY_REQUESTS)
-            else:
-                effects = self.coordinator.request(Request(device, trip, slot))
-            if any(isinstance(event, Rejected) for event in effects.events):
-                self._note_refusal(effects)
-                raise RequestRefused("the request is not allowed")
-            self._carry_out(effects)
-            live.fresh = effects.fresh
-            return effects.fresh
+                self._refuse(self.coordinator.refuse(TOO_MANY_REQUESTS))
+            fresh: Fresh | None = self._happen("request", self.now, device=device, trip=trip, slot=list(slot))
+            self._journal.sync()
+            return fresh
 
     def is_urgent(self, device: int, trip: int, token: str) -> bool:
         """Whether the method wants this trip's model soon."""
@@ -447,40 +586,78 @@ class LiveDriver:
             return self._authorised_trip(device, trip, token).urgent
 
     def _authorised_trip(self, device: int, trip: int, token: str) -> LiveTrip:
-        """Return the trip that a token belongs to. Log and refuse a request with a wrong token."""
+        """Return the trip that a token belongs to. A stranger does not learn which trips there are."""
+        if not self.ready:
+            raise ConnectionError("the server is starting")
         if self._concluded:
             raise RequestRefused("the run is over")
         live, node = self.trips.get(device), self._node(device)
         if live is None or node is None or live.assignment.trip != trip:
-            reason = NO_TRIP
-        elif self._tokens.fits(token, node, device, trip, live.ticket):
-            return live
-        else:
-            reason = WRONG_TOKEN
-        self._note_refusal(self.coordinator.reject(reason))
-        raise RequestRefused(reason)
+            return self._refuse(self.coordinator.refuse(NO_TRIP))
+        if not self._tokens.fits(token, node, device, trip, live.ticket):
+            return self._refuse(self.coordinator.refuse(WRONG_TOKEN))
+        return live
 
-    def _note_refusal(self, effects: Effects) -> None:
-        """Log a refused request, up to a limit, so that refusals cannot fill the disk."""
+    def _refuse(self, effects: Effects) -> NoReturn:
+        """Log a refused request, up to a limit, so that refusals cannot fill the disk. Its sender gets no reason."""
         self._refusals += 1
         if self._refusals <= LOGGED_REFUSALS:
-            self._carry_out(effects)
+            self._carry_out(effects, self.now)
+        raise RequestRefused("the request is not allowed")
+
+    # ---- status for people
+
+    def status(self) -> dict[str, Any]:
+        """The state of the run, in numbers. The states of the devices are in ``states``."""
+        counts, rows = self.coordinator.counts, self.writer.metrics
+        name = str(rows[-1].get("metric", "accuracy")) if rows else ""
+        score = rows[-1].get(name) if rows else None
+        return {
+            "seconds": self.now,
+            "until": None if self._until == math.inf else self._until,
+            "version": self.server.version,
+            "uploads": counts.uploads,
+            "rejected": counts.rejected,
+            "lost": counts.lost,
+            "score": [name, score] if isinstance(score, int | float) else None,
+            "waiting_for": self.network.wait_for if not (self.messages or self.trips) else 0,
+        }
+
+    def _write_status(self, until: float, ended: bool = False) -> None:
+        """Write the status file if it is time."""
+        self._until = until
+        if not self.network.status or not (ended or time.monotonic() - self._last_status >= WRITE_SECONDS):
+            return
+        self._last_status = time.monotonic()
+        with self._lock:
+            self._update_states()
+            write_status(Path(self.network.status), self.status() | {"ended": ended}, list(self.states.values()))
+
+    def _update_states(self) -> None:
+        for node, device in self.devices.items():
+            if device >= 0:
+                state = self.states[device]
+                state.node, state.trips = node, self.totals[device].trips
+                trip = self.trips.get(device)
+                if node in self._online:
+                    state.enter("training" if trip is not None and trip.message else "online")
+                elif state.state != "never":
+                    state.enter("offline")
 
     # ---- testing the model
 
     def _test(self) -> None:
-        version = self.server.version
+        version, model = self.server.version, None
         if self._tested is None or self._tested[0] != version:
-            self._tested = (version, self._evaluate(self.server.method.evaluation_model(self.server)))
+            model = self.server.method.evaluation_model(self.server)
+            self._tested = (version, self._evaluate(model))
         score = self._tested[1]
         with self._lock:
-            at = self.now
-            if at <= self._last_test:
-                return
-            self._last_test = at
-            self.coordinator.divergence_monitor.test(at, KnownLoss(score.loss))
-            event, row = self.coordinator.test()
-            self.writer.event(at, event._replace(numbers={**score.metrics, "loss": score.loss}), row=row)
+            if self.now > self._last_test:
+                self._tested_model = model
+                what = {"loss": score.loss, "metrics": dict(score.metrics), "version": version}
+                self._happen("test", self.now, **what)
+                self._tested_model = None
 
     # ---- checkpoint: trips in flight are sent again; a device that has finished one repeats its answer
 
@@ -500,17 +677,16 @@ class LiveDriver:
                 "done": {str(device): [each.trips, each.seconds] for device, each in self.totals.items()},
                 "seconds": {str(device): {k: list(v) for k, v in by.items()} for device, by in self.seconds.items()},
                 "log": self.writer.position(),
+                "journal": self._journal.mark_checkpoint(),
             }
 
     def restore(self, tree: Tree, until: float) -> None:
-        """Continue from a saved state. Every trip that was in flight is sent again with its ticket."""
+        """Continue from a saved state and the journal. Every trip in flight is sent again with its ticket."""
         self.coordinator.restore(tree["coordinator"])
-        self.server.away.clear()  # no one waits for their messages any more
         for device, samples in enumerate(tree["samples"]):
             self.server.set_samples(device, int(samples))
         self._earlier_seconds, self._start = tree["now"], time.monotonic()
         self._wakes, self.session, self._started = list(tree["wakes"]), tree["session"], True
-        self._next_test = next_multiple(self._earlier_seconds, self.eval_every)
         if not self._listed:
             self.devices = {int(node): device for node, device in tree["devices"].items()}
         for device, saved in tree["journeys"].items():
@@ -521,6 +697,13 @@ class LiveDriver:
         for device, by in tree["seconds"].items():
             for phase, values in by.items():
                 self.seconds[int(device)][phase].extend(values)
+        if "journal" in tree:  # runs of older versions have none
+            for entry in self._journal.read(tree["journal"]):
+                self._replay(entry)
+        self._journal.begin_file()
+        self._start = time.monotonic()
+        self._happen("resumed", self.now)
+        self._next_test = next_multiple(self._earlier_seconds, self.eval_every)
 
     def _in_flight(self) -> list[tuple[int, LiveTrip]]:
         """Trips that were not given up. (The answer to an abandoned trip still shows that its device is free.)"""
@@ -530,8 +713,7 @@ class LiveDriver:
         active, store = self.server.active_trips[device], self.server.store
         where = (device, active.trip, active.base, active.age, store.get(active.base), active.epochs, active.lr)
         assignment = Assignment(*where, tree["instruction"], copy_arrays(tree["vectors"]))
-        trip = LiveTrip(assignment, tree["ticket"], tree["started"], sent=self.now, second_message=tree["onward"])
-        trip.wall_start = None
+        trip = LiveTrip(assignment, tree["ticket"], tree["started"], second_message=tree["onward"])
         trip.slot = tree["slot"]
         sent = next((each for each in active.sent if each.version == tree["fresh"]), None)
         if sent is not None:

@@ -16,6 +16,7 @@ from freshet.config import check_deployable, load_tables, resolve
 from freshet.core.method import Options, first_problem
 from freshet.errors import ConfigError, RunError
 from freshet.flower import security
+from freshet.flower.status import STATUS_FILE
 
 PYPROJECT = """\
 [build-system]
@@ -51,10 +52,13 @@ authority = ""
 token-key = ""
 nodes = ""
 pid = ""
+status = ""
 ttl = 600.0
 patience = 120.0
 wait-for = 1
+farewell = 0.0
 poll = 0.2
+accept-changes = false
 """
 
 SERVER_APP = '''\
@@ -157,7 +161,7 @@ def readme(root: Path, host: str, port: int, fresh_port: int) -> str:
 
 def units(root: Path) -> dict[str, str]:
     server = UNIT.format(what="server", python=sys.executable, command=f"server {root}")
-    device = UNIT.format(what="device %i", python=sys.executable, command=f"device {root} --node %i")
+    device = UNIT.format(what="device %i", python=sys.executable, command=f"device {root} --node %i --stay")
     return {"freshet-server.service": server, "freshet-device@.service": device}
 
 
@@ -180,6 +184,7 @@ class ServerFile(Options):
     patience: float = Field(120.0, gt=0, description="seconds that a triggered device may be offline")
     wait_for: int = Field(1, ge=1, description="devices that must be online before the first trip starts")
     restarts: int = Field(5, ge=0, description="how often a dead process of the server is restarted")
+    farewell: float = Field(60.0, ge=0, description="most seconds at the end of a run to tell devices that it is over")
 
 
 class DeviceFile(Options):
@@ -188,6 +193,7 @@ class DeviceFile(Options):
     superlink: str = Field(description="host:port of the SuperLink")
     data: str = Field("", description="module:function, a file .npz, or empty: the configuration's data set")
     model: str = Field("", description="module:Class, or empty: the configuration's network")
+    trainer: str = Field("", description="module:function, or empty: the built-in training loop")
     folder: str = Field("", description="memory of the device (default: memory/ in the deployment's folder)")
     port: int = Field(0, ge=0, le=65535, description="local port of the SuperNode (0: 19100 + the node's number)")
 
@@ -223,6 +229,16 @@ class Folder:
     def executor_secret(self) -> Path:
         """The secret of the process that starts the server app."""
         return self.state / "executor.secret"
+
+    @property
+    def status(self) -> Path:
+        """What the server says about itself and its devices."""
+        return self.state / STATUS_FILE
+
+    @property
+    def access_log(self) -> Path:
+        """Logins, refusals and revocations, a line each."""
+        return self.state / "logs" / "access.log"
 
     def key(self, node: int) -> Path:
         return self.root / "keys" / f"node_{node}"
@@ -300,7 +316,7 @@ def update_app(folder: Folder) -> dict[str, Any]:
     return tables
 
 
-def run_config(folder: Folder) -> dict[str, Any]:
+def run_config(folder: Folder, accept_changes: bool = False) -> dict[str, Any]:
     """The settings of the server app, for ``flwr run --run-config``."""
     server, pems = folder.server(), folder.certificates
     return {
@@ -314,9 +330,12 @@ def run_config(folder: Folder) -> dict[str, Any]:
         "token-key": str(folder.state / "token.key"),
         "nodes": str(folder.nodes),
         "pid": str(folder.state / "server.pid"),
+        "status": str(folder.status),
         "ttl": server.ttl,
         "patience": server.patience,
         "wait-for": server.wait_for,
+        "farewell": server.farewell,
+        "accept-changes": accept_changes,
     }
 
 

@@ -36,10 +36,13 @@ class FreshSource(Protocol):
     """What the service calls: the driver."""
 
     def answer(self, device: int, trip: int, token: str, slot: Slot) -> Fresh | None:
-        """The fresh model, or None if there is nothing newer. Raises ``RequestRefused``."""
+        """The fresh model, or None if there is nothing newer.
+
+        Raises ``RequestRefused``, or ``ConnectionError`` if the device should try again.
+        """
 
     def is_urgent(self, device: int, trip: int, token: str) -> bool:
-        """Whether the server wants this trip's upload soon. Raises ``RequestRefused``."""
+        """Whether the server wants this trip's upload soon. Raises the same."""
 
 
 class FreshService:
@@ -100,6 +103,8 @@ def _guard(call: Callable[[dict[str, Any]], bytes]) -> Callable[[bytes, Any], by
             return call(fields)
         except RequestRefused as refusal:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
+        except ConnectionError as problem:  # the device tries again
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         except (MalformedMessage, ValueError, RecursionError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "invalid request")
         raise AssertionError("abort() raises")

@@ -24,13 +24,20 @@ from freshet.flower.server_app import ServerSettings, serve
 from freshet.flower.transport import FlowerTransport
 from freshet.runs.lifecycle import RunOutcome
 from freshet.runs.lock import RunLock
+from freshet.runs.writer import Observer
 
 #: Seconds within which the SuperLink must hand over the run, and seconds between two checks that it runs.
 HANDOVER_TIMEOUT_SECONDS, POLL_SECONDS = commands.FLOWER_TIMEOUT_SECONDS, 1.0
 
 
 def host(
-    config: Config, overrides: Overrides, root: Path, hosts: Sequence[str], server: Mapping[str, Any]
+    config: Config,
+    overrides: Overrides,
+    root: Path,
+    hosts: Sequence[str],
+    server: Mapping[str, Any],
+    accept_changes: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> RunOutcome:
     """Serve a federation until its run has ended. A stopped run is resumed."""
     if config.fleet.custom:
@@ -40,7 +47,8 @@ def host(
         # this configuration replaces the one of an earlier call
         (folder.root / "federation.toml").write_text(tomli_w.dumps(config.tables()), encoding="utf-8")
         with _superlink(folder), _task(folder) as grid:
-            return serve(config, ServerSettings.read(run_config(folder)), FlowerTransport(grid), overrides)
+            settings = ServerSettings.read(run_config(folder, accept_changes))
+            return serve(config, settings, FlowerTransport(grid), overrides, observers)
 
 
 @contextmanager

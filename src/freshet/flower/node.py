@@ -1,4 +1,4 @@
-"""A SuperNode that exits when it stops working.
+"""A SuperNode that exits when it stops working, and whose local port is closed to other users.
 
     python -m freshet.flower.node [options of flower-supernode]
 
@@ -10,10 +10,13 @@ import os
 import sys
 import traceback
 
+from freshet.flower.local_port import close_to_other_users
+
 
 def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    close_to_other_users()
     code: int | str | None = 1
     try:
         flower_supernode()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -11,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from freshet.errors import RunError
-from freshet.flower import commands
+from freshet.flower import commands, status
 from freshet.flower.commands import Child, Command
 from freshet.flower.folder import Folder, init
 from freshet.runs.lifecycle import interruptible
@@ -25,8 +27,12 @@ from freshet.runs.writer import RunWriter, default_directory
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 0.5
+#: Seconds between two lines about the progress of a run.
+PROGRESS_SECONDS = 10.0
 #: Seconds that a server app may take to start, and seconds before a SuperNode is restarted.
 SERVER_APP_TIMEOUT_SECONDS, DEVICE_RETRY_SECONDS = 300.0, 5.0
+#: Why a SuperNode ends by itself.
+REFUSED_HINT = " (the server refuses its key, which is unknown or revoked, or its clock; access.log on the server says)"
 
 
 class Stopped(Exception):
@@ -52,8 +58,9 @@ def stoppable() -> Iterator[None]:
 class ServerRun:
     """A server with its run: SuperLink, executor and server app. Restarts what dies, up to ``restarts`` times."""
 
-    def __init__(self, folder: Folder, say: Say) -> None:
+    def __init__(self, folder: Folder, say: Say, accept_changes: bool = False) -> None:
         self.folder, self.say, self.out = folder, say, folder.out()
+        self._accept_changes = accept_changes
         self.children = commands.start_server(folder)
         self._restarts = folder.server().restarts
         self._started_at = 0.0
@@ -64,9 +71,14 @@ class ServerRun:
             raise
 
     def _start_run(self) -> None:
+        """Start the server app. The SuperLink may have been restarted a moment ago."""
+        link = self.children[0]
+        commands.wait_for_port(
+            self.folder.server().port, commands.FLOWER_TIMEOUT_SECONDS, lambda: link.exit_code is None
+        )
         for name in ("server.pid", "server.error"):
             (self.folder.state / name).unlink(missing_ok=True)
-        commands.call(commands.run(self.folder))
+        commands.call(commands.run(self.folder, self._accept_changes))
         self._started_at = time.monotonic()
 
     def poll(self) -> str | None:
@@ -85,7 +97,11 @@ class ServerRun:
                 raise RunError(f"the server app failed: {failed.read_text(encoding='utf-8').strip()}")
             if status is None:
                 self._use_restart("the server app died")
-                self._start_run()
+                try:
+                    self._start_run()
+                except RunError as problem:  # the SuperLink has died as well; the next poll restarts both
+                    self._started_at = -math.inf
+                    self.say(str(problem))
         return status
 
     def status(self) -> str | None:
@@ -118,18 +134,20 @@ class ServerRun:
         commands.stop(self.children)
 
 
-def run_server(folder: Folder, say: Say) -> str:
+def run_server(folder: Folder, say: Say, accept_changes: bool = False) -> str:
     """Run a server in the foreground until its run has ended or it is stopped. Returns the run's status."""
     own = folder.state / "deploy.pid"
     with RunLock(folder.state), stoppable():  # a second server would end the run of the first
         server = None
         try:
             own.write_text(f"{os.getpid()}\n", encoding="ascii")
-            server = ServerRun(folder, say)
+            server = ServerRun(folder, say, accept_changes)
             say(f"the federation runs; run directory: {server.out}")
-            while (status := server.poll()) is None:
+            progress = ProgressPrinter(folder, say)
+            while (ended := server.poll()) is None:
+                progress()
                 time.sleep(_POLL_SECONDS)
-            return status
+            return ended
         except Stopped:
             return "interrupted"
         finally:
@@ -138,18 +156,26 @@ def run_server(folder: Folder, say: Say) -> str:
             own.unlink(missing_ok=True)
 
 
-def run_device(command: Command, say: Say) -> None:
+def run_device(command: Command, say: Say, over: Path | None = None) -> None:
     """Run a device in the foreground. Its SuperNode is restarted whenever it ends, until a signal stops this.
 
-    A SuperNode that returns before the SuperLink has noticed its absence is refused for about a minute.
+    It also ends when the file ``over`` appears, which says that the run is over. A SuperNode that returns before the
+    SuperLink has noticed its absence is refused for about a minute.
     """
+    if over is not None:
+        over.unlink(missing_ok=True)  # of an earlier run
     with interruptible() as interrupted:  # polled, not raised: a signal must not leave a child behind
         child, restart_at = Child(command), None
         try:
             while not interrupted():
+                if over is not None and over.exists():
+                    say(f"{command.name}: the run is over")
+                    return
                 if child.exit_code is not None and restart_at is None:
                     delay = DEVICE_RETRY_SECONDS
-                    say(f"{command.name}: its SuperNode ended with code {child.exit_code}; restarting in {delay:g} s")
+                    hint = REFUSED_HINT if child.exit_code == 0 else ""
+                    ended = f"{command.name}: its SuperNode ended with code {child.exit_code}{hint}"
+                    say(f"{ended}; restarting in {delay:g} s")
                     restart_at = time.monotonic() + delay
                 if restart_at is not None and time.monotonic() >= restart_at:
                     child, restart_at = Child(command), None
@@ -171,10 +197,11 @@ class LocalRun:
         devices: Callable[[Folder, int], Command] | None = None,
     ) -> None:
         ports = free_ports(2 + int(tables["fleet"]["devices"]))
-        given = {"port": ports[0], "fresh_port": ports[1], "out": str(out.absolute())} | dict(server or {})
+        given = {"port": ports[0], "fresh_port": ports[1], "out": str(out.absolute()), "farewell": 0.0}
+        given |= dict(server or {})  # its devices are stopped with it
         self.folder = init(root, tables, [], given)
         self.say = say
-        self._command, self._ports = devices or local_device, ports[2:]
+        self._command, self._ports = devices or commands.supernode, ports[2:]
         self._lock = RunLock(self.folder.state)
         try:
             self.server = ServerRun(self.folder, say)
@@ -218,10 +245,6 @@ class LocalRun:
         self._lock.release()
 
 
-def local_device(folder: Folder, node: int) -> Command:
-    return commands.supernode(folder, node)
-
-
 def free_ports(count: int) -> list[int]:
     """Unused ports below the range that systems use for outgoing connections."""
     found = list[int]()
@@ -242,6 +265,26 @@ def score_text(row: Mapping[str, Any]) -> str:
     """The score in a row of metrics, as text."""
     name = str(row.get("metric", "accuracy"))
     return f"{name} {row[name]:.3f}" if isinstance(row.get(name), int | float) else f"{name} –"
+
+
+class ProgressPrinter:
+    """Prints how far a run is when something has happened, at most every ``PROGRESS_SECONDS``."""
+
+    def __init__(self, folder: Folder, say: Say) -> None:
+        self._path, self._say = folder.status, say
+        self._last: tuple[Any, ...] = ()
+        self._printed_at = -math.inf
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._printed_at < PROGRESS_SECONDS:
+            return
+        found = status.read(self._path)
+        if found is None or not found["running"]:
+            return
+        news = (found["uploads"], found["waiting_for"], status.online_count(found))
+        if news != self._last:
+            self._last, self._printed_at = news, time.monotonic()
+            self._say(status.progress_line(found))
 
 
 class MetricsPrinter:
@@ -266,6 +309,7 @@ def run_local(
     server: Mapping[str, Any],
     dry_run: bool,
     say: Say,
+    trainer: str = "",
 ) -> tuple[Path | None, str]:
     """Run a whole federation, or print its commands. Returns the run directory and status. Failures keep the logs."""
     folder = keep or Path(tempfile.mkdtemp(prefix="freshet-deploy-"))
@@ -273,7 +317,7 @@ def run_local(
         made = init(folder, tables, [], server)
         devices = range(int(tables["fleet"]["devices"]))
         registrations = [commands.register(made, node) for node in devices]
-        supernodes = [commands.supernode(made, node) for node in devices]
+        supernodes = [commands.supernode(made, node, trainer=trainer) for node in devices]
         for command in [*commands.superlink(made), *registrations, *supernodes, commands.run(made)]:
             print(command)
         if keep is None:
@@ -286,7 +330,7 @@ def run_local(
     local, status = None, "failed"
     with stoppable():
         try:
-            local = LocalRun(folder, tables, directory, say, server)
+            local = LocalRun(folder, tables, directory, say, server, partial(commands.supernode, trainer=trainer))
             seconds = float(tables["run"].get("until") or 0.0)
             status = local.wait(
                 seconds + LOCAL_MARGIN_SECONDS if seconds else 7 * 86400.0, MetricsPrinter(directory, say)

@@ -22,6 +22,10 @@ from freshet.errors import RunError
 from freshet.files import replacing
 
 CERTIFICATE_YEARS = 10
+#: Certificates are valid from this long before they are made, because clocks differ.
+CLOCK_TOLERANCE = timedelta(days=1)
+#: How long before it ends a certificate's end is announced.
+EXPIRY_NOTICE = timedelta(days=30)
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -84,6 +88,24 @@ def make_server(folder: Path, hosts: list[str]) -> None:
     _publish(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
+def check_validity(certificate: Path, now: datetime | None = None) -> str:
+    """Raise if a certificate is not valid by this machine's clock. Returns a notice if it will end soon, else ""."""
+    found, now = x509.load_pem_x509_certificate(certificate.read_bytes()), now or datetime.now(UTC)
+    start, end = found.not_valid_before_utc, found.not_valid_after_utc
+    if now < start:
+        raise RunError(
+            f"{certificate} is valid from {start:%Y-%m-%d %H:%M}, but the clock of this machine says "
+            f"{now:%Y-%m-%d %H:%M} (UTC); set the clock"
+        )
+    remedy = f"move {certificate.name} and its key away, and run freshet deploy init again"
+    if now > end:
+        raise RunError(
+            f"{certificate} ended on {end:%Y-%m-%d}, or the clock of this machine is wrong ({now:%Y-%m-%d %H:%M} UTC); "
+            f"set the clock, or {remedy}"
+        )
+    return f"{certificate} ends on {end:%Y-%m-%d}; {remedy}" if now > end - EXPIRY_NOTICE else ""
+
+
 def _require_absent(existing: Path, missing: str, remedy: str) -> None:
     """Raise if a file exists that a new ``missing`` file would not match."""
     if existing.exists():
@@ -125,7 +147,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_before(now - CLOCK_TOLERANCE)
         .not_valid_after(now + timedelta(days=365 * CERTIFICATE_YEARS))
     )
 
@@ -165,8 +187,13 @@ KEY_BYTES = 32
 
 
 def new_ticket() -> str:
-    """Return a unique name for a trip or session. It is not a secret."""
+    """Return a unique name for a session. It is not a secret."""
     return secrets.token_hex(16)
+
+
+def trip_ticket(session: str, device: int, trip: int, version: int) -> str:
+    """Return the name of a trip, the same after a restart of the server. It is not a secret."""
+    return hashlib.sha256(f"{session}:{device}:{trip}:{version}".encode()).hexdigest()[:32]
 
 
 class Tokens:

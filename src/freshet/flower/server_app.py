@@ -28,8 +28,9 @@ from freshet.flower.transport import FlowerTransport
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, RunOutcome, drive
 from freshet.runs.reader import RunDirectory, is_run
+from freshet.runs.software import accept_software
 from freshet.runs.world import RunWorld, write_world
-from freshet.runs.writer import RunWriter, default_directory
+from freshet.runs.writer import Observer, RunWriter, default_directory
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,12 @@ class ServerSettings:
     patience: float = 120.0
     #: Devices that must be online before the first trip of a run.
     wait_for: int = 1
+    #: File for the status of server and devices (empty: none).
+    status: str = ""
+    #: Seconds at the end of a run to tell the devices that it is over (0: they are not told).
+    farewell: float = 0.0
+    #: Whether a run that was computed with other software is resumed.
+    accept_changes: bool = False
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> "ServerSettings":
@@ -103,18 +110,24 @@ def _main(federation: Path, overrides: Overrides, grid: Any, context: Any) -> No
         raise
 
 
-def serve(config: Config, settings: ServerSettings, transport: FlowerTransport, overrides: Overrides) -> RunOutcome:
+def serve(
+    config: Config,
+    settings: ServerSettings,
+    transport: FlowerTransport,
+    overrides: Overrides,
+    observers: Sequence[Observer] = (),
+) -> RunOutcome:
     """Run a federation to its end, or resume one that was stopped or killed."""
     check_deployable(config)
     assembly = Assembly(config, overrides, deployed=True).check().begin()
     config = assembly.config
     directory = Path(settings.out) if settings.out else default_directory(config.method_name, config.run.seed)
-    tree = _read_checkpoint(directory, config) if is_run(directory) else None
+    tree = _read_checkpoint(directory, config, assembly, settings.accept_changes) if is_run(directory) else None
 
     def open_log() -> RunWriter:
         if tree is not None:
-            return RunWriter(directory, resume=tree["log"])
-        return RunWriter.create(directory, config.tables(), note=assembly.dataset.reduction_notice())
+            return RunWriter(directory, observers, tree["log"])
+        return RunWriter.create(directory, config.tables(), observers, assembly.dataset.reduction_notice())
 
     with _open(assembly, settings, transport, open_log) as run:
         live = run.driver
@@ -148,6 +161,8 @@ def _open(
         settings.poll,
         settings.patience,
         settings.wait_for,
+        status=settings.status,
+        farewell=settings.farewell,
     )
     live = LiveDriver(
         coordinator,
@@ -172,10 +187,10 @@ def _open(
             service.close()
 
 
-def _read_checkpoint(directory: Path, config: Config) -> Tree:
+def _read_checkpoint(directory: Path, config: Config, assembly: Assembly, accept_changes: bool) -> Tree:
     """Read the checkpoint of a run to resume."""
     run = RunDirectory(directory)
-    run.check_resumable()
+    check_not_ended(directory)
     if resolve(with_added_settings(run.config())).identity() != config.identity():
         raise RunError(f"{directory} was made with another configuration; choose another run directory")
     found = checkpoint.read(directory)
@@ -183,10 +198,21 @@ def _read_checkpoint(directory: Path, config: Config) -> Tree:
         check_state(found.tree)
     except ValueError as error:
         raise RunError(f"{directory} has a checkpoint of another kind ({error})") from None
+    remedy = "deploy server --accept-changes, or accept-changes in the app's run config"
+    accept_software(found.tree, assembly.plan.software, accept_changes, directory, remedy)
     found.remove_damaged()
     for problem in found.problems:
         _log.warning(problem)
     return found.tree
+
+
+def check_not_ended(directory: Path) -> None:
+    """Raise if the run in this directory has ended: a server resumes runs, but does not repeat them."""
+    run = RunDirectory(directory) if is_run(directory) else None
+    status = run.summary().get("status") if run is not None and run.has_summary() else ""
+    if status in ("finished", "diverged"):
+        remedy = "for another one, move that folder away, or name a new one as out in server.toml"
+        raise RunError(f"the run in {directory} has ended ({status}); {remedy}")
 
 
 def read_nodes(path: Path, devices: int) -> dict[int, int]:

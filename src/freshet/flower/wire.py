@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet._version import __version__
 from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Merge, Number, Slot, Upload, Vectors
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
@@ -102,6 +103,14 @@ class FreshDelivery:
 
 
 @dataclass(frozen=True)
+class RunOver:
+    """Server to device: the run is over, and no further trip will come."""
+
+    session: str
+    ticket: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """Device to server: an upload, a request for the fresh model, or the reason why the trip is lost."""
 
@@ -114,6 +123,8 @@ class Answer:
     unreached: str = ""
     #: Seconds by phase.
     timing: Mapping[str, float] = field(default_factory=dict)
+    #: Freshet's version on the device.
+    software: str = __version__
 
 
 # ---- server to device
@@ -148,8 +159,14 @@ def delivery_record(delivery: FreshDelivery) -> RecordDict:
     return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
 
 
-def read_order(content: RecordDict) -> Order | FreshDelivery:
+def over_record(over: RunOver) -> RecordDict:
+    return _records("over", {"session": over.session}, None, NO_VECTORS, {})
+
+
+def read_order(content: RecordDict) -> Order | FreshDelivery | RunOver:
     """Read a message of the server. Raises ``MalformedMessage``."""
+    if "over" in content:
+        return RunOver(short_text(_scalars(content, "over"), "session"))
     if "onward" in content:
         got = _scalars(content, "onward")
         fresh = None
@@ -182,6 +199,7 @@ def answer_record(answer: Answer) -> RecordDict:
         "ticket": answer.ticket,
         "samples": answer.samples,
         "unreached": answer.unreached[:MAX_TEXT],
+        "software": answer.software[:MAX_TEXT],
     }
     numbers: dict[str, Mapping[str, Number]] = {"timing": answer.timing}
     if answer.upload is None:
@@ -200,7 +218,8 @@ def read_answer(content: RecordDict) -> Answer:
     got = _scalars(content, "answer")
     ticket, samples, unreached = short_text(got, "ticket"), integer(got, "samples"), short_text(got, "unreached")
     timing = {name: float(value) for name, value in _numbers(content, "timing").items()}
-    common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing}
+    software = short_text(got, "software") if "software" in got else ""  # older devices do not say
+    common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing, "software": software}
     if "model" in content:
         weights, vectors = _arrays(content)
         device, trip, base = (integer(got, key) for key in ("device", "trip", "base"))

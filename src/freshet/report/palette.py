@@ -57,6 +57,21 @@ ORDER = (
     "scaffold",
     "fedopt",
     "fednova",
+    "ditto",
+    "fedrep",
+    "ace",
+    "asyncfeded",
+    "fedfa",
+    "fedstaleweight",
+    "fedat",
+    "fedcompass",
+    "pisces",
+    "safa",
+    "fedac",
+    "masfl",
+    "fedexp",
+    "fedacg",
+    "mifa",
 )
 DASHES = ("solid", "dash", "dot")
 

@@ -26,6 +26,7 @@ from freshet.core.events import (
     Merged,
     Noted,
     Pushed,
+    Refused,
     Rejected,
     Requested,
     Triggered,
@@ -136,7 +137,14 @@ def _formulas(run: RunDirectory, named: str | None) -> tuple[Audit, Callable[[Ev
     name = table.pop("name")
     method, options = class_and_preset(name)[0], method_options(name, table)
     why = "" if overrides(method, Method, "audit") else "its method has no audit()"
-    return Audit(why), lambda event, time, memory: method.audit(options, event, time, memory)
+    rule = method.rule(options)
+
+    def check(event: Event, time: float, memory: dict[Any, Any]) -> None:
+        if isinstance(event, Merged):
+            rule.audit_merge(event)
+        method.audit(options, event, time, memory)
+
+    return Audit(why), check
 
 
 def _instant_devices(run: RunDirectory) -> frozenset[int]:
@@ -323,6 +331,10 @@ def _check_rejected(replay: _Replay, event: Rejected) -> None:
         raise Mismatch(f"its length {length} is within the limit {limit}")
 
 
+def _check_refused(replay: _Replay, event: Refused) -> None:
+    """Anybody may ask, and a refused request changes nothing."""
+
+
 def _in_flight(replay: _Replay, event: Rejected) -> bool:
     trip = None if event.device is None else replay.trips.get(event.device)
     return trip is not None and trip.trip == event.trip
@@ -372,6 +384,7 @@ _CHECKS_BY_EVENT: dict[type[Event], Callable[[_Replay, Any], None]] = {
     DevicesEvaluated: _check_devices,
     Discarded: _check_discard,
     Rejected: _check_rejected,
+    Refused: _check_refused,
     Hurried: _check_hurry,
     Pushed: _check_push,
     Noted: _check_note,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from freshet.core.events import Record
+from freshet.core.events import Noted, Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
@@ -24,7 +24,8 @@ from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
 from freshet.runs.reader import ENDED
 from freshet.runs.records import ACCURACY, Metric
-from freshet.runs.summary import remarks, summarise, time_to_target
+from freshet.runs.software import NOTE_ABOUT
+from freshet.runs.summary import remarks, summarise, tests_since_best, time_to_target
 from freshet.runs.writer import RunWriter
 
 
@@ -34,6 +35,10 @@ class Driver(Protocol):
     @property
     def now(self) -> float:
         """Seconds since the start."""
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the driver wants a checkpoint before its time."""
 
     def run(self, until: float, between: Callable[[], bool]) -> bool:
         """Run to the end and return True. Call ``between`` between two events; if it returns True, return False."""
@@ -67,6 +72,10 @@ class RunPlan:
     stop_diverged: bool
     #: Whether the run ends as soon as a test reaches the target.
     stop_at_target: bool = False
+    #: Tests in a row without a better value after which the run ends (0: never).
+    patience: int = 0
+    #: Whether the model of the best test is saved besides the last one.
+    keep_best: bool = False
     #: Whether the run keeps a checkpoint of its end, so that it can be extended.
     keep: bool = False
     #: Name and size of the data; ``part`` is a sentence if they are not complete.
@@ -78,6 +87,8 @@ class RunPlan:
     rotate_bytes: int = 0
     #: Accounts for the privacy that the devices' noise guarantees, if they add noise.
     accountant: Accountant | None = None
+    #: The software that computes the run, for its checkpoints.
+    software: Mapping[str, str] = field(default_factory=dict)
 
 
 class OpenRun(NamedTuple):
@@ -108,9 +119,15 @@ class Stopwatch:
 
 
 class Checkpoints:
-    """Saves a driver at its start, every ``every`` seconds of its time and every ``minutes`` of real time."""
+    """Saves a driver at its start, every ``every`` seconds of its time and every ``minutes`` of real time.
 
-    def __init__(self, driver: Driver, writer: RunWriter, clock: Stopwatch, every: float, minutes: float) -> None:
+    ``facts`` go into each checkpoint.
+    """
+
+    def __init__(
+        self, driver: Driver, writer: RunWriter, clock: Stopwatch, every: float, minutes: float, facts: Tree
+    ) -> None:
+        self._facts = facts
         self._driver, self._writer, self._directory, self._clock = driver, writer, writer.directory, clock
         self._every, self._wall = every, 60.0 * minutes
         self._last_time: float | None = None
@@ -121,12 +138,13 @@ class Checkpoints:
         if not self.enabled:
             return
         late = self._wall and self._clock.seconds() - self._last_wall >= self._wall
+        late = late or self._driver.checkpoint_due
         if late or self._last_time is None or (self._every and self._driver.now - self._last_time >= self._every):
             self.write()
 
     def write(self) -> None:
         """Save now."""
-        tree = self._driver.state() | {"wall_seconds": self._clock.seconds()}
+        tree = self._driver.state() | {"wall_seconds": self._clock.seconds()} | self._facts
         checkpoint.write(self._directory, tree)
         self._writer.record_checkpoint(tree["log"]["events"])
         self._last_time, self._last_wall = self._driver.now, self._clock.seconds()
@@ -191,16 +209,21 @@ def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | N
     """
     clock = Stopwatch(0.0 if tree is None else tree["wall_seconds"])
     with interruptible() as stop, opened as (driver, server, writer):
-        writer.configure(plan.metric, clock.seconds, plan.rotate_bytes)
+        writer.configure(plan.metric, clock.seconds, plan.rotate_bytes, keep_best=plan.keep_best)
         part = plan.data.get("part")
         for sentence in [*([part] if part else []), *server.method.notices()]:
             writer.say(sentence)
-        checkpoints = Checkpoints(driver, writer, clock, plan.checkpoint_every, plan.checkpoint_minutes)
+        changes, new = ([], []) if tree is None else (tree.get("changes", []), tree.get("new_changes", []))
+        facts = {"software": dict(plan.software)} | ({"changes": changes} if changes else {})
+        every, minutes = plan.checkpoint_every, plan.checkpoint_minutes
+        checkpoints = Checkpoints(driver, writer, clock, every, minutes, facts)
         status = "failed"
         try:
             if tree is not None:
                 _restore(driver, tree, plan.until)
                 tree.clear()  # its arrays hold the file open
+            if new:
+                writer.event(driver.now, Noted(NOTE_ABOUT, {"changes": new}))
             status = _run(plan, driver, writer, checkpoints, stop)
         except KeyboardInterrupt:  # a second Ctrl-C: end at once, without a checkpoint
             status = "interrupted"
@@ -209,10 +232,12 @@ def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | N
                 writer.abandon(wait=status == "failed")
             weights = server.method.evaluation_model(server)
             head = {"method": plan.method, "seed": plan.seed, "status": status}
-            facts = {"virtual_time": driver.now} | driver.facts()
-            summary = summarise(head, writer.metrics, plan.target, facts, weights, clock.seconds(), plan.metric)
+            course = {"virtual_time": driver.now} | driver.facts()
+            summary = summarise(head, writer.metrics, plan.target, course, weights, clock.seconds(), plan.metric)
             summary |= server.method.summary() | ({"data": dict(plan.data)} if plan.data else {})
+            summary |= {"changes": changes} if changes else {}
             summary |= {"stopped": writer.stop_reason} if status == "stopped" else {}
+            summary |= writer.best.summary() if writer.best is not None else {}
             summary |= {"privacy": plan.accountant.summary(server.trips)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
@@ -239,10 +264,12 @@ def _restore(driver: Driver, tree: Tree, until: float) -> None:
 
 def _run(plan: RunPlan, driver: Driver, writer: RunWriter, checkpoints: Checkpoints, stop: Callable[[], bool]) -> str:
     """Run the driver to its end; returns the status of the run."""
-    reached = _target(plan, writer)
+    reached, exhausted = _target(plan, writer), _patience(plan, writer)
 
     def between() -> bool:
-        if reached() or stop() or writer.stop_reason is not None:  # a reached target counts even after a Ctrl-C
+        if reached() or exhausted():  # these count even after a Ctrl-C
+            return True
+        if stop() or writer.stop_reason is not None:
             return True
         checkpoints.write_if_due()
         return False
@@ -280,3 +307,22 @@ def _target(plan: RunPlan, writer: RunWriter) -> Callable[[], bool]:
         return True
 
     return reached
+
+
+def _patience(plan: RunPlan, writer: RunWriter) -> Callable[[], bool]:
+    """A function, called between two events, that says whether too many tests in a row were no better.
+
+    It waits for tests, as the target does. A run that ended so before it was resumed counts anew.
+    """
+    if not plan.patience:
+        return lambda: False
+    start = len(writer.metrics) if tests_since_best(writer.metrics, plan.metric) >= plan.patience else 0
+
+    def exhausted() -> bool:
+        writer.await_tests()
+        if tests_since_best(writer.metrics[start:], plan.metric) < plan.patience:
+            return False
+        writer.request_stop(f"{plan.patience} tests in a row were no better")
+        return True
+
+    return exhausted

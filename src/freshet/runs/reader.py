@@ -28,7 +28,9 @@ OnBytes = Callable[[int], None]
 
 EVENTS = segments.LIVE
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-MODEL, CHECKPOINTS = "model.safetensors", "checkpoint"
+MODEL, BEST, CHECKPOINTS = "model.safetensors", "best.safetensors", "checkpoint"
+#: How the files of a deployment's journal begin, beside its checkpoints.
+JOURNAL = "journal-"
 #: Statuses of a run that has done all it was asked to do. A grid does not run it again.
 ENDED = ("finished", "diverged", "stopped")
 
@@ -128,6 +130,17 @@ class RunDirectory:
         if summary["status"] == "finished" and not longer:
             raise RunError(f"{self.directory} is already finished; give it a later end with --until, as in --until 20m")
 
+    def is_deployed(self) -> bool:
+        """Whether a deployment made this run: beside its checkpoints it keeps a journal."""
+        return any((self.directory / CHECKPOINTS).glob(f"{JOURNAL}*"))
+
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        if not self.is_deployed():
+            return f"freshet resume {self.directory}"
+        folder = self.directory.parent
+        return f"freshet deploy server {folder if (folder / 'server.toml').is_file() else 'DIR'}"
+
     def has_checkpoint(self) -> bool:
         """Whether the run has written a checkpoint; it may be damaged."""
         return any((self.directory / CHECKPOINTS).glob("[0-9]*"))
@@ -136,12 +149,17 @@ class RunDirectory:
         """Fleet and data from world.json, or None if the run has none."""
         return read_world(self.directory)
 
-    def weights(self) -> "tuple[Vector, dict[str, NDArray[Any]]]":
-        """The final model: its flat weight vector, and by name the frozen tensors that are not part of the vector."""
+    def weights(self, best: bool = False) -> "tuple[Vector, dict[str, NDArray[Any]]]":
+        """The final model: its flat weight vector, and by name the frozen tensors that are not part of the vector.
+
+        With ``best`` it is the model of the best test, if the run kept that.
+        """
         import numpy as np
         from safetensors import SafetensorError, safe_open
 
-        path = self.directory / MODEL
+        path = self.directory / (BEST if best else MODEL)
+        if best and not path.is_file():
+            raise RunError(f'{self.directory} has no best model; make the run with run.keep = "best"')
         try:
             with safe_open(path, framework="numpy") as file:
                 order = json.loads((file.metadata() or {})["order"])

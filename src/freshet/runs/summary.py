@@ -21,6 +21,19 @@ def time_to_target(rows: Rows, target: float | None, metric: Metric = ACCURACY) 
     return first_crossing([row["time"] for row in rows], [metric.of(row) for row in rows], target, metric)
 
 
+def tests_since_best(rows: Rows, metric: Metric = ACCURACY) -> int:
+    """How many tests there were after the first one with the best value; a test without a value is no better.
+
+    A model that is tested again counts once.
+    """
+    versions = [row.get("version") for row in rows]
+    repeated = {place for place in range(1, len(rows)) if versions[place] == versions[place - 1] is not None}
+    new = [row for place, row in enumerate(rows) if place not in repeated]
+    values = [metric.of(row) for row in new]
+    best = metric.best(values)
+    return len(values) if best is None else len(values) - 1 - values.index(best)
+
+
 def summarise(
     head: Mapping[str, Any],
     rows: Rows,
@@ -76,15 +89,22 @@ def remarks(summary: Mapping[str, Any], rows: Rows) -> list[str]:
         sentences.append(f"{summary['method']} {waits}; set run.round_deadline (seconds) to give them up")
     lost, trips = summary.get("lost", 0), summary.get("trips", 0)
     if summary.get("status") == "finished" and not uploads and 2 * lost <= trips and stalled is None:
-        sentences.append(f"{summary['method']}: {_silence(summary['virtual_time'], trips)}")
+        silence = _real_silence if summary.get("real_time") else _silence
+        sentences.append(f"{summary['method']}: {silence(summary['virtual_time'], trips)}")
     if 2 * lost > trips:
-        away = "a device that is online for less than a trip (fleet.on_seconds) never uploads"
-        sentences.append(f"{summary['method']}: {lost} of {trips} trips were lost; {away}; {SEE_REASONS}")
+        away = "a device that is online for less than a trip (fleet.on_seconds) never uploads; "
+        hint = "" if summary.get("real_time") else away
+        sentences.append(f"{summary['method']}: {lost} of {trips} trips were lost; {hint}{SEE_REASONS}")
     if rejected and REJECTED_SHARE * rejected >= uploads:
         share = "all" if rejected >= uploads else f"{rejected} of"
         wild = 2 * summary.get("wild", 0) > rejected
         remedy = "most were not finite or far larger than usual; try a smaller training.lr" if wild else SEE_REASONS
         sentences.append(f"{summary['method']}: {share} {uploads} uploads were rejected; {remedy}")
+    if summary.get("changes"):
+        changes = ", ".join(summary["changes"])
+        sentences.append(
+            f"{summary['method']} was resumed with other software ({changes}); its bits cannot be repeated"
+        )
     if summary.get("privacy"):
         sentences.append(describe(summary["privacy"]))
     return sentences
@@ -95,6 +115,14 @@ def _divergence(time: float, loss: float | None) -> str:
         return "began with a test loss that is not finite; check the model's outputs and the test data"
     size = "is not finite" if loss is None else f"{loss:.2g}"
     return f"diverged at {time:g} s: test loss {size}; try a smaller training.lr"
+
+
+def _real_silence(time: float, trips: int) -> str:
+    """Why no upload arrived at a deployment."""
+    if trips:
+        waits = f"{trips} trips were in flight; a later run.until lets them end"
+        return f"no upload arrived in {time:g} s, and {waits}, and the devices' own output says what they do"
+    return f"no upload arrived in {time:g} s: no device was online; start them with freshet deploy device"
 
 
 def _silence(time: float, trips: int) -> str:

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from freshet.errors import ConfigError, RunError, Stop
 from freshet.files import open_own, read_regular, reason, write_atomically, writing
 from freshet.runs import segments
 from freshet.runs.lock import LOCK, RunLock
-from freshet.runs.reader import CONFIG, EVENTS, METRICS, MODEL, SUMMARY
+from freshet.runs.reader import BEST, CONFIG, EVENTS, METRICS, MODEL, SUMMARY
 from freshet.runs.records import ACCURACY, Metric, format_line, json_safe
 
 
@@ -131,6 +132,30 @@ class _Queued(NamedTuple):
     pending: Pending | None
     fill: Callable[[Any], Record] | None
     row: Record | None
+    model: Vector | None = None
+
+
+@dataclass
+class BestModel:
+    """The model of the best test so far. A later test must be better, not as good."""
+
+    value: float | None = None
+    time: float = 0.0
+    version: int = 0
+    weights: Vector | None = None
+
+    def offer(self, row: Record, metric: Metric, weights: Vector) -> None:
+        """Keep this model if its test is the best."""
+        value = metric.of(row)
+        if value is not None and (self.value is None or metric.best([value, self.value]) != self.value):
+            self.value, self.time, self.version, self.weights = value, row["time"], row["version"], weights
+
+    def summary(self) -> Record:
+        """When and at which version it was."""
+        return {"best_time": self.time, "best_version": self.version} if self.weights is not None else {}
+
+    def state(self) -> list[Any]:
+        return [self.value, self.time, self.version, self.weights]
 
 
 class RunWriter:
@@ -158,6 +183,10 @@ class RunWriter:
         self._stop_reason: str | None = None
         self._elapsed: Callable[[], float] = lambda: 0.0
         self._metric_labels: Record = {}
+        self._metric = ACCURACY
+        #: The model of the best test, if it is kept.
+        self.best: BestModel | None = None
+        self._resumed_best = list((resume or {}).get("best") or ())
         self._queue: deque[_Queued] = deque()
         self._rotate_bytes = 0
         #: Where in the whole log the live file begins.
@@ -178,12 +207,20 @@ class RunWriter:
         (directory / SUMMARY).unlink(missing_ok=True)
 
     def configure(
-        self, metric: Metric = ACCURACY, elapsed: Callable[[], float] = lambda: 0.0, rotate_bytes: int = 0
+        self,
+        metric: Metric = ACCURACY,
+        elapsed: Callable[[], float] = lambda: 0.0,
+        rotate_bytes: int = 0,
+        keep_best: bool = False,
     ) -> None:
-        """Set the run's metric, its clock of real time, and the bytes of log per segment.
+        """Set the run's metric, its clock of real time, the bytes of log per segment, and whether to keep the best.
 
         Rows of metrics name the metric if it is not the accuracy. With 0 bytes the log is never compressed.
         """
+        self._metric = metric
+        if keep_best:
+            value, time, version, weights = self._resumed_best or (None, 0.0, 0, None)
+            self.best = BestModel(value, time, version, None if weights is None else np.array(weights))
         self._metric_labels = {} if metric == ACCURACY else {"metric": metric.name, "direction": metric.direction}
         self._elapsed, self._rotate_bytes = elapsed, rotate_bytes
 
@@ -284,7 +321,8 @@ class RunWriter:
         with self._write_errors():
             self._rotate(self._committed)
         ends = {"events": self.log_end, "metrics": self._metrics.tell()}
-        return {"seq": self.seq, **ends, "settings": self._config_sha256}
+        best = {} if self.best is None else {"best": self.best.state()}
+        return {"seq": self.seq, **ends, "settings": self._config_sha256, **best}
 
     @property
     def log_end(self) -> int:
@@ -323,17 +361,19 @@ class RunWriter:
         pending: Pending | None = None,
         fill: Callable[[Any], Record] | None = None,
         row: Record | None = None,
+        model: Vector | None = None,
     ) -> None:
         """Log an event. With ``pending``, ``fill`` turns its result into the numbers that are still missing.
 
-        A test of the model also adds a row of metrics; ``row`` holds what the event does not.
+        A test of a model also adds a row of metrics; ``row`` holds what the event does not. The ``model`` is kept if it
+        is the best and the run wants that; None for one that was tested before.
         """
         self.seq += 1
         record = events.record(event, seq=self.seq, time=time)
         if pending is None and row is None and not self._queue:
             self._write(record, None)
         else:
-            self._queue.append(_Queued(record, pending, fill, row))
+            self._queue.append(_Queued(record, pending, fill, row, None if self.best is None else model))
             self.drain()
 
     def events(self, time: float, complete: Sequence[Event]) -> None:
@@ -350,20 +390,20 @@ class RunWriter:
     def drain(self, wait: bool = False) -> None:
         """Write the events that are complete, in order; with ``wait``, all events."""
         while self._queue:
-            record, pending, fill, row = self._queue[0]
+            record, pending, fill, row, model = self._queue[0]
             if pending is not None and fill is not None:
                 if not (wait or pending.done()):
                     return
                 record |= fill(pending.result())  # if this raises, the event stays in the queue
             self._queue.popleft()
-            self._write(record, row)
+            self._write(record, row, model)
 
     def await_tests(self) -> None:
         """Wait for the results of tests that have begun."""
         if any(queued.row is not None for queued in self._queue):
             self.drain(wait=True)
 
-    def _write(self, record: Record, row: Record | None) -> None:
+    def _write(self, record: Record, row: Record | None, model: Vector | None = None) -> None:
         written = format_line(record)
         self._append(written)
         if self.observers:
@@ -374,6 +414,8 @@ class RunWriter:
             scores = {key: value for key, value in record.items() if key not in ("seq", "kind")}
             row = json_safe(row | scores | self._metric_labels)
             self.metrics.append(row)
+            if self.best is not None and model is not None:
+                self.best.offer(row, self._metric, model)
             self.lock.check()
             with self._write_errors():
                 self._metrics.write(format_line(row))
@@ -429,6 +471,8 @@ class RunWriter:
             self.lock.check()
             with self._write_errors():
                 write_atomically(self.directory / MODEL, to_safetensors(layout, weights, frozen))
+                if self.best is not None and self.best.weights is not None:
+                    write_atomically(self.directory / BEST, to_safetensors(layout, self.best.weights, frozen))
                 text = json.dumps(json_safe(summary), indent=2) + "\n"
                 write_atomically(self.directory / SUMMARY, text.encode())
             self._rotate_at_the_end(committed)
