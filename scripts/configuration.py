@@ -13,8 +13,9 @@ from freshet.methods import registry
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Give settings in a TOML file (`freshet run --config file.toml`), as `--set section.key=value`, or as tables in Python
-(`Federation(fleet={"ratio": 20})`). Every value is checked. A run writes all values to its `config.toml`.
+Give settings in a TOML file (`freshet run --config file.toml`), in a YAML file (extra `yaml`), as `--set
+section.key=value`, or as tables in Python (`Federation(fleet={"ratio": 20})`). Every value is checked. A run writes all
+values to its `config.toml`.
 `scripts/pages.py` writes this page from the code.
 """
 

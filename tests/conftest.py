@@ -35,6 +35,11 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
+def with_head() -> nn.Module:
+    """The same with a layer before the last, for a method whose last layer does not travel."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
 def small(method: str | dict[str, Any] = "fedasmu", **given: Any) -> Federation:
     """Eight devices, a linear model, 240 digits; every section may be overridden by a dict."""
     sections: dict[str, dict[str, Any]] = {
@@ -46,7 +51,8 @@ def small(method: str | dict[str, Any] = "fedasmu", **given: Any) -> Federation:
     for name, values in sections.items():
         override = given.pop(name, {})
         sections[name] = values | override if isinstance(override, dict) else override
-    given.setdefault("model", linear)
+    name = method if isinstance(method, str) else method["name"]
+    given.setdefault("model", with_head if name == "fedrep" else linear)
     return Federation(method=method, **sections, **given)
 
 

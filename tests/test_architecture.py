@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from scripts import names, walk
 
+from freshet.methods import registry
 from tests.snippets import ROOT
 
 
@@ -17,8 +18,10 @@ def test_no_module_or_class_name_is_used_twice_and_no_function_is_a_bare_partici
     assert not [line for lines in names.findings().values() for line in lines]
 
 
-def test_there_are_at_most_185_modules():
-    assert sum(1 for _ in names.modules()) <= 185
+def test_there_are_at_most_185_modules_besides_the_methods():
+    """A method is one file, so their number grows with the methods and not with the house."""
+    methods = {f"{method.__module__.removeprefix('freshet.').replace('.', '/')}.py" for method in registry().values()}
+    assert sum(str(path) not in methods for path, _ in names.modules()) <= 185
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
 #: First words of other programs' commands, which are not checked.
-FOREIGN = ("ray", "flwr", "python", "python3", ".")
+FOREIGN = ("ray", "flwr", "python", "python3", ".", "docker", "helm", "env", "sudo", "scripts/try_wheel.sh")
 #: What `pip install` may name besides our distribution.
 PACKAGES = ("torch", ".")
 #: Lines of an indented block that could be run and so need a fence.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from freshet.runs.reader import RunDirectory
     from freshet.runs.writer import Observer
     from freshet.sim.fleet import Fleet, FleetOptions
-    from freshet.training.task import Task
+    from freshet.training.task import HuggingFaceTask, Task
 
 __all__ = [
     "About",
@@ -45,6 +45,7 @@ __all__ = [
     "Fleet",
     "FleetOptions",
     "FreshetError",
+    "HuggingFaceTask",
     "Local",
     "LocalRule",
     "Method",
@@ -79,6 +80,7 @@ _HOMES = {
     "Federation": "freshet.federation",
     "Fleet": "freshet.sim.fleet",
     "FleetOptions": "freshet.sim.fleet",
+    "HuggingFaceTask": "freshet.training.task",
     "Local": "freshet.core.method",
     "LocalRule": "freshet.core.method",
     "Method": "freshet.core.method",

@@ -1,5 +1,6 @@
 """The command: help, version, exit codes, and one sentence for every mistake."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,35 @@ def test_help_lists_every_command(command):
     assert all(name in done.out for name in COMMANDS)
 
 
+def test_help_groups_the_commands_by_what_a_user_wants(command):
+    from freshet.cli.app import GROUPS, app
+
+    assert [line for line in command("--help").out.splitlines() if "╭─" in line][1:], "a box per group"
+    registered = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+    grouped = [name for commands in GROUPS.values() for name in commands]
+    assert registered == set(grouped) and len(grouped) == len(set(grouped))
+    assert all(group in command("--help").out for group in GROUPS)
+
+
+def test_settings_are_listed_and_explained(command):
+    everything = command("settings").out
+    assert all(f"[{section}]" in everything for section in ("training", "fleet", "run", "privacy"))
+    assert "initial learning rate" in command("settings", "training.lr").out
+    assert command("settings", "lr").out == command("settings", "training.lr").out
+    section = command("settings", "links").out
+    assert "[links]" in section and "[fleet]" not in section
+    for given, meant in (("trainin.lr", "training.lr"), ("epoch", "training.epochs"), ("zzz", "lists all")):
+        done = command("settings", given)
+        assert done.code == 2 and meant in done.err
+
+
+def test_setting_without_its_section_and_a_mistyped_section_get_a_hint(command):
+    done = command("run", "-m", "fedavg", "-s", "lr=0.1")
+    assert done.code == 2 and "did you mean training.lr=0.1?" in done.err
+    done = command("run", "-m", "fedavg", "-s", "traning.lr=0.1")
+    assert done.code == 2 and "did you mean training?" in done.err
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -123,7 +153,7 @@ BAD = [
     (["-m", "fedasmu", "-s", "data.name=mnist3d"], "data.name", "digits"),
     (["-m", "fedasmu", "-s", "model.name=giant"], "model.name", "digits"),
     (["-m", "fedasmu", "-s", "data.train_samples=99999"], "data.train_samples", "allowed"),
-    (["-m", "fedwhat"], "method.name", "fedasmu"),
+    (["-m", "nonsense"], "method.name", "fedasmu"),
     (["-m", "fedasmu", "--until", "soon"], "run.until", "10m"),
     (["-m", "fedasmu", "--until", "-5"], "run.until", "positive"),
     (["-m", "fedasmu", "--rounds", "-2"], "run.rounds", "0"),
@@ -176,3 +206,12 @@ def test_a_separate_process_ends_in_the_same_way(tmp_path):
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_output_in_a_small_encoding_is_not_a_traceback(finished, tmp_path, encoding):
+    """Curves and dashes of the tables are not in latin-1."""
+    line = [sys.executable, "-m", "freshet", "show", str(finished("fedasmu").directory)]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, env=environment, timeout=240, check=False)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and b"fedasmu" in done.stdout

@@ -27,7 +27,7 @@ def no_local_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_list_shows_every_data_set() -> None:
     result = run(data_app, ["list"])
     assert result.exit_code == 0
-    for name in ("digits", "fashion-mnist", "cifar10", "cifar100", "imdb", "tiny-imagenet"):
+    for name in ("digits", "fashion-mnist", "cifar10", "cifar100", "imdb", "tiny-imagenet", "shakespeare"):
         assert name in result.stdout
 
 

@@ -174,6 +174,23 @@ def test_the_demo_ends_with_the_command_for_its_report(command, monkeypatch):
     assert Path("report.html").is_file()
 
 
+@pytest.mark.parametrize(
+    ("argument", "on_path", "expected"),
+    [
+        (".venv/bin/freshet", None, ".venv/bin/freshet"),
+        (".venv/bin/freshet", "/usr/bin/freshet", ".venv/bin/freshet"),
+        ("/usr/bin/freshet", "/usr/bin/freshet", "freshet"),
+        ("pytest", None, "freshet"),
+    ],
+)
+def test_the_printed_command_can_be_typed(monkeypatch, argument, on_path, expected):
+    from freshet.cli import run
+
+    monkeypatch.setattr(run.sys, "argv", [argument])
+    monkeypatch.setattr(run.shutil, "which", lambda name: on_path)
+    assert run.own_command() == expected
+
+
 def test_a_small_run_starts_no_workers(command, monkeypatch):
     def refuse(*_):
         raise AssertionError("workers were started")

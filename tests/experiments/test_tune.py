@@ -30,7 +30,9 @@ def tables(method="fedprox", settings=()):
 
 
 def test_every_method_has_a_space_that_contains_its_defaults():
-    assert [name for name, method in registry().items() if not method.about.space] == ["fedavg"]  # it has no option
+    without = [name for name, method in registry().items() if not method.about.space]
+    assert without == ["fedavg", "mifa"]  # the one has no option, the other only for its variants
+    assert registry()["mifa"].about.spaces["fedstale"].keys() == {"beta"}
     for method in registry():
         options = method_options(method, {}).model_dump()
         for name, each in space_for(method).items():
@@ -178,8 +180,12 @@ def test_an_interrupted_study_continues_to_the_same_result(tmp_path, monkeypatch
     calls = counted(monkeypatch)
     assert Tuner("fedprox", tables(), tmp_path / "parts", Budget(3, 2)).run()
     assert calls == []
-    assert Tuner("fedprox", tables(), tmp_path / "parts", Budget(4, 2)).run()
+    told: list[dict] = []
+    assert Tuner("fedprox", tables(), tmp_path / "parts", Budget(4, 2)).run(
+        on_trial=lambda record, _: told.append(record)
+    )
     assert len(calls) == 2
+    assert told[0]["best"] >= max(t["value"] for t in one["trials"]), "the best of all trials, not of this session"
 
 
 @pytest.mark.parametrize(("at", "seeds"), [(7, 2), (7, 1), (14, 2)])

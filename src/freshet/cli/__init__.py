@@ -1,10 +1,13 @@
 """The ``freshet`` command. Thin: parse, call, print."""
 
 import sys
+from io import TextIOWrapper
+from typing import TextIO
 
 
 def main() -> None:
     """Run the command. Imports happen here, so that Ctrl-C while loading ends it without a traceback."""
+    replace_unprintable(sys.stdout, sys.stderr)
     try:
         from freshet.cli.util import exit_on_interrupt
 
@@ -24,6 +27,13 @@ def main() -> None:
         if isinstance(cause, KeyboardInterrupt):  # typer exits silently
             sys.stderr.write("interrupted\n")
         raise
+
+
+def replace_unprintable(*streams: TextIO | None) -> None:
+    """Print a question mark for a character that the terminal's encoding lacks, instead of failing."""
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _needs_workers(arguments: list[str]) -> bool:

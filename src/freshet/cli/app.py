@@ -6,6 +6,7 @@ and their users) inside functions.
 
 import gc
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,7 +21,8 @@ from freshet.files import printable, reason
 
 app = typer.Typer(
     name="freshet",
-    help="Federated learning over unequal devices: seventeen methods in virtual time, every decision on record.",
+    help="Federated learning over unequal devices: asynchronous and synchronous methods, simulated or deployed, every "
+    "decision on record.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -49,24 +51,34 @@ def _root(
     pass
 
 
-app.command("run")(run.run)
-app.command("resume")(run.resume)
-app.command("pretrain")(run.pretrain)
-app.command("demo")(run.demo)
-app.command("compare")(experiments.compare)
-app.command("tune")(experiments.tune)
-app.command("report")(report.report)
-app.command("watch")(report.watch)
-app.command("export")(report.export)
-app.command("methods")(inspect.methods)
-app.command("models")(inspect.models)
-app.command("cells")(inspect.cells)
-app.command("show")(inspect.show)
-app.command("audit")(inspect.audit)
-app.add_typer(data_app, name="data")
-app.add_typer(fleet_app, name="fleet")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(paper_app, name="paper")
+#: The commands by what a user wants to do, in the order of the help.
+GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Run": {"demo": run.demo, "run": run.run, "resume": run.resume, "pretrain": run.pretrain},
+    "Look": {
+        "show": inspect.show,
+        "report": report.report,
+        "watch": report.watch,
+        "audit": inspect.audit,
+        "export": report.export,
+        "metrics": report.metrics,
+    },
+    "Compare": {"compare": experiments.compare, "tune": experiments.tune},
+    "What there is": {
+        "methods": inspect.methods,
+        "settings": inspect.settings,
+        "models": inspect.models,
+        "data": data_app,
+        "fleet": fleet_app,
+    },
+    "Deploy": {"deploy": deploy_app},
+    "The paper": {"paper": paper_app, "cells": inspect.cells},
+}
+for _group, _commands in GROUPS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_group)
+        else:
+            app.command(_name, rich_help_panel=_group)(_command)
 
 
 def main() -> None:

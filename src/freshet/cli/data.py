@@ -121,6 +121,8 @@ def partition_command(
             }
         )
         dataset, options = data.load(name, data_dir), config.data
+        if not dataset.has_classes:
+            raise ConfigError(name, "has no class labels whose mix could be drawn; choose another data set")
         devices, seed = config.fleet.devices, config.run.seed
         parts = data.partition(
             dataset.y_train,

@@ -24,13 +24,18 @@ Method = Annotated[
     ),
 ]
 Cell = Annotated[str | None, typer.Option("--cell", help="Use the settings of one of the paper's cells.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML or YAML file, such as a run's config.toml.")
+]
 Devices = Annotated[
     int | None,
     typer.Option("--devices", "-d", min=1, help="Number of devices. Default: the file's or the cell's, else 4."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override: section.key=value. Repeatable.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")]
+Trainer = Annotated[
+    str, typer.Option("--trainer", help="module:function of your own training loop (default: the built-in one).")
+]
 Node = Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the device.")]
 
 
@@ -50,6 +55,15 @@ def _folder(directory: Path) -> "Folder":
 
 def _say(text: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(text, markup=False)
+
+
+def _check_certificates(*paths: Path) -> None:
+    """Raise if a certificate is not valid by this machine's clock. Tell 30 days ahead that it will end."""
+    from freshet.flower.security import check_validity
+
+    for path in paths:
+        if path.is_file() and (notice := check_validity(path)):
+            _say(notice)
 
 
 def _tables(
@@ -124,20 +138,37 @@ def app(
 
 
 @deploy_app.command("server")
-def server(directory: Dir, dry_run: DryRun = False) -> None:
+def server(
+    directory: Dir,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume with other software than before. The run says so ever after."),
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
     """Start the server of a deployment and its run. A stopped run is resumed."""
     folder = _folder(directory)
     from freshet.config import load_tables, resolve
     from freshet.flower import commands
     from freshet.flower.running import run_server
 
+    if not dry_run:
+        from freshet.flower.server_app import check_not_ended
+
+        check_not_ended(folder.out())
     devices = resolve(load_tables(folder.root / "federation.toml")).fleet.devices
     link, executor = commands.superlink(folder)
     new = [node for node in range(devices) if node not in folder.registered_nodes()]
-    for command in [link, executor, *(commands.register(folder, node) for node in new), commands.run(folder)]:
+    _check_certificates(folder.certificates / "ca.crt", folder.certificates / "server.crt")
+    for command in [
+        link,
+        executor,
+        *(commands.register(folder, node) for node in new),
+        commands.run(folder, accept_changes),
+    ]:
         typer.echo(str(command), err=not dry_run)
     if not dry_run:
-        _finish(folder.out(), run_server(folder, _say))
+        _finish(folder.out(), run_server(folder, _say, accept_changes))
 
 
 @deploy_app.command("device")
@@ -151,9 +182,17 @@ def device(
     model: Annotated[
         str, typer.Option("--model", help="module:Class of its network, if the server uses a custom one.")
     ] = "",
+    trainer: Trainer = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Check key, clock, data and model, and start nothing.")
+    ] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for the next run when a run is over.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start device K on this machine. Its SuperNode is restarted whenever it ends."""
+    """Start device K on this machine until the run is over. Its SuperNode is restarted whenever it ends.
+
+    Its key, its clock, its data and its model are checked before it connects.
+    """
     folder = _folder(directory)
     from freshet.flower import commands
     from freshet.flower.running import run_device
@@ -163,34 +202,58 @@ def device(
             f"{folder.key(node)} is missing; copy the key of device {node} here, see {folder.root}/README.md"
         )
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
-    command = commands.supernode(folder, node, absolute, model)
-    typer.echo(str(command), err=not dry_run)
-    if not dry_run:
-        run_device(command, _say)
+    command = commands.supernode(folder, node, absolute, model, trainer)
+    if dry_run:
+        typer.echo(str(command))
+        return
+    _check_certificates(folder.certificates / "ca.crt")
+    commands.check_clock(folder)
+    for line in _check_sources(folder, node, absolute, model, trainer):
+        typer.echo(line, err=not check)
+    if check:
+        return
+    typer.echo(str(command), err=True)
+    run_device(command, _say, None if stay else commands.over_file(folder, node))
+
+
+def _check_sources(folder: "Folder", node: int, data: str, model: str, trainer: str) -> list[str]:
+    """Load the device's data, model and training loop as its trips will."""
+    import sys
+
+    from freshet.flower.device import check_sources
+
+    device, federation = folder.device(), folder.root / "federation.toml"
+    sys.path[:0] = [str(Path.cwd()), str(folder.root)]  # where its trips look for modules
+    known = federation if federation.is_file() else None
+    own = {"partition-id": node, "trainer": trainer or device.trainer}
+    return check_sources(data or device.data, model or device.model, own, known)
 
 
 @deploy_app.command("status")
-def status(directory: Dir, dry_run: DryRun = False) -> None:
-    """Show what runs, which devices are registered, and the progress of the run."""
+def status(
+    directory: Dir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Show whether the server runs, how far the run is, and the state of every device."""
     folder = _folder(directory)
+    import json
+    import time
+
     from freshet.flower import commands
-    from freshet.flower.running import score_text
-    from freshet.runs.reader import METRICS, RunDirectory
+    from freshet.flower.status import lines, read
 
     if dry_run:
         typer.echo(str(commands.list_nodes(folder)))
         return
-    pid = commands.server_process(folder)
-    typer.echo(f"server app: {'process ' + str(pid) if pid else 'not running'}")
-    for number, node_id in sorted(folder.registered_nodes().items()):
-        typer.echo(f"device {number}: node {node_id}")
-    if (folder.out() / METRICS).is_file():
-        rows = RunDirectory(folder.out()).metrics()
-        if rows:
-            last = rows[-1]
-            typer.echo(
-                f"run: {last['time']:.0f} s, version {last['version']}, {last['uploads']} uploads, {score_text(last)}"
-            )
+    found = read(folder.status)
+    if as_json:
+        typer.echo(json.dumps((found or {"running": False, "devices": []}) | {"out": str(folder.out())}))
+        return
+    if found is None:
+        typer.echo(f"server: has not run yet; start it with: freshet deploy server {folder.root}")
+    for line in [] if found is None else lines(found, time.time()):
+        typer.echo(line)
     typer.echo(f"{folder.out()}")
 
 
@@ -212,20 +275,19 @@ def stop(directory: Dir, dry_run: DryRun = False) -> None:
 
 @deploy_app.command("revoke")
 def revoke(directory: Dir, node: Node, dry_run: DryRun = False) -> None:
-    """Lock out a device: remove its key from the SuperLink. The server must be running."""
+    """Lock out a device. Its key is refused at once, or from the next start of the server."""
     folder = _folder(directory)
     from freshet.flower import commands
 
-    known = folder.registered_nodes()
-    if node not in known:
-        raise ConfigError("--node", f"device {node} is not registered; registered devices: {sorted(known)}")
-    command = commands.unregister(folder, known.pop(node))
+    known, public = folder.registered_nodes(), Path(f"{folder.key(node)}.pub")
+    if node not in known and not public.is_file():
+        raise ConfigError("--node", f"device {node} has no key here; registered devices: {sorted(known)}")
     if dry_run:
-        typer.echo(str(command))
+        typer.echo(f"mv {public} {public.with_suffix('.revoked')}")
+        if node in known:
+            typer.echo(str(commands.unregister(folder, known[node])))
         return
-    commands.call(command)
-    commands.revoke_key(folder, node)
-    commands.write_nodes(folder, known)
+    commands.revoke(folder, node)
     typer.echo(f"device {node} is locked out; its trip in flight is lost")
 
 
@@ -241,6 +303,7 @@ def local(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory (default: under runs/).")] = None,
     fresh: Annotated[str, typer.Option("--fresh", help="Fresh models: side, messages or none.")] = "side",
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep keys, settings and logs in this folder.")] = None,
+    trainer: Trainer = "",
     settings: Settings = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -258,8 +321,10 @@ def local(
     if not (tables["run"].get("until") or tables["run"].get("rounds")):
         tables["run"]["until"] = 90.0
     tables["run"].setdefault("eval_every", 5.0)
+    if trainer:
+        tables["training"] = tables.get("training", {}) | {"trainer": "custom"}
     resolve(tables)
-    directory, state = run_local(tables, out, keep, {"fresh": fresh}, dry_run, _say)
+    directory, state = run_local(tables, out, keep, {"fresh": fresh}, dry_run, _say, trainer)
     if directory is not None:
         _finish(directory, state)
 

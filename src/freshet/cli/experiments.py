@@ -1,6 +1,7 @@
 """``freshet compare`` and ``freshet tune``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ from freshet.cli.util import make_writable
 from freshet.errors import ConfigError
 
 Cell = Annotated[str | None, typer.Option("--cell", help="One of the paper's cells, see [b]freshet cells[/b].")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML or YAML file, such as a run's config.toml.")
+]
 Until = Annotated[str | None, typer.Option("--until", help="Virtual time of each run: 600, 600s, 10m, 2h.")]
 Settings = Annotated[
     list[str] | None,
@@ -38,6 +41,10 @@ def compare(
     cell: Cell = None,
     config: ConfigFile = None,
     settings: Settings = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", "-g", help="section.key=value,value,...: compare under each value. Repeatable."),
+    ] = None,
     target: Annotated[float | None, typer.Option("--target", help="Measure the time to this accuracy.")] = None,
     reference: Reference = None,
     tuned: Annotated[
@@ -55,17 +62,24 @@ def compare(
 
     A later call with the same --out runs only what is missing: after Ctrl-C, or with one more method or seed.
 
+    With --grid, every combination of values is a comparison of its own in the same tables.
+
     Example: freshet compare -m fedasmu,fedasync,fedbuff,fedavg --seeds 3 --until 600s
+
+    Example: freshet compare -m fedasmu,fedavg -g fleet.ratio=1,20 -g data.concentration=0.1,1
     """
     from freshet.cli.grids import work
     from freshet.config import load_tables
     from freshet.experiments.grid import (
         Scenario,
         UserSettings,
+        as_settings,
+        choice_name,
         expand,
         length_notes,
         override_note,
         parse_entries,
+        parse_grid,
         parse_seeds,
     )
     from freshet.experiments.results import Grid
@@ -82,11 +96,20 @@ def compare(
     found = [read_tuned(folder, names) for folder in folders]
     user = UserSettings(tables, found, [*(settings or []), *extra])
     scenario = cell_scenario(find_cell(cell)) if cell else Scenario()
-    jobs = expand(entries, parse_seeds(seeds), user, [scenario])
+    jobs = [
+        job
+        for choice in parse_grid(grid or [])
+        for job in expand(
+            entries,
+            parse_seeds(seeds),
+            replace(user, settings=[*user.settings, *as_settings(choice)]),
+            [replace(scenario, name=choice_name(choice, scenario.name))],
+        )
+    ]
     notes = override_note(settings or []) + tuning_notes(folders, names) + length_notes(jobs)
     published = published_numbers(jobs)
-    grid = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "", published=published)
-    work(grid, retry=retry, listing=listing)
+    result = Grid(jobs, Store(out), "comparison", notes, "comparison", reference=reference or "", published=published)
+    work(result, retry=retry, listing=listing)
 
 
 def tune(

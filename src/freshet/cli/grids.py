@@ -129,7 +129,7 @@ class TuneScreen(GridObserver):
     """A progress bar for the current run, and a line for each trial."""
 
     def __init__(self, console: Console, trials: int) -> None:
-        self._console, self._trials, self._best = console, trials, -1.0
+        self._console, self._trials = console, trials
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -157,10 +157,9 @@ class TuneScreen(GridObserver):
 
     def on_trial(self, record: Mapping[str, Any], count: int) -> None:
         """One trial is over."""
-        self._best = max(self._best, record["value"] if record["value"] is not None else -1.0)
         values = ", ".join(f"{key.partition('.')[2]} {value:.4g}" for key, value in record["values"].items())
         result = record["error"] or (record["state"] if record["value"] is None else f"{record['value']:.4f}")
-        best = f"best {self._best:.4f}" if self._best >= 0 else "nothing yet"
+        best = "nothing yet" if record["best"] is None else f"best {record['best']:.4f}"
         line = f"trial {count}/{self._trials}: {result} ({best}) {values}"
         self._bar.console.print(Text(line), highlight=False, soft_wrap=True)
 

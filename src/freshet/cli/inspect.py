@@ -1,4 +1,4 @@
-"""``freshet methods``, ``models``, ``show`` and ``audit``."""
+"""``freshet methods``, ``settings``, ``models``, ``show`` and ``audit``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -14,6 +14,8 @@ from freshet.files import printable
 from freshet.runs.reader import CONFIG, RunDirectory
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from freshet.paper.cells import Cell
     from freshet.runs.audit import Audit
 
@@ -22,7 +24,7 @@ EXIT_PROBLEM, EXIT_NOT_AUDITED = 1, 3
 #: Whose the variants of FedASMU and FedSSMU are.
 WHOSE = (
     "fedasmu, fedssmu: the paper's methods, with its slot selector as printed; -published: its derivatives as printed "
-    "too, errors included; -da, -fa, -0: its ablations; -progress, -course: ours, with selector = shaped"
+    "too, errors included; -da, -fa, -0: its ablations; -progress, -course, -fresh: ours, with selector = shaped"
 )
 
 
@@ -62,10 +64,14 @@ def _value(setting: object) -> str:
     return "–" if setting in (None, "", []) else str(setting)
 
 
-def _choices(hint: object) -> str:
-    """The allowed values of an option that has a fixed set of them."""
-    found = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
-    return ", ".join(map(str, found))
+def _meaning(field: "FieldInfo") -> str:
+    """What a setting means, with the words that it accepts if the description does not name them all."""
+    hints = (field.annotation, *get_args(field.annotation))
+    words = [str(word) for hint in hints if get_origin(hint) is Literal for word in get_args(hint)]
+    said = field.description or ""
+    if all(word in said for word in words):
+        return said
+    return "; ".join(filter(None, [said, f"one of {', '.join(words)}"]))
 
 
 def _print_options(console: Console, name: str) -> None:
@@ -80,12 +86,34 @@ def _print_options(console: Console, name: str) -> None:
     for heading in ("option", "default", "meaning"):
         table.add_column(heading)
     for key, field in type(options).model_fields.items():
-        value, choice = _value(getattr(options, key)), _choices(field.annotation)
-        meaning = "; ".join([field.description or ""] + [f"one of {choice}"] * bool(choice))
-        table.add_row(key, f"{value}{' *' if key in preset else ''}", escape(meaning.removeprefix("; ")))
+        value = _value(getattr(options, key))
+        table.add_row(key, f"{value}{' *' if key in preset else ''}", escape(_meaning(field)))
     console.print(table)
     if preset:
         console.print("* set by this variant", style="dim")
+
+
+def settings(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="A section, section.key, or a key such as lr.")
+    ] = None,
+) -> None:
+    """List the settings with their defaults and meanings; with a key, explain one.
+
+    Options of a method: freshet methods NAME. Any setting can be given with -s section.key=value.
+    """
+    from freshet.config import SECTIONS, find_settings
+
+    console = Console()
+    found = {name: list(model.model_fields) for name, model in SECTIONS.items()} if key is None else find_settings(key)
+    for section, keys in found.items():
+        table = Table(box=None, header_style="bold", pad_edge=False, title=escape(f"[{section}]"), title_justify="left")
+        for heading in ("key", "default", "meaning"):
+            table.add_column(heading, no_wrap=heading == "key")
+        for name in keys:
+            field = SECTIONS[section].model_fields[name]
+            table.add_row(name, escape(_value(field.default)), escape(_meaning(field)))
+        console.print(table)
 
 
 def models() -> None:
@@ -231,7 +259,8 @@ def _print_unfinished(console: Console, run: RunDirectory, config: dict[str, Any
         "events": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet",
         "log": "; ".join(found.notes) or "complete up to here",
     }
-    remedy = f"freshet resume {folder}"
+    remedy, clock = run.resume_command(), "time" if run.is_deployed() else "virtual time"
+    facts = {clock if key == "virtual time" else key: value for key, value in facts.items()}
     if not run.has_checkpoint():
         remedy = f"freshet run --config {folder / CONFIG} (no checkpoint yet)"
     _print_facts(console, facts | {"if it was killed": remedy})
@@ -248,7 +277,8 @@ def _print_facts(console: Console, facts: dict[str, str]) -> None:
 
 def _duration(summary: dict[str, Any]) -> str:
     rounds = f", {summary['rounds']} rounds" if "rounds" in summary else ""
-    return f"{summary['virtual_time']:g} s{rounds}, in {summary['wall_seconds']:g} s of real time"
+    real = "" if summary.get("real_time") else f", in {summary['wall_seconds']:g} s of real time"
+    return f"{summary['virtual_time']:g} s{rounds}{real}"
 
 
 def _summary_facts(summary: dict[str, Any]) -> dict[str, str]:
@@ -256,7 +286,7 @@ def _summary_facts(summary: dict[str, Any]) -> dict[str, str]:
 
     return {
         "status": str(summary["status"]),
-        "virtual time": _duration(summary),
+        "time" if summary.get("real_time") else "virtual time": _duration(summary),
         "trips": ", ".join(f"{summary[key]} {key}" for key in ("trips", "uploads", "discards", "lost", "rejected")),
         "fresh models": ", ".join(
             f"{summary[key]} {key}" for key in ("requests", "pushes", "merges") if key in summary

@@ -1,4 +1,4 @@
-"""``freshet report``, ``watch`` and ``export``: present runs to people and to other programs."""
+"""``freshet report``, ``watch``, ``metrics`` and ``export``: present runs to people and to other programs."""
 
 import webbrowser
 from collections.abc import Callable
@@ -61,6 +61,24 @@ def watch(
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             typer.echo("stopped watching")
+
+
+def metrics(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also of a run that is going.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: a free one).")] = 9464,
+) -> None:
+    """Serve figures of a run to this machine in the OpenMetrics format, which Prometheus reads.
+
+    Ctrl-C stops the endpoint, not the run. examples/dashboard.json is a dashboard for Grafana.
+    """
+    from freshet.report.openmetrics import MetricsServer
+
+    with MetricsServer(directory, port) as server:
+        try:
+            typer.echo(f"figures of {directory} at {server.url}metrics (Ctrl-C to stop)")
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            typer.echo("stopped")
 
 
 def export(

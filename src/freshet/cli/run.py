@@ -1,5 +1,7 @@
 """``freshet run``, ``resume``, ``pretrain`` and ``demo``."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
     from freshet.result import Result
     from freshet.runs.writer import Observer
 
-#: Methods of the demo: the paper's two, our variant that weighs by the server's course, and the reference.
-DEMO_METHODS = ("fedasmu", "fedasmu-course", "fedssmu", "fedavg")
+#: Methods of the demo: the paper's two, our variant with fresh models that keep all progress, and the reference.
+DEMO_METHODS = ("fedasmu", "fedasmu-fresh", "fedssmu", "fedavg")
 
 
 def run(
@@ -28,7 +30,7 @@ def run(
         typer.Option("--cell", help="Use the settings of one of the paper's twelve cells (see [b]freshet cells[/b])."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="TOML file, for example a run's config.toml.")
+        Path | None, typer.Option("--config", "-c", help="TOML or YAML file, such as a run's config.toml.")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Virtual time to simulate: 600, 600s, 10m, 2h.")] = None,
     rounds: Annotated[
@@ -122,6 +124,10 @@ def resume(
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="Your own method (module:Class), if the run uses one.")
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume with other software than before. The run says so ever after."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Resume an interrupted, killed or stopped run from its last checkpoint. The result is the same, bit for bit.
@@ -135,7 +141,10 @@ def resume(
         from freshet.config import resolve, seconds, with_added_settings
         from freshet.federation import Federation
 
-    tables = RunDirectory(directory).trusted_config(method)
+    run = RunDirectory(directory)
+    if run.is_deployed():
+        raise RunError(f"{directory} is the run of a deployment; resume it with: {run.resume_command()}")
+    tables = run.trusted_config(method)
     given = {"executor": executor, "workers": workers, "address": address}
     if executor is not None and address is None:
         given["address"] = ""  # another executor does not use the cluster
@@ -144,11 +153,13 @@ def resume(
     federation = Federation.from_config(config)
     end = None if until is None else seconds(until)
     if quiet:
-        result = federation.resume(directory, until=end, rounds=rounds)
+        result = federation.resume(directory, until=end, rounds=rounds, accept_changes=accept_changes)
     else:
         with LiveProgress(Console(stderr=True)) as progress:
             progress.begin(config.method_name, end or config.run.until, rounds or config.run.rounds)
-            result = federation.resume(directory, until=end, rounds=rounds, observers=[progress])
+            result = federation.resume(
+                directory, until=end, rounds=rounds, observers=[progress], accept_changes=accept_changes
+            )
     _finish(result, quiet)
 
 
@@ -204,6 +215,21 @@ def _finish(result: "Result", quiet: bool) -> None:
         typer.echo(f"stopped: {result.summary['stopped']}. Resume with: freshet resume {result.directory}", err=True)
 
 
+#: How to read the table of the demo.
+DEMO_NOTES = (
+    "fedasmu, fedssmu: the paper's methods; fedasmu-fresh: our variant; fedavg: the reference",
+    "accuracy: at the last test; best: highest; to 0.8: virtual seconds until a test reached 0.8; "
+    "stale: mean staleness; up, down: bytes",
+)
+
+
+def own_command() -> str:
+    """The command as the user can type it: ``freshet``, or its path if it is not on the PATH."""
+    found, own = shutil.which("freshet"), Path(sys.argv[0])
+    is_found = found is not None and Path(found).resolve() == own.resolve()
+    return "freshet" if is_found or own.name != "freshet" else str(own)
+
+
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run directories and the picture.")] = Path(
         "runs/demo"
@@ -224,6 +250,7 @@ def demo(
     out = make_writable(unused_name(out))
     results: list[Result] = []
     pool = WorkerPool()
+    typer.echo(f"{len(DEMO_METHODS)} methods on handwritten digits, {until} of virtual time each: about 30 s", err=True)
     with LiveProgress(Console(stderr=True)) as progress, closing(pool):
         for method in DEMO_METHODS:
             config = resolve({"method": {"name": method}, "run": {"seed": seed, "until": seconds(until)}})
@@ -233,10 +260,8 @@ def demo(
                 break
     screen = wide_console()
     screen.print(summary_table(screen, [result.summary for result in results]))
-    screen.print(
-        "fedasmu, fedssmu: the paper's methods; -course: our variant, which learns one shared set of weights",
-        style="dim",
-    )
+    for note in DEMO_NOTES:
+        screen.print(note, style="dim", soft_wrap=True, highlight=False)
     picture = accuracy_figure([RunDirectory(result.directory) for result in results], out / "accuracy.png")
     for result in results:
         found = audit(RunDirectory(result.directory))
@@ -245,4 +270,6 @@ def demo(
     screen.print(f"{picture}  [dim]accuracy over virtual time[/dim]", soft_wrap=True, highlight=False)
     if any(result.summary["status"] == "interrupted" for result in results):
         raise typer.Exit(130)
-    screen.print(f"see the full report in a browser: freshet report {out} --open", soft_wrap=True, highlight=False)
+    screen.print(
+        f"see the full report in a browser: {own_command()} report {out} --open", soft_wrap=True, highlight=False
+    )

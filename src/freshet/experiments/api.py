@@ -14,7 +14,19 @@ from freshet.config import Config
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
-from freshet.experiments.grid import Entry, Job, Methods, Recipe, Scenario, as_entries, check_fair, run_key
+from freshet.experiments.grid import (
+    Choice,
+    Entry,
+    Job,
+    Methods,
+    Recipe,
+    Scenario,
+    as_entries,
+    check_fair,
+    choice_name,
+    choices,
+    run_key,
+)
 from freshet.experiments.results import Grid, reference_indices, summarise
 from freshet.experiments.store import Store
 from freshet.experiments.tune import FIRST_SEED, Budget, Tuner, load_optuna
@@ -41,29 +53,40 @@ class Comparison:
     #: False after Ctrl-C; the same call continues.
     complete: bool
     _jobs: Sequence[Job]
-    _make: Make
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """One record per method, in the given order."""
-        lines: list[dict[str, Any]] = self.document["worlds"][0]["lines"]
-        return lines
+        """One record per method, in the given order; with a grid, for each of its combinations."""
+        return [line for world in self.document["worlds"] for line in world["lines"]]
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row per method: medians and spreads over the seeds, as in comparison.csv."""
+        """One row per method: medians and spreads over the seeds, as in comparison.csv.
+
+        With a grid, the index is the combination (``world``) and the method.
+        """
         import pandas as pd
 
-        return pd.DataFrame(results.rows(self.document)).set_index("method")
+        table = pd.DataFrame(results.rows(self.document))
+        return table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method")
 
     @property
     def best(self) -> str | None:
-        """The method with the best final median, the first of a tie; None while runs are missing."""
+        """The method with the best final median, the first of a tie; None while runs are missing.
+
+        With a grid it is followed by its combination: ``fedavg (training.lr=0.1)``.
+        """
         if not self.complete:
             return None
-        sign = -1.0 if self.document["worlds"][0]["direction"] == "min" else 1.0
-        ended = [line for line in self.lines if line["accuracy"]["median"] is not None]
-        return max(ended, key=lambda line: sign * line["accuracy"]["median"])["name"] if ended else None
+        worlds = self.document["worlds"]
+        sign = -1.0 if worlds[0]["direction"] == "min" else 1.0
+        ended = [
+            (sign * line["accuracy"]["median"], _line_name(line["name"], world["name"]))
+            for world in worlds
+            for line in world["lines"]
+            if line["accuracy"]["median"] is not None
+        ]
+        return max(ended, key=lambda pair: pair[0])[1] if ended else None
 
     @property
     def failures(self) -> dict[str, str]:
@@ -72,12 +95,13 @@ class Comparison:
 
     @property
     def runs(self) -> dict[str, list[Result]]:
-        """The runs that have ended, by method, in the order of seeds."""
+        """The runs that have ended, by method (and combination), in the order of seeds."""
         store, found = Store(self.folder), dict[str, list[Result]]()
         for job in self._jobs:
-            runs = found.setdefault(job.entry.label, [])
+            runs = found.setdefault(_line_name(job.entry.label, job.scenario.name), [])
             if store.state(job.key) == "finished":
-                factory = _federation(self._make, job.entry, job.seed).factory
+                assert job.recipe is not None
+                factory = job.recipe.build(job.config).factory
                 runs.append(open_run(store.directory(job.key), factory))
         return found
 
@@ -112,6 +136,7 @@ def compare(
     methods: Methods,
     *,
     seeds: int | Sequence[int] = 3,
+    grid: Mapping[str, Sequence[Any]] | None = None,
     out: str | Path = "runs/compare",
     reference: str = "",
     retry: bool = False,
@@ -121,18 +146,23 @@ def compare(
 
     ``make(method, seed)`` builds a federation; every run calls it, so that only one is in memory. A finished run is not
     repeated while settings, data, shards, model and fleet stay the same.
+
+    ``grid={"fleet.ratio": [1, 20], "training.lr": [0.01, 0.1]}`` compares the methods under every combination of these
+    settings.
     """
     entries = as_entries(methods)
     reference_indices(entries, reference)
-    jobs = [_job(make, entry, seed) for seed in _seeds(seeds) for entry in entries]
+    jobs = [
+        _job(make, entry, seed, choice) for choice in choices(grid or {}) for seed in _seeds(seeds) for entry in entries
+    ]
     check_fair(jobs)
-    grid = Grid(jobs, Store(out), "comparison", [], "comparison", reference=reference)
-    done = run_grid(jobs, grid.store, watch=watch, retry=retry)
+    made = Grid(jobs, Store(out), "comparison", [], "comparison", reference=reference)
+    done = run_grid(jobs, made.store, watch=watch, retry=retry)
     if not done:
-        left = f"{len(to_do(jobs, grid.store))} of {len(jobs)}"
+        left = f"{len(to_do(jobs, made.store))} of {len(jobs)}"
         _log.warning("the comparison in %s was interrupted; to do: %s; make the same call again to continue", out, left)
-    found, _ = summarise(grid)
-    return Comparison(grid.store.folder, found, done, jobs, make)
+    found, _ = summarise(made)
+    return Comparison(made.store.folder, found, done, jobs)
 
 
 def tune(
@@ -171,20 +201,30 @@ def tune(
     return Tuning(folder, json.loads((folder / "tuning.json").read_text(encoding="utf-8")))
 
 
-def _job(make: Make, entry: Entry, seed: int) -> Job:
+def _line_name(method: str, world: str) -> str:
+    return f"{method} ({world})" if world else method
+
+
+def _job(make: Make, entry: Entry, seed: int, choice: Choice) -> Job:
     """One run of a comparison: its federation is built now for its hashes, and again when it runs."""
-    first = _federation(make, entry, seed)
+
+    def make_choice() -> Federation:
+        made = _federation(make, entry, seed)
+        return made.with_settings(choice) if choice else made
+
+    first = make_choice()
     key = run_key(first.config, first.fingerprint)
 
     def build(config: Config) -> Federation:
-        again = _federation(make, entry, seed)
+        again = make_choice()
         if run_key(again.config, again.fingerprint) != key:
             raise _not_repeatable(entry, seed)
         return again.with_config(config)
 
     keep = first.config.run.keep_checkpoint and "keep_checkpoint" in first.config.run.model_fields_set
     config = replace(first.config, run=first.config.run.model_copy(update={"keep_checkpoint": keep}))
-    return Job(Scenario(), entry, seed, config, Recipe(build, first.fingerprint, 4 * first.assembly.layout.size))
+    scenario = Scenario(choice_name(choice))
+    return Job(scenario, entry, seed, config, Recipe(build, first.fingerprint, 4 * first.assembly.layout.size))
 
 
 def _federation(make: Make, entry: Entry, seed: int) -> Federation:

@@ -10,9 +10,11 @@ counted.
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -49,7 +51,7 @@ def model_bytes(config: Config) -> int:
 @cache
 def _bytes(data_json: str, model_json: str) -> int:
     from freshet.models.registry import build
-    from freshet.training.network import build_module, layout_of
+    from freshet.training.network import build_module, layout_of, with_own_parts
 
     data, model = DataOptions.model_validate_json(data_json), ModelOptions.model_validate_json(model_json)
     shape, classes, vocabulary = _samples(data)
@@ -57,16 +59,15 @@ def _bytes(data_json: str, model_json: str) -> int:
         build, model.name, input_shape=shape, classes=classes, head=model.head, norm=model.norm or None,
         vocabulary=vocabulary, **model.own(),
     )  # fmt: skip
-    return 4 * layout_of(build_module(network)).size  # not on the meta device, which loads modules for a second
+    module = build_module(with_own_parts(network, model.local))
+    return 4 * layout_of(module).size  # not on the meta device, which loads modules for a second
 
 
 def _samples(data: DataOptions) -> tuple[tuple[int, ...], int, int | None]:
     """Shape of a sample, number of classes, and for texts the size of the vocabulary."""
     spec = CATALOGUE.get(data.name)
-    if spec is not None and spec.kind == "text":
-        return (data.length,), spec.classes, data.vocabulary
     if spec is not None:
-        return spec.shape, spec.classes, None
+        return spec.shape or (data.length,), spec.classes, spec.token_ids(data.vocabulary)
     from freshet.data.sources import load
 
     found = load(data.name, data.dir or None, vocabulary=data.vocabulary, length=data.length)
@@ -259,6 +260,53 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds", f"expects a number of seeds, or different seeds as in 4,7; {text!r} was given")
     return seeds
+
+
+# ---- settings to vary
+
+#: One choice of values for the settings of a grid.
+Choice = Mapping[str, Any]
+
+
+def parse_grid(texts: Sequence[str]) -> list[Choice]:
+    """Parse ``fleet.ratio=1,20`` and others like it: every combination of their values, in order."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or "." not in key or not values.strip():
+            raise ConfigError("--grid", f"expects section.key=value,value,..., but {text!r} was given")
+        grid[key.strip()] = _grid_values(values)
+    return choices(grid)
+
+
+def _grid_values(text: str) -> list[Any]:
+    """The values with commas between, read as TOML, else as plain strings."""
+    try:
+        found: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+    except ValueError:
+        found = [part.strip() for part in text.split(",")]
+    return found
+
+
+def choices(grid: Mapping[str, Sequence[Any]]) -> list[Choice]:
+    """Every combination of the values, the last setting changing fastest. Without settings there is one, empty."""
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(key, f"needs a list of values to compare, but {values!r} was given")
+        if any(values.count(value) > 1 for value in values):
+            raise ConfigError(key, f"names a value twice in {values!r}")
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def choice_name(choice: Choice, world: str = "") -> str:
+    """The name of a combination: ``fleet.ratio=20, training.epochs=5``."""
+    parts = ", ".join(f"{key}={value}" for key, value in choice.items())
+    return ": ".join(part for part in (world, parts) if part)
+
+
+def as_settings(choice: Choice) -> list[str]:
+    """The combination as settings of the command line."""
+    return [f"{key}={json.dumps(value)}" for key, value in choice.items()]
 
 
 # ---- from entries to jobs

@@ -279,9 +279,12 @@ def summarise(grid: Grid) -> tuple[dict[str, Any], list[Path]]:
 
 
 def _stop_note(jobs: Sequence[Job]) -> list[str]:
-    """A note if runs stop at their target."""
+    """A note if runs stop at their target, or when they get no better."""
     stops = any(job.config.run.stop_at_target for job in jobs)
-    return ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
+    notes = ["runs end when they reach the target: the final figures are those of that moment"] if stops else []
+    patience = sorted({job.config.run.patience for job in jobs} - {0})
+    tests = " or ".join(map(str, patience))
+    return [*notes, *([f"runs end after {tests} tests in a row that are no better"] if patience else [])]
 
 
 def _other_runs_note(grid: Grid) -> list[str]:

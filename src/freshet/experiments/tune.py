@@ -136,7 +136,7 @@ def space_for(method: str, in_flight: int | None = None) -> dict[str, Range]:
     """
     about = class_and_preset(method)[0].about
     declared = {**about.space, **about.spaces.get(method, {})}
-    space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items()}
+    space = {"training.lr": LR} | {f"method.{key}": each for key, each in declared.items() if each is not None}
     return space if in_flight is None else {key: each.within(in_flight) for key, each in space.items()}
 
 
@@ -328,7 +328,8 @@ class Tuner:
             trial.set_user_attr("error", error)
             workers.close()
         study.tell(trial, value, state=state)
-        return {"state": state.name.lower(), "value": value, "values": values, "error": error}
+        best = max((done.value for done in study.trials if done.state == states.COMPLETE), default=None)
+        return {"state": state.name.lower(), "value": value, "values": values, "error": error, "best": best}
 
     def _score(self, trial: Any, values: Values, place: int, watch: GridObserver, workers: Workers) -> float:
         """Run one seed of a trial, or read it if it exists, and score it on the held-out samples."""
