@@ -9,15 +9,30 @@ PAGE = ROOT / "README.md"
 README = PAGE.read_text()
 
 
-def test_the_python_snippet_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_python_snippet_runs_as_printed_and_gives_the_printed_output(tmp_path: Path, monkeypatch, capsys) -> None:
     (snippet,) = (block for block in blocks(PAGE) if block.language == "python")
+    (printed,) = (block for block in blocks(PAGE) if block.language == "text")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     run_python(snippet, names, PAGE)
-    assert names["result"].accuracy[-1] > 0.6
+    lines, given = printed.body.splitlines(), capsys.readouterr().out.splitlines()
+    assert (
+        [line.split()[0] for line in given]
+        == [line.split()[0] for line in lines]
+        == ["fedavg", "fedbuff", "fedasmu-fresh"]
+    )
+    # The last digits differ between machines: 2 points, and one test (10 s) of the time to 0.8.
+    for line, expected in zip(given, lines, strict=True):
+        for value, wanted, tolerance in zip(_numbers(line), _numbers(expected), (0.02, 0.0, 10.0), strict=True):
+            assert abs(value - wanted) <= tolerance + 1e-9, f"{line!r}, printed is {expected!r}"
     assert names["result"].directory.joinpath("summary.json").is_file()
-    assert names["model"](__import__("torch").zeros(1, 64)).shape == (1, 10)
-    assert "accuracy" in capsys.readouterr().out
+
+
+def _numbers(line: str) -> list[float]:
+    """The numbers of a line of output. ``None`` seconds count as 0."""
+    return [
+        float(word) for word in re.findall(r"(?<![\w-])[0-9.]+(?=\W|$)", line.replace("None", "0").replace(",", " "))
+    ]
 
 
 def test_every_linked_file_is_there() -> None:
