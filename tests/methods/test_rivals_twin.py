@@ -90,6 +90,19 @@ def test_vector_of_ace() -> None:
         assert cached == counts
 
 
+def test_aced_takes_no_buffers_of_an_update_that_is_too_old() -> None:
+    """Its step is along the others' updates alone, so neither its statistics nor its counters count."""
+    server = server_of("aced", tau_algo=0.25)  # at most 2 versions old
+    server.trigger([7])
+    for device in (0, 1, 2):
+        fly(server, device, vector(10 + device))
+    before = server.weights
+    (event,) = send(server, 7, vector(50) + np.float32(100.0))
+    assert (event["cached"], column(event, "weight")) == (2, [0.0])
+    assert not np.array_equal(server.weights[:LEARNABLE], before[:LEARNABLE])
+    same(server.weights[LEARNABLE:], before[LEARNABLE:])
+
+
 def test_rate_of_ace_is_shared_by_the_devices_in_flight() -> None:
     moved = []
     for C in (1, 4):

@@ -71,9 +71,10 @@ class ACETwin(ArrivalTwin):
         divisor = self.M if self.tau_algo is None else len(A)
         new = f64(self.w)
         new[: self.L] -= self.eta * sum(self.U[k] for k in A) / divisor
-        new[self.L : self.B] += (f64(u) - f64(self.w))[self.L : self.B] / divisor
+        if device in A:  # an update that is too old is no part of the mean, and neither are its buffers
+            new[self.L : self.B] += (f64(u) - f64(self.w))[self.L : self.B] / divisor
         found = self.one(device, o, self.eta / divisor if device in A else 0.0, cached=len(A))
-        return self.advance(new, [self.w, u], **found)
+        return self.advance(new, [self.w, u] if device in A else [self.w], **found)
 
 
 class AsyncFedEDTwin(ArrivalTwin):
