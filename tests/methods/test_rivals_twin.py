@@ -11,6 +11,7 @@ from freshet.core.layout import Layout
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
+from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_options
 from freshet.methods.fedat import tiers_of
 from freshet.methods.mifa import stale_step
@@ -295,6 +296,25 @@ def test_epsilon_of_fedexp_falls_with_the_square_of_the_local_rate() -> None:
     server.schedule = lambda rounds: 0.5**rounds
     eps = [hold_round(server, {A: at(1.0), B: at(-0.5)})["eps_t"] for _ in range(3)]
     close(eps, [0.1, 0.025, 0.00625], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedexp", "mifa"])
+def test_a_learning_rate_of_zero_that_a_method_divides_by_gives_one_sentence(name: str) -> None:
+    """A schedule of the user's own may warm up from 0."""
+    server = scalar_server(name)
+    server.schedule = float
+    with pytest.raises(ConfigError, match=r"^training\.schedule: .*learning rate"):
+        hold_round(server, {A: at(0.0), B: at(0.0)})
+
+
+@pytest.mark.parametrize(("name", "moved"), [("masfl", -0.1), ("adamasfl", 0.0)])
+def test_masfl_takes_the_gradient_of_a_trip_without_progress(name: str, moved: float) -> None:
+    """With a learning rate of 0 the model comes back as it was, and the mean gradient is as good as any."""
+    server = scalar_server(name, beta=0.5, gamma=0.1)
+    server.schedule = float
+    server.trigger([A])
+    send_vector(server, A, server.weights, gradient=at(2.0))
+    assert (value(server), float(server.method.state.g[0])) == pytest.approx((moved, 1.0))
 
 
 def test_vector_of_fedacg() -> None:
