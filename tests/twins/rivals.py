@@ -334,12 +334,12 @@ class PiscesTwin(ArrivalTwin):
 
 
 class SAFATwin(ArrivalTwin):
-    """A cache of all devices from the start."""
+    """A cache of all devices from the start, and the version that each has."""
 
     def __init__(self, w0, *, n: dict, quota: int, lag_tol: int, **layout) -> None:
         super().__init__(w0, **layout)
         self.n, self.quota, self.lag_tol = n, quota, lag_tol
-        self.cache = {k: f64(w0) for k in n}
+        self.cache, self.has = {k: f64(w0) for k in n}, dict.fromkeys(n, 1)
         self.last: set = set()
         self.P: dict = {}
         self.R: dict = {}
@@ -367,10 +367,13 @@ class SAFATwin(ArrivalTwin):
         result = self.advance(new, list(self.cache.values()), **found)
         for k, (_, u) in self.R.items():
             self.cache[k] = f64(u)
-        result["cancelled"] = [k for k, o in self.base.items() if self.version - o > self.lag_tol]
+        self.has |= self.base | dict.fromkeys([*self.P, *self.R], self.version)
+        behind = [k for k in self.n if self.version - self.has[k] > self.lag_tol]
+        result["cancelled"] = [k for k in behind if k in self.base]
+        for k in behind:
+            self.cache[k], self.has[k] = f64(self.w), self.version
         for k in result["cancelled"]:
             self.lose(k)
-            self.cache[k] = f64(self.w)
         self.last, self.P, self.R = set(self.P), {}, {}
         return result
 
