@@ -40,6 +40,13 @@ def test_the_own_model_matches_the_twin(pull: float, epochs: int) -> None:
     close(first.memory[PERSONAL], personal_twin(w, w, device, pull, epochs), 3e-6)
 
 
+def test_an_own_epoch_is_a_whole_pass_though_the_trip_ended_within_one() -> None:
+    """Two steps of 10 samples leave 3 of 23 in the first pass. The own model still sees all 23."""
+    device, w = Device(epochs=1, steps=2), regression_weights(1)
+    found = device.train(PersonalRule(0.1, 1), w)
+    close(found.memory[PERSONAL], personal_twin(w, w, device, 0.1, 1), 3e-6)
+
+
 @pytest.mark.parametrize("training", [{}, {"momentum": 0.6, "weight_decay": 0.01}])
 def test_the_server_gets_what_fedavg_would_send(training: dict[str, float]) -> None:
     device, w = Device(**training), regression_weights(1)

@@ -16,6 +16,7 @@ from tests.methods.helpers import (
     arrivals,
     close,
     column,
+    fly,
     hold_round,
     logged,
     regression_weights,
@@ -324,6 +325,20 @@ def test_safa_cancels_trips_that_are_too_far_behind() -> None:
     same(c.server.method.state.cache[B], c.server.weights)
     assert tick(c, 20.0).keys() == {A, B}, "both start from the new model"
     assert c.server.active_trips[B].base == c.server.version
+
+
+def test_safa_replaces_the_cache_of_an_idle_device_that_falls_behind() -> None:
+    """As the authors' code does for every device, also for those that are away: their old models must not pull."""
+    server = scalar_server("safa", samples=[10] * 4, C=0.25, lag_tol=1)
+    fly(server, 0, np.float32([8.0]))
+    assert value(server) == 2.0
+    fly(server, 1, np.float32([6.0]))  # the third version: devices 2 and 3 still have the first
+    assert value(server) == 3.5
+    state = server.method.state
+    assert {k: float(v[0]) for k, v in state.cache.items()} == {0: 8.0, 1: 6.0, 2: 3.5, 3: 3.5}
+    fly(server, 2, np.float32([0.5]))  # device 0 has the second version, now 2 behind
+    assert value(server) == 4.5
+    assert {k: float(v[0]) for k, v in state.cache.items()} == {0: 4.5, 1: 6.0, 2: 0.5, 3: 3.5}
 
 
 def test_cancelled_device_that_cannot_be_interrupted_is_away_until_it_is_heard() -> None:

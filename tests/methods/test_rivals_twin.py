@@ -1,5 +1,6 @@
 """The newer rivals: comparison with naive twins, the test vectors of their specification, and limiting cases."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ from freshet.core.layout import Layout
 from freshet.core.method import MethodContext
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
+from freshet.errors import ConfigError
 from freshet.methods import class_and_preset, method_options
-from freshet.methods.fedat import tier_of
+from freshet.methods.fedat import tiers_of
 from freshet.methods.mifa import stale_step
 from freshet.training.optimisers import constant
 from tests.methods.helpers import (
@@ -88,6 +90,19 @@ def test_vector_of_ace() -> None:
                 server.trigger([A])
         assert found == pytest.approx(expected, abs=1e-7)
         assert cached == counts
+
+
+def test_aced_takes_no_buffers_of_an_update_that_is_too_old() -> None:
+    """Its step is along the others' updates alone, so neither its statistics nor its counters count."""
+    server = server_of("aced", tau_algo=0.25)  # at most 2 versions old
+    server.trigger([7])
+    for device in (0, 1, 2):
+        fly(server, device, vector(10 + device))
+    before = server.weights
+    (event,) = send(server, 7, vector(50) + np.float32(100.0))
+    assert (event["cached"], column(event, "weight")) == (2, [0.0])
+    assert not np.array_equal(server.weights[:LEARNABLE], before[:LEARNABLE])
+    same(server.weights[LEARNABLE:], before[LEARNABLE:])
 
 
 def test_rate_of_ace_is_shared_by_the_devices_in_flight() -> None:
@@ -184,9 +199,17 @@ def test_vector_of_fedat() -> None:
 
 def test_tiers_of_fedat_have_equally_many_devices_by_seconds() -> None:
     seconds = dict(enumerate([7.0, 1.0, 3.0, 9.0, 3.0]))
-    assert [tier_of(device, seconds, 5) for device in seconds] == [3, 0, 1, 4, 2]
-    assert [tier_of(device, seconds, 2) for device in seconds] == [1, 0, 0, 1, 0]
-    assert tier_of(3, {3: 1.0}, 5) == 0
+    assert [tiers_of(seconds, 5)[device] for device in seconds] == [3, 0, 1, 4, 2]
+    assert [tiers_of(seconds, 2)[device] for device in seconds] == [1, 0, 0, 1, 0]
+    assert tiers_of({3: 1.0}, 5) == {3: 0}
+
+
+def test_fedat_sorts_a_large_fleet_once() -> None:
+    """Sorting it once for each device took 6 s with 3,000 devices."""
+    began = time.process_time()
+    server = scalar_server("fedat", samples=[1] * 20_000, seconds=[float(k % 7) for k in range(20_000)])
+    assert time.process_time() - began < 10.0
+    assert [server.method._expected[device] for device in (0, 7, 6, 13)] == [0, 0, 4, 4]
 
 
 def test_fedat_measures_trips_where_no_seconds_are_expected() -> None:
@@ -273,6 +296,25 @@ def test_epsilon_of_fedexp_falls_with_the_square_of_the_local_rate() -> None:
     server.schedule = lambda rounds: 0.5**rounds
     eps = [hold_round(server, {A: at(1.0), B: at(-0.5)})["eps_t"] for _ in range(3)]
     close(eps, [0.1, 0.025, 0.00625], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedexp", "mifa"])
+def test_a_learning_rate_of_zero_that_a_method_divides_by_gives_one_sentence(name: str) -> None:
+    """A schedule of the user's own may warm up from 0."""
+    server = scalar_server(name)
+    server.schedule = float
+    with pytest.raises(ConfigError, match=r"^training\.schedule: .*learning rate"):
+        hold_round(server, {A: at(0.0), B: at(0.0)})
+
+
+@pytest.mark.parametrize(("name", "moved"), [("masfl", -0.1), ("adamasfl", 0.0)])
+def test_masfl_takes_the_gradient_of_a_trip_without_progress(name: str, moved: float) -> None:
+    """With a learning rate of 0 the model comes back as it was, and the mean gradient is as good as any."""
+    server = scalar_server(name, beta=0.5, gamma=0.1)
+    server.schedule = float
+    server.trigger([A])
+    send_vector(server, A, server.weights, gradient=at(2.0))
+    assert (value(server), float(server.method.state.g[0])) == pytest.approx((moved, 1.0))
 
 
 def test_vector_of_fedacg() -> None:

@@ -71,9 +71,10 @@ class ACETwin(ArrivalTwin):
         divisor = self.M if self.tau_algo is None else len(A)
         new = f64(self.w)
         new[: self.L] -= self.eta * sum(self.U[k] for k in A) / divisor
-        new[self.L : self.B] += (f64(u) - f64(self.w))[self.L : self.B] / divisor
+        if device in A:  # an update that is too old is no part of the mean, and neither are its buffers
+            new[self.L : self.B] += (f64(u) - f64(self.w))[self.L : self.B] / divisor
         found = self.one(device, o, self.eta / divisor if device in A else 0.0, cached=len(A))
-        return self.advance(new, [self.w, u], **found)
+        return self.advance(new, [self.w, u] if device in A else [self.w], **found)
 
 
 class AsyncFedEDTwin(ArrivalTwin):
@@ -333,12 +334,12 @@ class PiscesTwin(ArrivalTwin):
 
 
 class SAFATwin(ArrivalTwin):
-    """A cache of all devices from the start."""
+    """A cache of all devices from the start, and the version that each has."""
 
     def __init__(self, w0, *, n: dict, quota: int, lag_tol: int, **layout) -> None:
         super().__init__(w0, **layout)
         self.n, self.quota, self.lag_tol = n, quota, lag_tol
-        self.cache = {k: f64(w0) for k in n}
+        self.cache, self.has = {k: f64(w0) for k in n}, dict.fromkeys(n, 1)
         self.last: set = set()
         self.P: dict = {}
         self.R: dict = {}
@@ -366,10 +367,13 @@ class SAFATwin(ArrivalTwin):
         result = self.advance(new, list(self.cache.values()), **found)
         for k, (_, u) in self.R.items():
             self.cache[k] = f64(u)
-        result["cancelled"] = [k for k, o in self.base.items() if self.version - o > self.lag_tol]
+        self.has |= self.base | dict.fromkeys([*self.P, *self.R], self.version)
+        behind = [k for k in self.n if self.version - self.has[k] > self.lag_tol]
+        result["cancelled"] = [k for k in behind if k in self.base]
+        for k in behind:
+            self.cache[k], self.has[k] = f64(self.w), self.version
         for k in result["cancelled"]:
             self.lose(k)
-            self.cache[k] = f64(self.w)
         self.last, self.P, self.R = set(self.P), {}, {}
         return result
 

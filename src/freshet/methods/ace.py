@@ -14,8 +14,8 @@ is eta). A device that was never heard counts as 0 in ACE (the authors' code sta
 w^0 that takes no time). tau_algo is given as a multiple of M; the authors' class has M, their runs M / 2. The authors'
 README is followed: their code for ACED steps only every M arrivals. An entry that has left A cannot return, so it is
 dropped. An upload that finds A empty is discarded. Buffers of the network are mixed with the arrival's share of ubar,
-1/M or 1/|A|. A lost upload leaves the old entry. The cache is one model per device; a run that needs more than 1 GiB
-says so.
+1/M or 1/|A|; those of an arrival outside A do not count. A lost upload leaves the old entry. The cache is one model
+per device; a run that needs more than 1 GiB says so.
 """
 
 from dataclasses import dataclass, field
@@ -104,7 +104,8 @@ class ACE(Method):
             total -= state.cache[k].U
         averaged = cached if o.delayed else M
         alpha = o.eta / max(1, self.context.in_flight)
-        new, length = self._step(server.weights, upload.weights, alpha * total / averaged, 1.0 / averaged)
+        share = 1.0 / averaged if counts else 0.0
+        new, length = self._step(server.weights, upload.weights, alpha * total / averaged, share)
         if overflows(new, length) or not np.isfinite(U).all():
             return Reject(NOT_FINITE)
         state.total, state.cache = total, {k: entry for k, entry in state.cache.items() if k not in gone}
@@ -119,7 +120,7 @@ class ACE(Method):
         new = mix(w, u, share)
         with np.errstate(over="ignore"):
             new[:n] = w[:n] - step
-        layout.max_counters(new, w, u)
+        layout.max_counters(new, *([w, u] if share else [w]))
         return new, distance(new[:n], w[:n])
 
     @classmethod

@@ -11,8 +11,8 @@ A larger lambda (``pull``) holds v_k closer to the global model; 0 is training a
 (``run.evaluate_devices``) use v_k, or the global model where a device has none yet. Server: FedAvg.
 
 Decisions [D]: v_k starts as the global model of the device's first trip; its steps are plain SGD at the trip's learning
-rate; lambda = 0.1 (the authors choose among 0.05, 0.1, 0.5, 1 and 2). Personal epochs take no virtual time, because the
-device can do them after its upload.
+rate; lambda = 0.1 (in the authors' experiments each device chooses among 0.1, 1 and 2, under strong attacks among 0.05,
+0.1 and 0.2). Personal epochs take no virtual time, because the device can do them after its upload.
 """
 
 from dataclasses import dataclass

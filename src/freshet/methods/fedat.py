@@ -64,10 +64,10 @@ class FedATOptions(Options):
             raise ConfigError("method.G", problem)
 
 
-def tier_of(device: int, seconds: Mapping[int, float], tiers: int) -> int:
-    """The tier, from 0 for the fastest, of a device among those whose seconds are known. Ties go by number."""
-    order = sorted(seconds, key=lambda each: (seconds[each], each))
-    return order.index(device) * tiers // len(order)
+def tiers_of(seconds: Mapping[int, float], tiers: int) -> dict[int, int]:
+    """The tier, from 0 for the fastest, of each device whose seconds are known. Ties go by number."""
+    order = sorted(seconds, key=lambda device: (seconds[device], device))
+    return {device: place * tiers // len(order) for place, device in enumerate(order)}
 
 
 def tier_weights(T: Sequence[int]) -> list[float]:
@@ -132,8 +132,7 @@ class FedAT(Method):
         self.state = FedATState([1] * options.G)
         self._expected: dict[int, int] | None = None
         if context.seconds is not None:
-            known: dict[int, float] = dict(enumerate(context.seconds.tolist()))
-            self._expected = {device: tier_of(device, known, options.G) for device in known}
+            self._expected = tiers_of(dict(enumerate(context.seconds.tolist())), options.G)
 
     @classmethod
     def rule(cls, options: FedATOptions) -> LocalRule:
@@ -156,7 +155,7 @@ class FedAT(Method):
             return self._expected[arrived.device]
         pending = [*chain(*self.state.buffers.values()), arrived]
         seconds = {k: each.seconds / each.trips for k, each in with_trips(self.state.measured, pending).items()}
-        return tier_of(arrived.device, seconds, self.options.G)
+        return tiers_of(seconds, self.options.G)[arrived.device]
 
     def _step(self, server: Server, m: int, buffer: list[TierUpload]) -> Aggregate | Reject:
         layout, state, n = self.context.layout, self.state, self.context.layout.learnable

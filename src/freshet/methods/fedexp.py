@@ -26,6 +26,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import MethodContext, Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, distance, mix
+from freshet.errors import ConfigError
 from freshet.methods._shared.rounds import Round, RoundMethod, RoundUpload, audit_sample_shares
 
 
@@ -85,7 +86,11 @@ class FedExP(RoundMethod):
 
     def _decay(self, server: Server, members: list[RoundUpload]) -> float:
         """``eta_t / eta_0``."""
-        return members[0].lr / server.schedule(0)
+        first = server.schedule(0)
+        if first == 0.0:
+            problem = "fedexp needs a learning rate above 0 in the first round, since eps falls in proportion to it"
+            raise ConfigError("training.schedule", problem)
+        return members[0].lr / first
 
     def _between(self, w: Vector, new: Vector) -> Vector:
         """The mean of two models, with the newer one's buffers."""

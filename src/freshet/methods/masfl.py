@@ -116,7 +116,7 @@ class MasFL(Method):
 
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         arrival = arrival_of(server, upload, trip, server.store.get(trip.base))
-        rate = 1.0 / (trip.lr * upload.steps)
+        rate = 1.0 / (trip.lr * upload.steps) if trip.lr else 0.0  # a rate of 0 makes no progress
         self.state.buffer.append(GradientUpload(arrival, upload.vectors["gradient"], rate))
         return self._step(server) if len(self.state.buffer) == self.options.S else Wait()
 

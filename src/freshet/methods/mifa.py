@@ -35,6 +35,7 @@ from freshet.core.events import Aggregated, Event
 from freshet.core.method import MethodContext, Options, expect
 from freshet.core.server import Server
 from freshet.core.vectors import Vector, combine
+from freshet.errors import ConfigError
 from freshet.methods._shared.asynchronous import cache_notice
 from freshet.methods._shared.rounds import Round, RoundMethod, RoundUpload
 
@@ -128,6 +129,9 @@ class MIFA(RoundMethod):
         updates = [member.weights[:n].astype(np.float64) - w[:n] for member in members]
         cached = [state.cache.get(member.device) for member in members]
         unit = members[0].lr if mean else 1.0
+        if unit == 0.0:
+            problem = "mifa divides updates by the learning rate, so no round may have a rate of 0"
+            raise ConfigError("training.schedule", problem)
         old, total, cache = state.total, state.total, dict(state.cache)
         for member, update, before in zip(members, updates, cached, strict=True):
             share = 1.0 / self.context.devices if mean else self.alpha(member)

@@ -9,8 +9,9 @@ devices in P are picked, and with n_k samples of M devices::
 
     cache_k <- u_k for k in P     w <- sum_k n_k / (sum n) cache_k over all M     then cache_k <- u_k for the rest of R
 
-A device in flight goes on unless it is more than ``lag_tol`` versions behind the new model: then its trip is
-cancelled, ``cache_k <- w``, and it starts again. All caches are w^0 at first.
+Then ``cache_k <- w`` for every device whose version is more than ``lag_tol`` behind the new one; if it is in flight, its
+trip is cancelled, and it starts again. The version of a device in flight is its base; an arrival makes it that of the
+new model, and so does ``cache_k <- w``. All caches are w^0 at first.
 
 Decisions [D]: the equations are those of the authors' code, the end of a round is as we remember the paper (the code
 picks with hindsight among all devices that would finish in the round). Every device that starts gets the newest model;
@@ -21,6 +22,7 @@ ours, and by default there is no deadline. The cache is one model per device; a 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,6 +37,9 @@ from freshet.core.method import Aggregate, Method, MethodContext, Mismatch, Opti
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance
 from freshet.methods._shared.asynchronous import cache_notice
+
+#: That of w^0.
+FIRST_VERSION = 1
 
 
 class SAFAOptions(Options):
@@ -59,9 +64,11 @@ class RoundArrival:
 
 @dataclass
 class SAFAState:
-    """The cache (w^0 stands for absent devices), the last picks, the arrivals of the open round, and its start."""
+    """The cache (w^0 stands for absent devices), the devices' versions (the first stands for absent ones), the last
+    picks, the arrivals of the open round, and its start."""
 
     cache: dict[int, Vector] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
     first: Vector | None = None
     picked: list[int] = field(default_factory=list)
     arrived: list[RoundArrival] = field(default_factory=list)
@@ -131,8 +138,11 @@ class SAFA(Method):
         if overflows(new, length):
             return Reject(NOT_FINITE)
         bypassed = [each for each in arrived if each.device not in {pick.device for pick in picks}]
-        late = [d for d, trip in server.active_trips.items() if d != landed and self._is_late(server, trip)]
+        bases = {device: trip.base for device, trip in server.active_trips.items() if device != landed}
+        versions = state.versions | bases | dict.fromkeys((each.device for each in arrived), server.version + 1)
+        late = self._late(versions, server.version + 1)
         state.cache = cache | {each.device: each.weights for each in bypassed} | dict.fromkeys(late, new)
+        state.versions = versions | dict.fromkeys(late, server.version + 1)
         state.first, state.picked, state.started = first, [each.device for each in picks], server.now
         parts = [
             Contribution(each.device, each.base, server.version - each.base + 1, shares[each.device]) for each in picks
@@ -144,11 +154,12 @@ class SAFA(Method):
             "devices": self.context.devices,
             "bypassed": [each.device for each in bypassed],
         }
-        return Aggregate(new, parts, numbers, length, cancel=tuple(late))
+        return Aggregate(new, parts, numbers, length, cancel=tuple(device for device in late if device in bases))
 
-    def _is_late(self, server: Server, trip: ActiveTrip) -> bool:
-        """Whether a trip will be too far behind the model that is about to be made."""
-        return server.version + 1 - trip.base > self.options.lag_tol
+    def _late(self, versions: Mapping[int, int], newest: int) -> list[int]:
+        """The devices that are too far behind the model that is about to be made."""
+        devices, lag_tol = range(self.context.devices), self.options.lag_tol
+        return [device for device in devices if newest - versions.get(device, FIRST_VERSION) > lag_tol]
 
     @classmethod
     def audit(cls, options: SAFAOptions, event: Event, time: float, memory: dict[Any, Any]) -> None:

@@ -364,6 +364,7 @@ class LocalTrip:
 
     def further_pass(self) -> Iterator[None]:
         """One more pass over the device's samples, with the gradient of each mini-batch's loss in ``gradient``."""
+        self._order = None  # under ``training.steps`` the trip may have ended within a pass
         for index in self._batches_of_epoch():
             x, y = self._as_trained_on(self._trainer.data.train.take(index, self._augment))
             self.flat.collect(self.task.batch_loss(self.model, x, y))
