@@ -10,6 +10,7 @@ from freshet.core.compression import (
     BLOCK,
     RESIDUAL,
     Codec,
+    LAYERS_NOTE,
     LinkOptions,
     Links,
     decode,
@@ -21,7 +22,7 @@ from freshet.core.compression import (
     topk_count,
 )
 from freshet.core.layout import Layout
-from freshet.core.messages import Assignment, Fresh, Upload
+from freshet.core.messages import UNREAD, Assignment, Fresh, Packed, Upload
 
 CODECS: list[Codec] = ["none", "int8", "topk"]
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -171,8 +172,8 @@ def test_statistics_and_counters_are_sent_unchanged() -> None:
         links, w = Links(LinkOptions(down=down), LAYOUT), model(2)
         links.encode_assignment(assignment(0, 1, model(3)))
         assert np.array_equal(links.encode_assignment(assignment(0, 2, w)).weights[1000:], w[1000:])
-    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, model(2), model(3), {})
-    assert np.array_equal(sent.weights[1000:], model(2)[1000:])
+    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, model(2), model(3), {}, 1)
+    assert np.array_equal(sent.packed.arrays["rest"], model(2)[1000:])
 
 
 def test_messages_count_the_bytes_sent() -> None:
@@ -210,10 +211,11 @@ def test_an_upload_is_its_base_plus_the_difference_and_the_residual_follows() ->
     step = RNG.normal(size=LAYOUT.size).astype(np.float32)
     links = Links(options, LAYOUT)
     for _ in range(60):
-        sent = encode_upload(options, LAYOUT, base + step, base, memory)
+        sent = encode_upload(options, LAYOUT, base + step, base, memory, 1)
         memory = sent.memory
-        upload = links.decode_upload(Upload(0, 1, 1, sent.weights, 1, packed=sent.size), base)
-        assert upload.nbytes == 100 * 8 + 16
+        coded = Upload(0, 1, 1, UNREAD, 1, packed=sent.packed)
+        assert coded.nbytes == 100 * 8 + 16
+        upload = links.decode_upload(coded, lambda: base)
         arrived += upload.weights[:1000].astype(np.float64) - base[:1000]
     assert memory["own"] == 1
     meant = 60 * ((base + step).astype(np.float64) - base)[:1000]
@@ -226,12 +228,14 @@ def test_an_overflowing_difference_is_sent_whole_and_a_diverged_model_stays_dive
     links.encode_assignment(assignment(0, 1, huge))
     arrived = links.encode_assignment(assignment(0, 2, -huge))
     assert np.array_equal(arrived.weights, -huge) and arrived.nbytes == 4 * LAYOUT.size
-    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, huge, -huge, {"own": 1})
-    assert not np.isfinite(sent.weights).all() and sent.memory == {"own": 1}
-    nan = encode_upload(LinkOptions(up="int8"), LAYOUT, huge * np.float32(np.nan), huge, {})
-    assert np.isnan(
-        Links(LinkOptions(up="int8"), LAYOUT).decode_upload(Upload(0, 1, 1, nan.weights, 1), huge).weights[0]
-    )
+    for codec in ("int8", "topk"):
+        options = LinkOptions(up=codec)
+        sent = encode_upload(options, LAYOUT, huge, -huge, {"own": 1}, 1)
+        assert sent.memory == {"own": 1} and sent.packed.nbytes == model_bytes(options, LAYOUT)[1]
+        nan = encode_upload(options, LAYOUT, huge * np.float32(np.nan), huge, {}, 1)
+        for packed in (sent.packed, nan.packed):
+            with pytest.raises(ValueError, match="^model has entries that are not finite$"):
+                Links(options, LAYOUT).decode_upload(Upload(0, 1, 1, UNREAD, 1, packed=packed), lambda: huge)
 
 
 def test_device_copies_are_saved_and_must_have_the_right_size() -> None:
