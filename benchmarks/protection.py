@@ -245,7 +245,9 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["links", "fresh", "defence", "absent", "skewed", "krum", "privacy", "attacks"])
+    parser.add_argument(
+        "suite", choices=["links", "fresh", "defence", "absent", "skewed", "krum", "privacy", "attacks"]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/protection"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

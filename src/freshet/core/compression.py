@@ -278,7 +278,7 @@ def _from_layers(arrays: Arrays, layout: Layout) -> Vector:
 
 def digest(weights: Vector) -> str:
     """A short digest of the learnable weights that somebody holds."""
-    return hashlib.sha256(np.ascontiguousarray(weights)).hexdigest()[:32]
+    return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
 
 
 def unpack(packed: Packed, layout: Layout, keep: float) -> tuple[Vector, Vector]:
