@@ -91,7 +91,6 @@ def fresh() -> Iterator[Case]:
         "topk": {"down": "topk", "keep": 0.1},
         "layers, half": {"fresh": "layers", "budget": whole // 2},
         "layers, quarter": {"fresh": "layers", "budget": whole // 4},
-        "layers, eighth": {"fresh": "layers", "budget": whole // 8},
     }
     for method in ("fedasmu", "fedasmu-fresh"):
         yield f"{method}, no fresh model", DIGITS | {"method": {"name": method, "slot": "never"}}

@@ -14,10 +14,8 @@ from freshet.methods import registry
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-
 from tests.conftest import with_head
-
-from .helpers import Crash, CrashError, outputs
+from tests.sim.helpers import Crash, CrashError, outputs
 
 LINKS = {"down": "int8", "up": "topk", "keep": 0.2}
 #: Bytes of the linear model of the small federation: 650 numbers.
@@ -152,10 +150,10 @@ def test_a_crashed_run_with_layers_resumes_with_the_same_bits(
     assert outputs(tmp_path / "cut") == outputs(whole.directory)
 
 
-def test_a_budget_that_holds_no_layer_is_one_sentence(federate: Federate, tmp_path: Path) -> None:
-    federation = federate("fedasmu", links=LAYERS | {"budget": SECOND - 1}, model=with_head)
+def test_a_budget_that_holds_no_layer_is_one_sentence(federate: Federate) -> None:
+    federate("fedasmu", links=LAYERS | {"budget": SECOND}, model=with_head)
     with pytest.raises(ConfigError, match=r"links\.budget: .* the smallest needs 684 bytes"):
-        federation.run(10, out=tmp_path / "run")
+        federate("fedasmu", links=LAYERS | {"budget": SECOND - 1}, model=with_head)
 
 
 def test_residuals_of_lost_uploads_do_not_count(federate: Federate, tmp_path: Path) -> None:
