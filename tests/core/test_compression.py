@@ -382,12 +382,12 @@ def test_a_device_decodes_what_the_server_says_it_holds(way: str) -> None:
         assert weights.tobytes() == sent.weights.tobytes()
         assert np.array_equal(weights[855:], layered(version)[855:]), "statistics are always those of the newest"
         held = weights[:855].copy()
-        expected = links.held(0)
+        expected = links.held_weights(0)
         assert expected is not None and digest(expected) == digest(held)
     links.confirm(0, digest(held))
-    assert links.held(0) is not None
+    assert links.held_weights(0) is not None
     links.confirm(0, digest(layered(99)[:855]))
-    assert links.held(0) is None, "the device holds something else"
+    assert links.held_weights(0) is None, "the device holds something else"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -413,7 +413,7 @@ def test_the_server_finds_the_displacement_that_training_produced(way: str, reba
     d, u = d + step, u + step
     w_i = w_o.copy()
     w_i[:n] = w_o[:n] + (u - h_o)  # errors on the way down are not part of an update
-    received = {version: links.received(0, w_o, weights, version) for version, weights in versions.items()}
+    received = {version: links.received_model(0, w_o, weights, version) for version, weights in versions.items()}
     for version, weights in versions.items():
         assert np.array_equal(received[version][n:], weights[n:])
     upload = Upload(0, 2, 7, w_i, 9, merges=tuple(Merge(v, {"beta": beta}) for v, beta in betas.items()))
@@ -427,7 +427,7 @@ def test_without_compression_a_device_received_the_version_itself() -> None:
     links, w_g = Links(LinkOptions(up="int8"), LAYERED), layered(2)
     sent = links.encode_assignment(assignment(0, 1, layered(1)))
     assert sent.packed is None and links.encode_fresh(0, Fresh(2, 2, w_g)).weights is w_g
-    assert links.received(0, layered(1), w_g, 2) is w_g
+    assert links.received_model(0, layered(1), w_g, 2) is w_g
     assert mix(layered(1), w_g, 1.0).tobytes() == w_g.tobytes()
 
 

@@ -187,7 +187,7 @@ def test_a_lost_answer_makes_the_next_model_whole(tmp_path: Path, lost: bool, mo
     assert isinstance(order, wire.Order)
     found = fed.device.handle(order, fed.config, node, 100)
     assert found.upload is not None and len(found.upload.merges) == (0 if lost else 1)
-    held = fed.live.server.links.held(0)  # type: ignore[union-attr]
+    held = fed.live.server.links.held_weights(0)  # type: ignore[union-attr]
     assert held is not None and (found.holds == digest(held)) is not lost
     fed.transport.put(number, wire.answer_record(found))
     for _ in range(3):

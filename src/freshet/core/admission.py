@@ -339,7 +339,7 @@ class Admission:
     def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Admitted:
         """Decide on an upload. Its device was given ``base`` and, in mid-training, the newer models in ``fresh``."""
         try:
-            upload = self._decoded(upload, device, active, base, fresh)
+            upload = self._decode(upload, device, active, base, fresh)
         except ValueError as problem:
             return Admitted(None, Rejected(str(problem), device, active.trip))
         rejection = self.rejection(upload, device, active, base, fresh)
@@ -350,7 +350,7 @@ class Admission:
             rejection = Rejected(decision.problem, device, active.trip)
         return Admitted(decision.upload, rejection, decision.notes)
 
-    def _decoded(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Upload:
+    def _decode(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Upload:
         """The upload with its model. Raises ``ValueError`` if it cannot be decoded."""
         if self.links is None:
             return upload

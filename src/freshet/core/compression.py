@@ -19,7 +19,7 @@ the trip. With any rule that merges by ``h_g - h_o`` (a mix with weight beta, a 
 
     u = h_o + beta q + d        d = (1 - beta) d1 + d2 (mix)  or  d1 + d2 (rebase)
 
-So the server, which knows q, takes ``e_g = w_o + q`` for the model that the device received (``Links.received``). The
+So the server, which knows q, takes ``e_g = w_o + q`` for the model that the device received (``Links.received_model``). The
 anchor, E6, the line of the norm gate and the defences see e_g in place of w_g, and all their formulas hold as they are:
 what ``u - h_o - beta (h_g - h_o)`` was on the device is ``w_i - w_o - beta (e_g - w_o)`` on the server. A layer that
 was not sent has ``e_g = w_o``: nothing is subtracted there. A rebase leaves it as the device trained it. A mix takes it
@@ -361,7 +361,7 @@ class Links:
         device, n, weights = assignment.device, self.layout.learnable, assignment.weights
         packed = None
         if self.options.lasting:
-            packed, weights = self._pack(self.options.down, weights, self.held(device))
+            packed, weights = self._pack(self.options.down, weights, self.held_weights(device))
         if self.options.tracks:
             self.copies.by_device[device] = DeviceCopy(weights[:n], assignment.version)
         return assignment._replace(weights=weights, packed=packed)
@@ -372,9 +372,9 @@ class Links:
         if copy is None:
             return fresh  # the downlink is not compressed
         if fresh.version not in copy.fresh:
-            held = self.held(device)
+            held = self.held_weights(device)
             assert held is not None
-            moved = self._moved(fresh.weights, held) if by_layer else []
+            moved = self._layer_moves(fresh.weights, held) if by_layer else []
             packed, _ = self._pack("layers" if by_layer else self.options.down, fresh.weights, held, moved)
             copy.fresh[fresh.version] = FreshMessage(packed, moved)
         sent = copy.fresh[fresh.version]
@@ -401,7 +401,7 @@ class Links:
             packed = Packed(codec, base, encode(codec, difference, keep) | rest)  # type: ignore[arg-type]
         return packed, receive(packed, held, self.layout, keep)
 
-    def _moved(self, weights: Vector, held: Vector) -> list[float]:
+    def _layer_moves(self, weights: Vector, held: Vector) -> list[float]:
         """How far each layer is from what the device holds."""
         layers = range(len(self.layout.groups))
         parts = (zip(*(_layer_parts(v, self.layout, layer) for v in (weights, held)), strict=True) for layer in layers)
@@ -415,12 +415,12 @@ class Links:
                 break
         return start
 
-    def held(self, device: int) -> Vector | None:
+    def held_weights(self, device: int) -> Vector | None:
         """The learnable weights that a device holds; None if that is not known."""
         copy = self.copies.by_device.get(device)
         return None if copy is None else self._after(copy.weights, copy)
 
-    def received(self, device: int, base: Vector, fresh: Vector, version: int) -> Vector:
+    def received_model(self, device: int, base: Vector, fresh: Vector, version: int) -> Vector:
         """The fresh model that a device in flight received, in the server's terms: ``e_g = w_o + q``."""
         copy = self.copies.by_device.get(device)
         if copy is None or version not in copy.fresh:
@@ -449,7 +449,7 @@ class Links:
 
     def confirm(self, device: int, holds: str) -> None:
         """A device says what it holds, by its digest. If it is something else, its next model comes whole."""
-        held = self.held(device)
+        held = self.held_weights(device)
         if held is not None and digest(held) != holds:
             self.forget(device)
 
@@ -459,7 +459,7 @@ class Links:
 
     def end_trip(self, device: int) -> None:
         """No formula asks any more what the device received. Keep what it holds, if the next model refers to it."""
-        held, copy = self.held(device), self.copies.by_device.get(device)
+        held, copy = self.held_weights(device), self.copies.by_device.get(device)
         if not self.options.lasting:
             self.forget(device)
         elif copy is not None and held is not None:
@@ -568,7 +568,7 @@ def encode_upload(
     rest = {REST: weights[n:].copy()} if n < layout.size else {}
     difference = _difference(weights[:n], start[:n])
     if not is_finite(difference):  # it has diverged and will be rejected
-        return EncodedUpload(Packed(codec, "", _diverged(codec, n, options.keep) | rest), memory)
+        return EncodedUpload(Packed(codec, "", _diverged_arrays(codec, n, options.keep) | rest), memory)
     last = memory.get(SENT_TRIP, 0)
     taken = instruction.get(TAKEN_TRIP, last) == last
     before = memory.get(RESIDUAL if taken else RESIDUAL_BEFORE)
@@ -578,7 +578,7 @@ def encode_upload(
     return EncodedUpload(Packed(codec, "", sent.arrays | rest), kept)
 
 
-def _diverged(codec: Codec, size: int, keep: float) -> Arrays:
+def _diverged_arrays(codec: Codec, size: int, keep: float) -> Arrays:
     """Arrays of the right form that say that the model is not finite."""
     forms = _array_forms(codec, size, keep).items()
     return {name: np.full(shape, np.nan if kind == "<f4" else 0, kind) for name, (kind, shape) in forms}

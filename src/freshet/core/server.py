@@ -337,12 +337,12 @@ class Server:
     def merged_models(self, upload: Upload) -> FreshModels:
         """The fresh models that the device merged, as it received them (``core/compression.py``)."""
         versions = (merge.version for merge in upload.merges)
-        return {version: self._received(upload.device, upload.base, version) for version in versions}
+        return {version: self._received_model(upload.device, upload.base, version) for version in versions}
 
-    def _received(self, device: int, base: int, version: int) -> Vector:
+    def _received_model(self, device: int, base: int, version: int) -> Vector:
         store, links = self.store, self.links
         fresh = store.get(version)
-        return fresh if links is None else links.received(device, store.get(base), fresh, version)
+        return fresh if links is None else links.received_model(device, store.get(base), fresh, version)
 
     def push_due(self, device: int, trip: int) -> bool:
         """Whether to send the current model to a device in flight: it is far enough behind, and nothing is pending."""
@@ -401,7 +401,7 @@ class Server:
             self._end_trip(device)
             return events + self._finish_round_if_empty(), None
         upload = open_upload()
-        fresh = {sent.version: self._received(device, active.base, sent.version) for sent in active.sent}
+        fresh = {sent.version: self._received_model(device, active.base, sent.version) for sent in active.sent}
         admitted = self.admission.admit(upload, device, active, self.store.get(active.base), fresh)
         if admitted.rejection is None:
             self._record_report(upload, active)

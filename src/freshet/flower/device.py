@@ -260,12 +260,12 @@ class _Worker:
     def train(self, order: wire.Order) -> wire.Answer:
         """Train to the end, or up to a slot whose fresh model comes by message."""
         trainer, channel = self._trainer(order.assignment.device), order.channel
-        assignment, at = self._decoded(order.assignment, trainer.flat.layout), time.time()
+        assignment, at = self._decode(order.assignment, trainer.flat.layout), time.time()
         trip = trainer.begin(assignment, self._slots(order), self._rule, self._memory, order.seconds)
         with _HurryListener(channel, trip):
             return self._continue(trip, channel, order.seconds, at)
 
-    def _decoded(self, message: Message, layout: Layout) -> Message:
+    def _decode(self, message: Message, layout: Layout) -> Message:
         """A message with its model. The device then holds this model. Raises ``NotHeld`` or another ``ValueError``."""
         links = self._config.links
         if message.packed is not None:
@@ -296,7 +296,7 @@ class _Worker:
         self._held = paused.get("held")
         if delivery.slot != trip.asks_at.epoch:
             return wire.Answer(self._ticket, slot=trip.asks_at, samples=self._samples, timing=self._reported_timing())
-        trip.merge(None if delivery.fresh is None else self._decoded(delivery.fresh, trip.layout))
+        trip.merge(None if delivery.fresh is None else self._decode(delivery.fresh, trip.layout))
         return self._continue(trip, wire.FreshChannel("messages"), paused["seconds"], at)
 
     def _continue(self, trip: LocalTrip, channel: wire.FreshChannel, seconds: float | None, at: float) -> wire.Answer:
@@ -332,7 +332,7 @@ class _Worker:
         at, client = time.time(), _client(channel, trip.assignment)
         try:
             fresh = client.ask(trip.asks_at, trip.newest, trip.layout.size)
-            fresh = None if fresh is None else self._decoded(fresh, trip.layout)
+            fresh = None if fresh is None else self._decode(fresh, trip.layout)
         except (NoFreshAnswer, ValueError) as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("training on without the fresh model: %s", problem)

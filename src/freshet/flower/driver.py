@@ -186,7 +186,7 @@ def trip_state(trip: LiveTrip) -> Tree:
     }
 
 
-def _packed(saved: Any) -> Packed | None:
+def _rebuild_packed(saved: Any) -> Packed | None:
     return rebuild(Packed, saved) if saved else None
 
 
@@ -721,7 +721,7 @@ class LiveDriver:
 
     def _restore_trip(self, device: int, tree: Tree) -> LiveTrip:
         active, store = self.server.active_trips[device], self.server.store
-        packed, fresh_packed = _packed(tree.get("packed")), _packed(tree.get("fresh_packed"))
+        packed, fresh_packed = _rebuild_packed(tree.get("packed")), _rebuild_packed(tree.get("fresh_packed"))
         weights = store.get(active.base) if packed is None else UNREAD
         where = (device, active.trip, active.base, active.age, weights, active.epochs, active.lr)
         assignment = Assignment(*where, tree["instruction"], copy_arrays(tree["vectors"]), packed)

@@ -168,18 +168,21 @@ class FreshClient:
         return reply
 
 
+_UNFIT = "the fresh model is not newer, or has another size"
+
+
 def _read_fresh(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
     """Read an answer. Raises ``MalformedMessage`` unless the fresh model can be merged, or at least decoded."""
     if tree.get("newer") is False:
         return None
     version, age, vectors = (tree.get(key) for key in ("version", "age", "vectors"))
     if type(version) is not int or type(age) is not int or not isinstance(vectors, dict) or version <= base:
-        raise MalformedMessage("the fresh model is not newer")
+        raise MalformedMessage(_UNFIT)
     if "packed" in tree:
         return Fresh(version, age, UNREAD, vectors, _read_packed(tree["packed"]))
     weights = tree.get("weights")
     if not isinstance(weights, np.ndarray) or weights.shape != (size,) or weights.dtype != np.float32:
-        raise MalformedMessage("the fresh model has another size")
+        raise MalformedMessage(_UNFIT)
     return Fresh(version, age, weights, vectors)
 
 
