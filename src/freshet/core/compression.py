@@ -19,7 +19,7 @@ the trip. With any rule that merges by ``h_g - h_o`` (a mix with weight beta, a 
 
     u = h_o + beta q + d        d = (1 - beta) d1 + d2 (mix)  or  d1 + d2 (rebase)
 
-So the server, which knows q, takes ``e_g = w_o + q`` for the model that the device received (``Links.received_model``). The
+So the server, which knows q, takes ``e_g = w_o + q`` for the model that the device received (``received_model``). The
 anchor, E6, the line of the norm gate and the defences see e_g in place of w_g, and all their formulas hold as they are:
 what ``u - h_o - beta (h_g - h_o)`` was on the device is ``w_i - w_o - beta (e_g - w_o)`` on the server. A layer that
 was not sent has ``e_g = w_o``: nothing is subtracted there. A rebase leaves it as the device trained it. A mix takes it
