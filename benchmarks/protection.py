@@ -4,7 +4,7 @@ Fashion-MNIST: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirich
 time (defences: 200 s), one seed. Digits: all samples, the same fleet, 300 s (multi-Krum: 2,000 s). Existing runs are
 reused, so the script can be stopped and restarted.
 
-    python benchmarks/protection.py links|defence|absent|skewed|krum|privacy|attacks [--out FOLDER] [--seed N]
+    python benchmarks/protection.py links|fresh|defence|absent|skewed|krum|privacy|attacks [--out FOLDER] [--seed N]
 
 ``attacks`` is the table of attacks and defences: FedAvg (10 of 40 devices per round) and FedBuff on the digits, 8 of 40
 devices attack. Those of "a little is enough" and "inner product" know the honest devices' latest steps.
@@ -70,11 +70,32 @@ def federation(seed: int, **given: Any) -> Federation:
 
 
 def links() -> Iterator[Case]:
-    codecs = {"none": {}, "int8": {"up": "int8", "down": "int8"}, "topk": {"up": "topk", "down": "topk", "keep": 0.1}}
+    codecs: dict[str, dict[str, Any]] = {
+        "none": {},
+        "int8": {"up": "int8", "down": "int8"},
+        "topk": {"up": "topk", "down": "topk", "keep": 0.1},
+        "layers": {"fresh": "layers"},
+    }
     for name, share in (("1", 1.0), ("1/50", 1 / 50), ("1/100", 1 / 100)):
         rates = {"up_mbps": UP * share, "down_mbps": DOWN * share}
         for codec, given in codecs.items():
             yield f"bandwidth {name}, {codec}", {"links": given, "fleet": rates}
+
+
+def fresh() -> Iterator[Case]:
+    """What a smaller fresh model costs: the same downlink codecs, only some layers, or no fresh model at all."""
+    whole = 54_824  # bytes of the network for the digits
+    codecs: dict[str, dict[str, Any]] = {
+        "none": {},
+        "int8": {"down": "int8"},
+        "topk": {"down": "topk", "keep": 0.1},
+        "layers, half": {"fresh": "layers", "budget": whole // 2},
+        "layers, quarter": {"fresh": "layers", "budget": whole // 4},
+    }
+    for method in ("fedasmu", "fedasmu-fresh"):
+        yield f"{method}, no fresh model", DIGITS | {"method": {"name": method, "slot": "never"}}
+        for name, given in codecs.items():
+            yield f"{method}, {name}", DIGITS | {"method": {"name": method}, "links": given}
 
 
 def defence() -> Iterator[Case]:
@@ -212,7 +233,8 @@ def attack_success(module: torch.nn.Module, dataset: Any) -> float:
 
 def figures(result: Any, made: Federation) -> dict[str, Any]:
     summary = result.summary
-    found = {key: summary[key] for key in ("status", "uploads", "rejected", "bytes_up", "bytes_down", "final_accuracy")}
+    keys = ("status", "uploads", "merges", "rejected", "bytes_up", "bytes_down", "final_accuracy")
+    found = {key: summary[key] for key in keys}
     last = [value for value in result.accuracy[-3:] if value == value]
     found["accuracy"] = sum(last) / len(last)
     if made.config.attack.kind == "backdoor":
@@ -222,7 +244,9 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["links", "defence", "absent", "skewed", "krum", "privacy", "attacks"])
+    parser.add_argument(
+        "suite", choices=["links", "fresh", "defence", "absent", "skewed", "krum", "privacy", "attacks"]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/protection"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from freshet.core.admission import GATE_FACTOR
-from freshet.core.compression import LinkOptions
+from freshet.core.compression import LinkOptions, smallest_budget
 from freshet.core.defence import REPLACING, DefenceOptions
 from freshet.core.layout import Layout
 from freshet.core.method import ADDED, NON_SEMANTIC, SYNONYMS, Facts, Method, Options, first_problem, overrides
@@ -644,16 +644,18 @@ def _check_private(config: Config) -> None:
 
 
 def check_layout(config: Config, layout: Layout) -> None:
-    """Raise a ``ConfigError`` for a network with something that noise must not touch."""
+    """Raise a ``ConfigError`` for a network with something that noise must not touch, or too large layers."""
     if config.privacy.on and layout.size != layout.learnable:
         problem = "does not cover running statistics of the network; choose one without, or set model.norm to group"
         raise ConfigError("privacy.clip", problem)
+    if config.links.fresh == "layers":
+        least, whole = smallest_budget(layout), 4 * layout.size
+        if (config.links.budget or whole // 4) < least:
+            problem = f"holds no layer of this model: the smallest needs {least} bytes, all of them {whole}; give more"
+            raise ConfigError("links.budget", problem)
 
 
 def check_deployable(config: Config) -> None:
     """Raise a ``ConfigError`` for what only the simulator can do."""
-    if not config.links.plain:
-        problem = "is for simulations; over a network models travel as they are: leave links.down and links.up at none"
-        raise ConfigError("links", problem)
     if config.attack.kind != "none":
         raise ConfigError("attack.kind", "is for simulations; leave it at none")

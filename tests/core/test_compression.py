@@ -9,19 +9,30 @@ from hypothesis.extra.numpy import arrays
 from freshet.core.compression import (
     BLOCK,
     RESIDUAL,
+    TAKEN_TRIP,
     Codec,
     LinkOptions,
     Links,
+    NotHeld,
+    audit_layers,
+    choose_layers,
     decode,
+    digest,
     encode,
     encode_upload,
     encode_with_feedback,
     encoded_bytes,
+    layer_sizes,
+    layers_bytes,
     model_bytes,
+    receive,
     topk_count,
+    unpack,
 )
 from freshet.core.layout import Layout
-from freshet.core.messages import Assignment, Fresh, Upload
+from freshet.core.messages import UNREAD, Assignment, Fresh, Merge, Packed, Upload
+from freshet.core.method import Mismatch
+from freshet.core.vectors import mix
 
 CODECS: list[Codec] = ["none", "int8", "topk"]
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -171,8 +182,8 @@ def test_statistics_and_counters_are_sent_unchanged() -> None:
         links, w = Links(LinkOptions(down=down), LAYOUT), model(2)
         links.encode_assignment(assignment(0, 1, model(3)))
         assert np.array_equal(links.encode_assignment(assignment(0, 2, w)).weights[1000:], w[1000:])
-    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, model(2), model(3), {})
-    assert np.array_equal(sent.weights[1000:], model(2)[1000:])
+    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, model(2), model(3), {}, 1)
+    assert np.array_equal(sent.packed.arrays["rest"], model(2)[1000:])
 
 
 def test_messages_count_the_bytes_sent() -> None:
@@ -210,10 +221,11 @@ def test_an_upload_is_its_base_plus_the_difference_and_the_residual_follows() ->
     step = RNG.normal(size=LAYOUT.size).astype(np.float32)
     links = Links(options, LAYOUT)
     for _ in range(60):
-        sent = encode_upload(options, LAYOUT, base + step, base, memory)
+        sent = encode_upload(options, LAYOUT, base + step, base, memory, 1)
         memory = sent.memory
-        upload = links.decode_upload(Upload(0, 1, 1, sent.weights, 1, packed=sent.size), base)
-        assert upload.nbytes == 100 * 8 + 16
+        coded = Upload(0, 1, 1, UNREAD, 1, packed=sent.packed)
+        assert coded.nbytes == 100 * 8 + 16
+        upload = links.decode_upload(coded, lambda: base)
         arrived += upload.weights[:1000].astype(np.float64) - base[:1000]
     assert memory["own"] == 1
     meant = 60 * ((base + step).astype(np.float64) - base)[:1000]
@@ -226,12 +238,14 @@ def test_an_overflowing_difference_is_sent_whole_and_a_diverged_model_stays_dive
     links.encode_assignment(assignment(0, 1, huge))
     arrived = links.encode_assignment(assignment(0, 2, -huge))
     assert np.array_equal(arrived.weights, -huge) and arrived.nbytes == 4 * LAYOUT.size
-    sent = encode_upload(LinkOptions(up="int8"), LAYOUT, huge, -huge, {"own": 1})
-    assert not np.isfinite(sent.weights).all() and sent.memory == {"own": 1}
-    nan = encode_upload(LinkOptions(up="int8"), LAYOUT, huge * np.float32(np.nan), huge, {})
-    assert np.isnan(
-        Links(LinkOptions(up="int8"), LAYOUT).decode_upload(Upload(0, 1, 1, nan.weights, 1), huge).weights[0]
-    )
+    for codec in ("int8", "topk"):
+        options = LinkOptions(up=codec)
+        sent = encode_upload(options, LAYOUT, huge, -huge, {"own": 1}, 1)
+        assert sent.memory == {"own": 1} and sent.packed.nbytes == model_bytes(options, LAYOUT)[1]
+        nan = encode_upload(options, LAYOUT, huge * np.float32(np.nan), huge, {}, 1)
+        for packed in (sent.packed, nan.packed):
+            with pytest.raises(ValueError, match=r"^model has entries that are not finite$"):
+                Links(options, LAYOUT).decode_upload(Upload(0, 1, 1, UNREAD, 1, packed=packed), lambda: huge)
 
 
 def test_device_copies_are_saved_and_must_have_the_right_size() -> None:
@@ -246,3 +260,218 @@ def test_device_copies_are_saved_and_must_have_the_right_size() -> None:
     small = Layout.build([("w", (10,), "learnable")])
     with pytest.raises(ValueError, match="10 entries"):
         Links(options, small).restore(links.state())
+
+
+# ---- layers
+
+PARTS = {"a": 300, "b": 40, "c": 10, "d": 500, "a_bias": 5}
+LAYERED = Layout.build(
+    [
+        *((name, (size,), "learnable") for name, size in PARTS.items()),
+        ("mean", (3,), "buffer"),
+        ("count", (), "counter"),
+    ],
+    [["a", "a_bias"], ["b"], ["c"], ["d"]],
+)
+SIZES = [305, 40, 10, 500]
+REST_BYTES = 16
+
+
+def layered(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=LAYERED.size).astype(np.float32)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 5000)), min_size=1, max_size=12),
+    st.integers(0, 60_000),
+    st.integers(0, 500),
+)
+def test_layers_are_chosen_by_movement_per_number_within_the_budget(
+    layers: list[tuple[float, int]], budget: int, rest: int
+) -> None:
+    moved, sizes = [m for m, _ in layers], [size for _, size in layers]
+    chosen = choose_layers(moved, sizes, budget, rest)
+    assert chosen == sorted(set(chosen)) and (not chosen or layers_bytes(chosen, sizes, rest) <= budget)
+    density = [m * m / size for m, size in layers]
+    for left in set(range(len(sizes))) - set(chosen):
+        denser = [layer for layer in chosen if (-density[layer], layer) < (-density[left], left)]
+        full = layers_bytes([*denser, left], sizes, rest) > budget
+        assert moved[left] == 0.0 or full, "left out although it fitted beside those that moved more"
+
+
+def test_only_layers_that_moved_most_are_sent_and_the_rest_stays() -> None:
+    budget = REST_BYTES + (4 + 4 * 305) + (4 + 4 * 10)
+    links = Links(LinkOptions(fresh="layers", budget=budget), LAYERED)
+    w_o, w_g = layered(0), layered(1)
+    w_g[:850] = w_o[:850]  # b has moved less per number than a; d most, but it does not fit
+    for name, far in (("a", 0.3), ("b", 0.1), ("c", 1.0), ("d", 5.0), ("a_bias", 0.3)):
+        entry = next(each for each in LAYERED.entries if each.name == name)
+        w_g[entry.span] += np.float32(far)
+    plain = links.encode_assignment(assignment(0, 1, w_o))
+    assert plain.packed is None and plain.weights is w_o, "the model of an assignment is sent whole"
+    fresh = links.encode_fresh(0, Fresh(2, 2, w_g))
+    assert layer_sizes(LAYERED) == SIZES and fresh.packed is not None
+    assert fresh.packed.arrays["layers"].tolist() == [0, 2] and fresh.nbytes == budget
+    for entry in LAYERED.entries:
+        source = w_o if entry.name in ("b", "d") else w_g
+        np.testing.assert_allclose(fresh.weights[entry.span], source[entry.span], rtol=1e-6, atol=1e-7)
+    again = links.encode_fresh(0, Fresh(2, 2, w_g))
+    assert again.weights.tobytes() == fresh.weights.tobytes() and again.packed is fresh.packed
+    note = links.layers_note(0, 1, 2)
+    assert note is not None and note["layers"] == [0, 2] and note["bytes"] == budget
+    audit_layers(note, budget)
+
+
+def test_the_default_budget_is_a_quarter_and_a_trip_is_forgotten_at_its_end() -> None:
+    links = Links(LinkOptions(fresh="layers"), LAYERED)
+    links.encode_assignment(assignment(0, 1, layered(0)))
+    fresh = links.encode_fresh(0, Fresh(2, 2, layered(1)))
+    assert 0 < fresh.nbytes <= LAYERED.size
+    links.end_trip(0)
+    assert not links.copies.by_device, "versions that nobody needs are not kept alive"
+
+
+@pytest.mark.parametrize("key", ["layers", "moved", "sizes", "budget", "bytes"])
+def test_a_changed_note_about_layers_does_not_pass_the_audit(key: str) -> None:
+    links = Links(LinkOptions(fresh="layers", budget=400), LAYERED)
+    links.encode_assignment(assignment(0, 1, layered(0)))
+    links.encode_fresh(0, Fresh(2, 2, layered(1)))
+    note = links.layers_note(0, 1, 2)
+    assert note is not None and note["layers"]
+    audit_layers(note, 400)
+    changed = {
+        "layers": note["layers"][:-1],
+        "moved": [0.0 for _ in note["moved"]],
+        "sizes": [2 * size for size in note["sizes"]],
+        "budget": 4000,
+        "bytes": note["bytes"] + 1,
+    }
+    with pytest.raises(Mismatch):
+        audit_layers(note | {key: changed[key]}, 400)
+
+
+# ---- what devices hold and received
+
+WAYS = {
+    "int8": {"down": "int8"},
+    "topk": {"down": "topk", "keep": 0.1},
+    "layers": {"fresh": "layers", "budget": 1500},
+    "layers over int8": {"down": "int8", "fresh": "layers", "budget": 1500},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_device_decodes_what_the_server_says_it_holds(way: str) -> None:
+    """The device sees only the arrays. It is given new models, and fresh ones in two of its trips."""
+    options = LinkOptions(**WAYS[way])
+    links, held = Links(options, LAYERED), None
+    for version in range(1, 10):
+        if version % 3 == 1:
+            sent = links.encode_assignment(assignment(0, version, layered(version)))
+        else:
+            sent = links.encode_fresh(0, Fresh(version, version, layered(version)))
+        if sent.packed is None:
+            weights = sent.weights
+        else:
+            weights = receive(sent.packed, held, LAYERED, options.keep)
+            if sent.packed.base:
+                with pytest.raises(NotHeld):
+                    receive(sent.packed, layered(99)[:855], LAYERED, options.keep)
+                with pytest.raises(NotHeld):
+                    receive(sent.packed, None, LAYERED, options.keep)
+        assert weights.tobytes() == sent.weights.tobytes()
+        assert np.array_equal(weights[855:], layered(version)[855:]), "statistics are always those of the newest"
+        held = weights[:855].copy()
+        expected = links.held_weights(0)
+        assert expected is not None and digest(expected) == digest(held)
+    links.confirm(0, digest(held))
+    assert links.held_weights(0) is not None
+    links.confirm(0, digest(layered(99)[:855]))
+    assert links.held_weights(0) is None, "the device holds something else"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rebase", [False, True], ids=["mix", "rebase"])
+def test_the_server_finds_the_displacement_that_training_produced(way: str, rebase: bool) -> None:
+    """E6 with compressed fresh models: a device trains d1, merges, trains d2, merges, trains d3."""
+    links, n = Links(LinkOptions(**WAYS[way]), LAYERED), 855
+    rng = np.random.default_rng(5)
+    links.encode_assignment(assignment(0, 1, layered(0)))  # so that the next model is a difference
+    w_o, versions = layered(1), {8: layered(2), 9: layered(3)}
+    h_o = links.encode_assignment(assignment(0, 7, w_o)).weights[:n].astype(np.float64)
+    d, u, anchor, betas = np.zeros(n), h_o.copy(), h_o.copy(), {8: 0.3, 9: 0.45}
+    for version, beta in betas.items():
+        step = rng.normal(size=n)
+        d, u = d + step, u + step
+        h_g = links.encode_fresh(0, Fresh(version, version, versions[version])).weights[:n].astype(np.float64)
+        if rebase:
+            u = u + beta * (h_g - anchor)
+            anchor = (1 - beta) * anchor + beta * h_g
+        else:
+            u, d = (1 - beta) * u + beta * h_g, (1 - beta) * d
+    step = rng.normal(size=n)
+    d, u = d + step, u + step
+    w_i = w_o.copy()
+    w_i[:n] = w_o[:n] + (u - h_o)  # errors on the way down are not part of an update
+    received = {version: links.received_model(0, w_o, weights, version) for version, weights in versions.items()}
+    for version, weights in versions.items():
+        assert np.array_equal(received[version][n:], weights[n:])
+    upload = Upload(0, 2, 7, w_i, 9, merges=tuple(Merge(v, {"beta": beta}) for v, beta in betas.items()))
+    found = w_i - upload.anchor(w_o, received)
+    np.testing.assert_allclose(found[:n], d, atol=2e-5)
+    wrong = w_i - upload.anchor(w_o, versions)
+    assert np.abs(wrong[:n] - d).max() > 2e-4, "the versions themselves are not what the device received"
+
+
+def test_without_compression_a_device_received_the_version_itself() -> None:
+    links, w_g = Links(LinkOptions(up="int8"), LAYERED), layered(2)
+    sent = links.encode_assignment(assignment(0, 1, layered(1)))
+    assert sent.packed is None and links.encode_fresh(0, Fresh(2, 2, w_g)).weights is w_g
+    assert links.received_model(0, layered(1), w_g, 2) is w_g
+    assert mix(layered(1), w_g, 1.0).tobytes() == w_g.tobytes()
+
+
+# ---- residuals of uploads that the server did not take
+
+
+def test_an_upload_that_was_not_taken_leaves_no_trace_in_the_residual() -> None:
+    """Every third upload is lost. What was meant in the others arrives, sooner or later, and nothing else."""
+    options, base, memory, taken = LinkOptions(up="topk", keep=0.1), model(0), {}, 0
+    arrived, meant = np.zeros(1000), np.zeros(1000)
+    for trip in range(1, 31):
+        huge = 1e4 if trip % 3 == 0 else 1.0  # the residual of a huge step would spoil all later uploads
+        step = (huge * np.random.default_rng(trip).normal(size=LAYOUT.size)).astype(np.float32)
+        sent = encode_upload(options, LAYOUT, base + step, base, memory, trip, {TAKEN_TRIP: taken})
+        memory = sent.memory
+        if trip % 3:
+            taken = trip
+            arrived += unpack(sent.packed, LAYOUT, 0.1)[0]
+            meant += ((base + step) - base)[:1000].astype(np.float64)
+    last = encode_upload(options, LAYOUT, base, base, memory, 31, {TAKEN_TRIP: taken})
+    kept = unpack(last.packed, LAYOUT, 0.1)[0] + last.memory[RESIDUAL]
+    assert np.abs(meant - arrived - kept).max() < 1e-3
+    assert np.abs(kept).max() < 100
+
+
+# ---- hostile arrays of layers
+
+LAYERS_HARM = {
+    "no layers": lambda a: {"values": a["values"]},
+    "another type": lambda a: a | {"layers": a["layers"].astype(np.int64)},
+    "a layer outside": lambda a: a | {"layers": a["layers"] + np.uint32(4)},
+    "a layer twice": lambda a: a | {"layers": np.array([1, 1], np.uint32), "values": np.zeros(80, np.float32)},
+    "layers that go back": lambda a: a | {"layers": np.array([2, 1], np.uint32), "values": np.zeros(50, np.float32)},
+    "too few values": lambda a: a | {"values": a["values"][:-1]},
+    "values that are NaN": lambda a: a | {"values": a["values"] * np.float32(np.nan)},
+    "another shape": lambda a: a | {"values": a["values"][None]},
+    "no statistics": lambda a: {name: array for name, array in a.items() if name != "rest"},
+    "too many statistics": lambda a: a | {"rest": np.zeros(5, np.float32)},
+}
+
+
+@pytest.mark.parametrize("case", LAYERS_HARM)
+def test_malformed_layers_are_refused(case: str) -> None:
+    arrays = {"layers": np.array([1], np.uint32), "values": np.ones(40, np.float32), "rest": np.zeros(4, np.float32)}
+    assert unpack(Packed("layers", "", arrays), LAYERED, 1.0)[0].sum() == 40
+    with pytest.raises(ValueError):
+        unpack(Packed("layers", "", LAYERS_HARM[case](arrays)), LAYERED, 1.0)

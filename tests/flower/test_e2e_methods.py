@@ -23,6 +23,19 @@ def test_fedssmu_by_messages(start: Callable[..., LocalRun]) -> None:
     assert summary["rounds"] == 2 and summary["requests"] >= 1 and summary["messages"] == 2 * summary["trips"]
 
 
+def test_compressed_links_and_fresh_layers(start: Callable[..., LocalRun]) -> None:
+    """Models go down as int8 differences and up as top-k, and the service answers with some layers."""
+    settings = tables("fedasmu", 2, 4)
+    settings["method"] |= {"slot": 2}
+    settings["links"] = {"down": "int8", "up": "topk", "fresh": "layers"}
+    local = start(settings)
+    summary = finished_run(local).summary()
+    assert summary["merges"] >= 1 and summary["rejected"] == summary["lost"] == 0
+    assert len({event["bytes"] for event in events(local, "upload")}) == 1
+    sent = [event for event in events(local, "note") if event["about"] == "fresh layers"]
+    assert len(sent) >= summary["merges"] and passes_audit(local.server.out)
+
+
 def test_own_training_loop(start: Callable[..., LocalRun]) -> None:
     """Devices name their loop. It merges fresh models from the service, and its metrics reach the log."""
     settings = tables("fedasmu", 2, 3)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,11 @@ from freshet import Federation
 from freshet.config import check_deployable
 from freshet.errors import ConfigError
 from freshet.methods import registry
+from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-
-from .helpers import Crash, CrashError, outputs
+from tests.conftest import with_head
+from tests.sim.helpers import Crash, CrashError, outputs
 
 LINKS = {"down": "int8", "up": "topk", "keep": 0.2}
 #: Bytes of the linear model of the small federation: 650 numbers.
@@ -87,7 +89,81 @@ def test_worker_processes_give_the_same_bits(federate: Federate, tmp_path: Path)
     assert outputs(one.directory) == outputs(two.directory)
 
 
-def test_a_deployment_rejects_compressed_links(federate: Federate) -> None:
-    check_deployable(federate("fedavg").config)
-    with pytest.raises(ConfigError, match="links: is for simulations"):
-        check_deployable(federate("fedavg", links=LINKS).config)
+def test_a_deployment_takes_compressed_links(federate: Federate) -> None:
+    check_deployable(federate("fedavg", links=LINKS).config)
+
+
+# ---- fresh models in layers
+
+LAYERS = {"fresh": "layers", "budget": 1000}
+#: Layers of 1,040 and 170 numbers. Only the second fits into the budget: 4 bytes for its number, 680 for its entries.
+SECOND = 4 + 4 * 170
+REBASE = {"name": "fedasmu-course", "merge": "rebase", "slot": 2, "refresh": "every"}
+PUSH = {"name": "fedasmu", "slot": "never", "push_after": 2}
+
+
+@pytest.mark.parametrize("method", [{"name": "fedasmu", "slot": 2}, REBASE, PUSH], ids=["mix", "rebase", "push"])
+@pytest.mark.parametrize("links", [LAYERS, LAYERS | LINKS], ids=["layers", "layers over int8"])
+def test_layers_are_counted_in_bytes_logged_and_audited(
+    method: dict[str, Any], links: dict[str, Any], federate: Federate, tmp_path: Path
+) -> None:
+    result = federate(method, links=links, model=with_head).run(80, out=tmp_path / "run")
+    summary, notes = result.summary, [note for note in events(result.directory, "note") if "layers" in note]
+    assert len(notes) >= summary["merges"] > 3 and summary["rejected"] == 0
+    assert {tuple(note["layers"]) for note in notes} == {(1,)} and {note["bytes"] for note in notes} == {SECOND}
+    asked = events(result.directory, "request")
+    empty = 64 * sum(event["fresh"] is None for event in asked)
+    first = 1210 + 4 * 5 if "down" in links else 4 * 1210
+    assert summary["bytes_down"] == first * summary["trips"] + SECOND * len(notes) + empty
+    found = audit(RunDirectory(result.directory))
+    assert found.passed, found.problem
+
+
+def test_the_audit_wants_to_know_which_layers_were_sent(federate: Federate, tmp_path: Path) -> None:
+    method = {"name": "fedasmu", "slot": 2}
+    result = federate(method, links=LAYERS, model=with_head).run(60, out=tmp_path / "run")
+    log = result.directory / "events.jsonl"
+    lines = log.read_text().splitlines()
+    place = next(place for place, line in enumerate(lines) if '"fresh layers"' in line)
+    log.write_text(
+        "\n".join([*lines[:place], lines[place].replace('"layers":[1]', '"layers":[0]'), *lines[place + 1 :]])
+    )
+    assert "have moved most within the budget" in str(audit(RunDirectory(result.directory)).problem)
+    renumbered = [json.loads(line) for line in [*lines[:place], *lines[place + 1 :]]]
+    log.write_text("\n".join(json.dumps(line | {"seq": seq}) for seq, line in enumerate(renumbered, 1)))
+    assert "no line says which layers" in str(audit(RunDirectory(result.directory)).problem)
+
+
+@pytest.mark.parametrize("links", [LAYERS, LAYERS | LINKS], ids=["layers", "layers over int8"])
+def test_a_crashed_run_with_layers_resumes_with_the_same_bits(
+    links: dict[str, Any], federate: Federate, tmp_path: Path
+) -> None:
+    def made(**run: Any) -> Federation:
+        fleet = {"loss": 0.1, "on_seconds": 100.0, "off_seconds": 20.0}
+        return federate(REBASE, links=links, model=with_head, fleet=fleet, run={"checkpoint_every": 7.0} | run)
+
+    whole = made().run(60, out=tmp_path / "whole")
+    total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
+    with pytest.raises(CrashError):
+        made().run(60, out=tmp_path / "cut", observers=[Crash(total // 2)])
+    made().resume(tmp_path / "cut")
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)
+
+
+def test_a_budget_that_holds_no_layer_is_one_sentence(federate: Federate) -> None:
+    federate("fedasmu", links=LAYERS | {"budget": SECOND}, model=with_head)
+    with pytest.raises(ConfigError, match=r"links\.budget: .* the smallest needs 684 bytes"):
+        federate("fedasmu", links=LAYERS | {"budget": SECOND - 1}, model=with_head)
+
+
+def test_residuals_of_lost_uploads_do_not_count(federate: Federate, tmp_path: Path) -> None:
+    """The next upload of a device contains what was kept before the lost one, as the device's memory shows."""
+    fleet = {"loss": 0.5}
+    result = federate("fedasync", links=LINKS, fleet=fleet, run={"checkpoint_every": 20.0}).run(
+        60, out=tmp_path / "run"
+    )
+    lost = {(event["device"], event["trip"]) for event in events(result.directory, "lost")}
+    tree = checkpoint.read(result.directory).tree
+    taken = tree["coordinator"]["server"]["links"]["taken"]
+    arrived = {(event["device"], event["trip"]) for event in events(result.directory, "aggregate")}
+    assert lost and dict(taken) == {device: max(trip for d, trip in arrived if d == device) for device, _ in arrived}

@@ -38,6 +38,7 @@ from freshet.core.saving import saving_problem
 from freshet.core.vectors import Vector, distance, distance_from_line, is_finite, norm
 
 if TYPE_CHECKING:
+    from freshet.core.compression import Links
     from freshet.core.server import ActiveTrip
 
 
@@ -51,15 +52,15 @@ MAX_NAME_LENGTH = 100
 # ---- form checks
 
 
-def origin_problem(upload: object, device: int, trip: int, base: int, size: int) -> str | None:
-    """Why this is not an upload of the given trip with a model of the right size, or None. It may be any object."""
+def origin_problem(upload: object, device: int, trip: int, base: int) -> str | None:
+    """Why this is not an upload of the given trip, or None. It may be any object."""
     if not isinstance(upload, Upload):
         return "is not an upload"
     if not (type(upload.device) is type(upload.trip) is int and upload.device == device and upload.trip == trip):
         return "names another trip than the one that it came for"
     if type(upload.base) is not int or upload.base != base:
         return f"trained from version {upload.base!r:.40}, but was given {base}"
-    return vector_problem("model", upload.weights, size, finite=False)
+    return None
 
 
 def merges_problem(merges: object, sent: Collection[int]) -> str | None:
@@ -319,17 +320,28 @@ class Admitted(NamedTuple):
 class Admission:
     """Checks uploads of active trips.
 
-    ``gate`` is the factor of the norm gate (None disables it).
+    ``gate`` is the factor of the norm gate (None disables it). ``links`` decode compressed models.
     """
 
-    def __init__(self, method: Method, rule: LocalRule, gate: float | None, defence: Defence | None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        rule: LocalRule,
+        gate: float | None,
+        defence: Defence | None,
+        links: "Links | None" = None,
+    ) -> None:
         context = method.context
         self.method, self.rule, self.samples, self.layout = method, rule, context.samples, context.layout
         self.gate = None if gate is None else NormGate(gate, context.layout, rule.sends)
-        self.defence = defence
+        self.defence, self.links = defence, links
 
     def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Admitted:
         """Decide on an upload. Its device was given ``base`` and, in mid-training, the newer models in ``fresh``."""
+        try:
+            upload = self._decode(upload, device, active, base, fresh)
+        except ValueError as problem:
+            return Admitted(None, Rejected(str(problem), device, active.trip))
         rejection = self.rejection(upload, device, active, base, fresh)
         if rejection is not None or self.defence is None:
             return Admitted(upload, rejection)
@@ -338,12 +350,24 @@ class Admission:
             rejection = Rejected(decision.problem, device, active.trip)
         return Admitted(decision.upload, rejection, decision.notes)
 
+    def _decode(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Upload:
+        """The upload with its model. Raises ``ValueError`` if it cannot be decoded."""
+        if self.links is None:
+            return upload
+        problem = origin_problem(upload, device, active.trip, active.base) or merges_problem(
+            upload.merges, fresh.keys()
+        )
+        if problem is not None:
+            raise ValueError(problem)
+        return self.links.decode_upload(upload, lambda: upload.anchor(base, fresh) if self.rule.anchored else base)
+
     def rejection(
         self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels
     ) -> Rejected | None:
         """Why the upload fails the checks or the norm gate, or None."""
         gate, trip = self.gate, active.trip
-        problem = origin_problem(upload, device, trip, active.base, self.layout.size)
+        problem = origin_problem(upload, device, trip, active.base)
+        problem = problem or vector_problem("model", upload.weights, self.layout.size, finite=False)
         problem = problem or merges_problem(upload.merges, fresh.keys())
         if problem is not None:
             return Rejected(problem, device, trip)

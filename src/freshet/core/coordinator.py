@@ -11,12 +11,13 @@ Every answer holds the events for the log, in order. All counts are kept here.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from freshet.core import saving
 from freshet.core.admission import NOT_FINITE
+from freshet.core.compression import LAYERS_NOTE
 from freshet.core.events import (
     Aggregated,
     Discarded,
@@ -25,6 +26,7 @@ from freshet.core.events import (
     Hurried,
     Lost,
     Merged,
+    Noted,
     Pushed,
     Refused,
     Rejected,
@@ -215,7 +217,15 @@ class Coordinator:
         self.counts.bytes_down += CONTROL_BYTES if fresh is None else fresh.nbytes
         slot = request.slot
         event = Requested(request.device, request.trip, base, self.server.version, slot.epoch, slot.by, version)
-        return Effects([event], fresh=fresh)
+        return Effects([event, *self._layers(request.device, request.trip, fresh, had)], fresh=fresh)
+
+    def _layers(self, device: int, trip: int, fresh: Fresh | None, had: Collection[int] = ()) -> list[Event]:
+        """For the log: which layers of a fresh model were sent, if only some were. A repetition says nothing new."""
+        links = self.server.links
+        if links is None or fresh is None or fresh.version in had:
+            return []
+        numbers = links.layers_note(device, trip, fresh.version)
+        return [] if numbers is None else [Noted(LAYERS_NOTE, numbers)]
 
     def push(self, device: int, trip: int) -> Effects:
         """Send the current model to a device in flight if it is due."""
@@ -224,7 +234,7 @@ class Coordinator:
         base, fresh = self.server.active_trips[device].base, self.server.push(device, trip)
         self.counts.pushes += 1
         self.counts.bytes_down += fresh.nbytes
-        return Effects([Pushed(device, trip, base, fresh.version)], fresh=fresh)
+        return Effects([Pushed(device, trip, base, fresh.version), *self._layers(device, trip, fresh)], fresh=fresh)
 
     def _answer_fetch(self, device: int, trip: int, fresh: Fresh | None, had: set[int]) -> Effects:
         """A deployed device fetches what the server pushes, at the start of its epochs. A repetition is not logged."""
@@ -232,7 +242,8 @@ class Coordinator:
         if fresh is None or fresh.version in had:
             return Effects(fresh=fresh)
         self.counts.pushes += 1
-        return Effects([Pushed(device, trip, self.server.active_trips[device].base, fresh.version)], fresh=fresh)
+        pushed = Pushed(device, trip, self.server.active_trips[device].base, fresh.version)
+        return Effects([pushed, *self._layers(device, trip, fresh)], fresh=fresh)
 
     def refuse(self, reason: str) -> Effects:
         """Count and log a request that is not answered."""

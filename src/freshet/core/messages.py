@@ -2,12 +2,15 @@
 
 A message may carry named vectors in addition to the model (control variates, for example). ``nbytes`` is its size on
 the network: its arrays, or ``CONTROL_BYTES`` without any. The few numbers beside them are not counted. A compressed
-model (``core/compression.py``) stands in a message as it is decoded, with its bytes in ``packed``.
+model (``core/compression.py``) is in ``packed``. ``weights`` is then what it decodes to, or ``UNREAD``.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from freshet.core.vectors import Vector, mix
 
@@ -24,11 +27,29 @@ NOTHING: Mapping[str, Number] = MappingProxyType({})
 NO_VECTORS: Vectors = MappingProxyType({})
 #: The fresh models that a device was sent, by version.
 FreshModels = Mapping[int, Vector]
+#: In the place of the weights of a compressed model that is not decoded.
+UNREAD: Vector = np.empty(0, np.float32)
+UNREAD.flags.writeable = False
 
 
-def message_bytes(weights: Vector, vectors: Vectors, packed: int) -> int:
+class Packed(NamedTuple):
+    """A compressed model as it travels."""
+
+    codec: str
+    #: Digest of the weights that it is the difference to, if the receiver may hold others. Empty: it needs none.
+    base: str
+    #: The arrays of the codec, and ``rest``: the entries that are not learnable.
+    arrays: dict[str, NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def message_bytes(weights: Vector, vectors: Vectors, packed: Packed | None) -> int:
     """Bytes of a model and of the vectors sent with it."""
-    return (packed or weights.nbytes) + sum(vector.nbytes for vector in vectors.values())
+    model = weights.nbytes if packed is None else packed.nbytes
+    return model + sum(vector.nbytes for vector in vectors.values())
 
 
 class Slot(NamedTuple):
@@ -54,7 +75,7 @@ class Assignment(NamedTuple):
     lr: float
     instruction: Mapping[str, Number] = NOTHING
     vectors: Vectors = NO_VECTORS
-    packed: int = 0
+    packed: Packed | None = None
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +101,7 @@ class Fresh(NamedTuple):
     age: int
     weights: Vector
     vectors: Vectors = NO_VECTORS
-    packed: int = 0
+    packed: Packed | None = None
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +128,7 @@ class Upload(NamedTuple):
     report: Mapping[str, Number] = NOTHING
     merges: tuple[Merge, ...] = ()
     vectors: Vectors = NO_VECTORS
-    packed: int = 0
+    packed: Packed | None = None
 
     def anchor(self, base: Vector, fresh: FreshModels) -> Vector:
         """Where the step starts: the base, with every merge applied to it: ``a <- (1 - beta) a + beta w_g``.

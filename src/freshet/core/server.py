@@ -14,7 +14,7 @@ from freshet.core.admission import GATE_FACTOR, Admission
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
 from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
-from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, FreshModels, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
 from freshet.core.scheduling import LastReport, PowerOfChoice, Selection, View, selector
 from freshet.core.stopping import CANCELLED, GIVEN_UP
@@ -178,7 +178,7 @@ class Server:
         numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
         #: Bytes of an upload: the model, and the vectors that the device rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
-        self.admission = Admission(method, self.rule, gate, defence)
+        self.admission = Admission(method, self.rule, gate, defence, links)
         #: Compression of models on the network, if any.
         self.links = links
         if links is not None:
@@ -260,6 +260,8 @@ class Server:
             instruction = self.method.instruct(self, device)
             if self.selector.loss_decay is not None:
                 instruction = {LOSS_DECAY: self.selector.loss_decay, **instruction}
+            if self.links is not None:
+                instruction = {**instruction, **self.links.instruction(device)}
             assignment = Assignment(
                 device=device,
                 trip=trip,
@@ -330,7 +332,17 @@ class Server:
         base = self.store.get(upload.base)
         if not self.rule.anchored:
             return base
-        return upload.anchor(base, {merge.version: self.store.get(merge.version) for merge in upload.merges})
+        return upload.anchor(base, self.merged_models(upload))
+
+    def merged_models(self, upload: Upload) -> FreshModels:
+        """The fresh models that the device merged, as it received them (``core/compression.py``)."""
+        versions = (merge.version for merge in upload.merges)
+        return {version: self._received_model(upload.device, upload.base, version) for version in versions}
+
+    def _received_model(self, device: int, base: int, version: int) -> Vector:
+        store, links = self.store, self.links
+        fresh = store.get(version)
+        return fresh if links is None else links.received_model(device, store.get(base), fresh, version)
 
     def push_due(self, device: int, trip: int) -> bool:
         """Whether to send the current model to a device in flight: it is far enough behind, and nothing is pending."""
@@ -389,11 +401,13 @@ class Server:
             self._end_trip(device)
             return events + self._finish_round_if_empty(), None
         upload = open_upload()
-        fresh = {sent.version: self.store.get(sent.version) for sent in active.sent}
+        fresh = {sent.version: self._received_model(device, active.base, sent.version) for sent in active.sent}
         admitted = self.admission.admit(upload, device, active, self.store.get(active.base), fresh)
         if admitted.rejection is None:
             self._record_report(upload, active)
             events = [] if admitted.upload is None else self._receive(admitted.upload, active)
+            if self.links is not None and not _is_refused(events, device):
+                self.links.take(device, active.trip)
             self._end_trip(device)
         else:
             self._end_trip(device)
@@ -583,6 +597,8 @@ class Server:
         self.store.release(active.base)
         for sent in active.sent:
             self.store.release(sent.version)
+        if self.links is not None:
+            self.links.end_trip(device)
 
     def _finish_round_if_empty(self) -> list[Event]:
         if not self.synchronous or self.active_trips:
@@ -594,3 +610,8 @@ class Server:
         events += notes
         verdict = self.method.finish_round(self)
         return events if verdict is None else events + self._apply(verdict, None, None)
+
+
+def _is_refused(events: list[Event], device: int) -> bool:
+    """Whether the method did not take this device's upload."""
+    return any(isinstance(event, Rejected | Discarded) and event.device == device for event in events)

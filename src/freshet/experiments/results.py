@@ -174,7 +174,8 @@ def fresh_bytes(run: RunData, size: int) -> float | None:
     If the server pushes, all pushed models count, also those that come too late for a merge.
     """
     sent = number(run.summary.get("pushes", run.summary.get("merges")))
-    packed = run.config.get("links", {}).get("down", "none") != "none"
+    links = run.config.get("links", {})
+    packed = links.get("down", "none") != "none" or links.get("fresh", "down") != "down"
     return None if sent is None or packed else sent * size
 
 

@@ -17,15 +17,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from freshet.assembly import Assembly, Overrides
 from freshet.config import CUSTOM, Config, load_tables, resolve
-from freshet.core.messages import Assignment, Merge, Slot, Upload
+from freshet.core.compression import NotHeld, digest, receive
+from freshet.core.layout import Layout
+from freshet.core.messages import Assignment, Fresh, Merge, Packed, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.streams import stream
+from freshet.core.vectors import Vector
 from freshet.data.adapters import without_loader
 from freshet.data.archives import as_data_errors
 from freshet.data.dataset import DataSet, check, own_data
@@ -45,17 +48,24 @@ if TYPE_CHECKING:
     from freshet.flower.fresh import FreshClient
 
 
+#: A message from the server with a model.
+Message = TypeVar("Message", Assignment, Fresh)
 #: The number of latest sessions that a device keeps. It may take part in several at once.
 KEPT_SESSIONS = 4
 
 
 @dataclass
 class DeviceRecord:
-    """The device's memory, and its last answer with the answer's ticket."""
+    """The device's memory, its last answer with the answer's ticket, and the weights that it holds.
+
+    ``held`` is what the next compressed model refers to (``core/compression.py``). All are written together, so a trip
+    counts once, also for the residual of its upload.
+    """
 
     memory: Memory
     ticket: str = ""
     answer: Tree | None = None
+    held: Vector | None = None
 
 
 class DeviceFolder:
@@ -73,7 +83,7 @@ class DeviceFolder:
         if tree is None:
             return DeviceRecord({})
         try:
-            return DeviceRecord(dict(tree["memory"]), tree["ticket"], tree["answer"])
+            return DeviceRecord(dict(tree["memory"]), tree["ticket"], tree["answer"], tree.get("held"))
         except (KeyError, TypeError, ValueError):
             return DeviceRecord({})
 
@@ -184,8 +194,11 @@ class Device:
         paused = folder.read_paused(order.ticket) if isinstance(order, wire.FreshDelivery) else None
         if isinstance(order, wire.FreshDelivery) and paused is None:
             return wire.Answer(order.ticket, lost="the device no longer has this trip")
-        worker = _Worker(self, config, node, order.ticket, folder, record.memory, began)
-        return worker.train(order) if isinstance(order, wire.Order) else worker.resume(order, paused or {})
+        worker = _Worker(self, config, node, order.ticket, folder, record, began)
+        try:
+            return worker.train(order) if isinstance(order, wire.Order) else worker.resume(order, paused or {})
+        except NotHeld as problem:
+            return wire.Answer(order.ticket, lost=str(problem))  # the server then sends the whole model
 
     def setup(self, config: Config, node: NodeConfig, device: int) -> Setup:
         """What this device trains with: the network, and its own shard of the data set or the samples it brings."""
@@ -221,11 +234,11 @@ class _Worker:
         node: NodeConfig,
         ticket: str,
         folder: DeviceFolder,
-        memory: Memory,
+        record: DeviceRecord,
         began: float,
     ) -> None:
         self._device, self._config, self._node = device, config, node
-        self._ticket, self._folder, self._memory = ticket, folder, memory
+        self._ticket, self._folder, self._memory, self._held = ticket, folder, record.memory, record.held
         self._rule = config.method_class.rule(config.method)
         self._unreached, self._samples = "", 0
         born = process_start()
@@ -246,11 +259,21 @@ class _Worker:
 
     def train(self, order: wire.Order) -> wire.Answer:
         """Train to the end, or up to a slot whose fresh model comes by message."""
-        assignment, channel = order.assignment, order.channel
-        trainer, at = self._trainer(assignment.device), time.time()
+        trainer, channel = self._trainer(order.assignment.device), order.channel
+        assignment, at = self._decode(order.assignment, trainer.flat.layout), time.time()
         trip = trainer.begin(assignment, self._slots(order), self._rule, self._memory, order.seconds)
         with _HurryListener(channel, trip):
             return self._continue(trip, channel, order.seconds, at)
+
+    def _decode(self, message: Message, layout: Layout) -> Message:
+        """A message with its model. The device then holds this model. Raises ``NotHeld`` or another ``ValueError``."""
+        links = self._config.links
+        if message.packed is not None:
+            weights = receive(message.packed, self._held, layout, links.keep)
+            message = message._replace(weights=weights, packed=None)
+        if links.tracks:
+            self._held = message.weights[: layout.learnable].copy()
+        return message
 
     def _slots(self, order: wire.Order) -> list[Slot]:
         """When to ask. For pushed models, the device looks at the start of every epoch but the first."""
@@ -270,9 +293,10 @@ class _Worker:
         trainer, at = self._trainer(assignment.device), time.time()
         trip = trainer.begin(assignment, slots, self._rule, self._memory, paused["seconds"])
         trip.restore(paused["state"])
+        self._held = paused.get("held")
         if delivery.slot != trip.asks_at.epoch:
             return wire.Answer(self._ticket, slot=trip.asks_at, samples=self._samples, timing=self._reported_timing())
-        trip.merge(delivery.fresh)
+        trip.merge(None if delivery.fresh is None else self._decode(delivery.fresh, trip.layout))
         return self._continue(trip, wire.FreshChannel("messages"), paused["seconds"], at)
 
     def _continue(self, trip: LocalTrip, channel: wire.FreshChannel, seconds: float | None, at: float) -> wire.Answer:
@@ -294,6 +318,7 @@ class _Worker:
         assignment = trip.assignment
         tree = {
             "assignment": assignment._asdict() | {"vectors": dict(assignment.vectors)},
+            "held": self._held,
             "slots": [list(slot) for slot in trip.slots],
             "state": trip.save(),
             "seconds": seconds,
@@ -307,7 +332,8 @@ class _Worker:
         at, client = time.time(), _client(channel, trip.assignment)
         try:
             fresh = client.ask(trip.asks_at, trip.newest, trip.layout.size)
-        except NoFreshAnswer as problem:
+            fresh = None if fresh is None else self._decode(fresh, trip.layout)
+        except (NoFreshAnswer, ValueError) as problem:
             self._unreached = str(problem) or "no answer"
             _log.warning("training on without the fresh model: %s", problem)
             trip.continue_unanswered()
@@ -323,10 +349,16 @@ class _Worker:
         self._timing["train"] = time.time() - at - self._timing.get("fresh", 0.0)
         self._timing["cpu"] = time.process_time()
         upload = outcome.upload(assignment)
+        held = self._held if self._config.links.lasting else None
         answer = wire.Answer(
-            self._ticket, upload, samples=self._samples, unreached=self._unreached, timing=self._reported_timing()
+            self._ticket,
+            upload,
+            samples=self._samples,
+            unreached=self._unreached,
+            timing=self._reported_timing(),
+            holds="" if held is None else digest(held),
         )
-        self._folder.write(DeviceRecord(outcome.memory, self._ticket, _answer_tree(answer, upload)))
+        self._folder.write(DeviceRecord(outcome.memory, self._ticket, _answer_tree(answer, upload), held))
         return answer
 
 
@@ -366,13 +398,17 @@ def _client(channel: wire.FreshChannel, assignment: Assignment) -> "FreshClient"
 def _answer_tree(answer: wire.Answer, upload: Upload) -> Tree:
     up = upload._asdict() | {key: dict(getattr(upload, key)) for key in ("report", "vectors")}
     up["merges"] = [[merge.version, dict(merge.numbers)] for merge in upload.merges]
-    return {"upload": up, "samples": answer.samples, "unreached": answer.unreached}
+    up["packed"] = None if upload.packed is None else list(upload.packed)
+    return {"upload": up, "samples": answer.samples, "unreached": answer.unreached, "holds": answer.holds}
 
 
 def _repeat_answer(ticket: str, kept: Tree) -> wire.Answer:
     merges = tuple(Merge(version, numbers) for version, numbers in kept["upload"]["merges"])
-    upload = Upload(**kept["upload"] | {"merges": merges})
-    return wire.Answer(ticket, upload, samples=kept["samples"], unreached=kept["unreached"])
+    packed = kept["upload"]["packed"]
+    upload = Upload(**kept["upload"] | {"merges": merges, "packed": None if packed is None else Packed(*packed)})
+    return wire.Answer(
+        ticket, upload, samples=kept["samples"], unreached=kept["unreached"], holds=kept.get("holds", "")
+    )
 
 
 def device_folder(node: NodeConfig, node_id: int) -> Path:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.defence import SAMPLES_NOTE
 from freshet.core.events import Noted, Refused
-from freshet.core.messages import Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import UNREAD, Assignment, Fresh, Packed, Request, Slot, Upload
 from freshet.core.saving import Tree, dump, rebuild
 from freshet.core.server import NO_TRIP, RequestRefused
 from freshet.core.stopping import KnownLoss
@@ -178,10 +178,16 @@ def trip_state(trip: LiveTrip) -> Tree:
         "onward": trip.second_message,
         "instruction": dict(trip.assignment.instruction),
         "vectors": dict(trip.assignment.vectors),
+        "packed": dump(trip.assignment.packed),
         "slot": trip.slot,
         "fresh": None if trip.fresh is None else trip.fresh.version,
         "fresh_vectors": {} if trip.fresh is None else dict(trip.fresh.vectors),
+        "fresh_packed": dump(None if trip.fresh is None else trip.fresh.packed),
     }
+
+
+def _rebuild_packed(saved: Any) -> Packed | None:
+    return rebuild(Packed, saved) if saved else None
 
 
 class LiveDriver:
@@ -355,6 +361,7 @@ class LiveDriver:
         unreached: str,
         seconds: Mapping[str, float],
         started: float,
+        holds: str = "",
     ) -> None:
         """A trained model has come. In a replay, a trip that was given up before the checkpoint is not there."""
         self.trips.pop(device, None)
@@ -365,6 +372,8 @@ class LiveDriver:
         self.states[device].record_upload(self.now - now)
         totals.trips, totals.seconds = totals.trips + 1, totals.seconds + now - started
         self._carry_out(self.coordinator.upload_arrived(now, device, number, lambda: given, samples), now)
+        if self.server.links is not None:
+            self.server.links.confirm(device, holds)
         if unreached:
             note = {"device": device, "trip": number, "reason": unreached}
             self.writer.event(now, Noted("trained on without the fresh model", note))
@@ -559,6 +568,7 @@ class LiveDriver:
                 unreached=answer.unreached,
                 seconds=trip.durations(now - trip.started, answer.timing) if timed else {},
                 started=trip.started,
+                holds=answer.holds,
             )
 
     def _lose(self, device: int, reason: str) -> None:
@@ -711,11 +721,14 @@ class LiveDriver:
 
     def _restore_trip(self, device: int, tree: Tree) -> LiveTrip:
         active, store = self.server.active_trips[device], self.server.store
-        where = (device, active.trip, active.base, active.age, store.get(active.base), active.epochs, active.lr)
-        assignment = Assignment(*where, tree["instruction"], copy_arrays(tree["vectors"]))
+        packed, fresh_packed = _rebuild_packed(tree.get("packed")), _rebuild_packed(tree.get("fresh_packed"))
+        weights = store.get(active.base) if packed is None else UNREAD
+        where = (device, active.trip, active.base, active.age, weights, active.epochs, active.lr)
+        assignment = Assignment(*where, tree["instruction"], copy_arrays(tree["vectors"]), packed)
         trip = LiveTrip(assignment, tree["ticket"], tree["started"], second_message=tree["onward"])
         trip.slot = tree["slot"]
         sent = next((each for each in active.sent if each.version == tree["fresh"]), None)
         if sent is not None:
-            trip.fresh = Fresh(sent.version, sent.age, store.get(sent.version), copy_arrays(tree["fresh_vectors"]))
+            fresh = store.get(sent.version) if fresh_packed is None else UNREAD
+            trip.fresh = Fresh(sent.version, sent.age, fresh, copy_arrays(tree["fresh_vectors"]), fresh_packed)
         return trip

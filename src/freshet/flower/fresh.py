@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import grpc
 import numpy as np
 
-from freshet.core.messages import Fresh, Slot
+from freshet.core.messages import UNREAD, Fresh, Packed, Slot
 from freshet.core.server import RequestRefused
 from freshet.errors import RunError
 from freshet.files import open_many
-from freshet.flower.wire import MalformedMessage, from_bytes, to_bytes
+from freshet.flower.wire import MalformedMessage, check_packed, from_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
 SERVICE = "freshet.Fresh"
@@ -73,11 +73,18 @@ class FreshService:
         fresh = self._source.answer(device, trip, token, slot)
         if fresh is None:
             return to_bytes({"newer": False})
-        return to_bytes({"newer": True} | fresh._asdict() | {"vectors": dict(fresh.vectors)})
+        return to_bytes(_fresh_tree(fresh))
 
     def _hurry(self, request: dict[str, Any]) -> bytes:
         device, trip, token = _integer(request, "device"), _integer(request, "trip"), str(request.get("token", ""))
         return b"1" if self._source.is_urgent(device, trip, token) else b"0"
+
+
+def _fresh_tree(fresh: Fresh) -> dict[str, Any]:
+    """An answer as plain values and arrays. A compressed model is sent without its weights."""
+    packed = fresh.packed
+    model = {"weights": fresh.weights} if packed is None else {"packed": list(packed)}
+    return {"newer": True, "version": fresh.version, "age": fresh.age, "vectors": dict(fresh.vectors)} | model
 
 
 def _limits(files: int) -> list[tuple[str, int]]:
@@ -161,12 +168,29 @@ class FreshClient:
         return reply
 
 
+_UNFIT = "the fresh model is not newer, or has another size"
+
+
 def _read_fresh(tree: dict[str, Any], base: int, size: int) -> Fresh | None:
-    """Read an answer. Raises ``MalformedMessage`` unless the fresh model can be merged."""
+    """Read an answer. Raises ``MalformedMessage`` unless the fresh model can be merged, or at least decoded."""
     if tree.get("newer") is False:
         return None
-    version, age, weights, vectors = (tree.get(key) for key in ("version", "age", "weights", "vectors"))
-    whole = type(version) is int and type(age) is int and isinstance(weights, np.ndarray) and isinstance(vectors, dict)
-    if not whole or version <= base or weights.shape != (size,) or weights.dtype != np.float32:  # type: ignore[operator, union-attr]
-        raise MalformedMessage("the fresh model is not newer, or has another size")
-    return Fresh(version, age, weights, vectors)  # type: ignore[arg-type]
+    version, age, vectors = (tree.get(key) for key in ("version", "age", "vectors"))
+    if type(version) is not int or type(age) is not int or not isinstance(vectors, dict) or version <= base:
+        raise MalformedMessage(_UNFIT)
+    if "packed" in tree:
+        return Fresh(version, age, UNREAD, vectors, _read_packed(tree["packed"]))
+    weights = tree.get("weights")
+    if not isinstance(weights, np.ndarray) or weights.shape != (size,) or weights.dtype != np.float32:
+        raise MalformedMessage(_UNFIT)
+    return Fresh(version, age, weights, vectors)
+
+
+def _read_packed(found: object) -> Packed:
+    if not isinstance(found, list) or len(found) != len(Packed._fields):
+        raise MalformedMessage("the fresh model is not readable")
+    codec, held, arrays = found
+    named = isinstance(codec, str) and isinstance(held, str) and isinstance(arrays, dict)
+    if not named or not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise MalformedMessage("the fresh model is not readable")
+    return check_packed(Packed(codec, held, arrays))

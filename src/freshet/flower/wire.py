@@ -1,4 +1,5 @@
-"""Converts the core's messages to Flower records and back: weights, named vectors, a few scalars, nothing else.
+"""Converts the core's messages to Flower records and back: a model (its weights, or the arrays of a compressed one),
+named vectors, a few scalars, nothing else.
 
 Also converts trees of plain values and arrays to bytes: safetensors with a JSON header entry. Everything that is read
 came over a network and is checked. Arrays are checked before any of their bytes is interpreted.
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet._version import __version__
-from freshet.core.messages import NO_VECTORS, Assignment, Fresh, Merge, Number, Slot, Upload, Vectors
+from freshet.core.messages import NO_VECTORS, UNREAD, Assignment, Fresh, Merge, Number, Packed, Slot, Upload
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
 from freshet.flower import NEEDS_FLOWER
@@ -59,11 +60,14 @@ RecordDict = Any
 MAX_TEXT = 200
 #: The most merges that a trip may report.
 MAX_MERGES = 1000
-#: The header that numpy writes before a flat array of float32, and its maximum length.
+#: The header that numpy writes before a flat array of numbers, and its maximum length.
 _HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), 'shape': \((\d{1,15}),\), \} *\n",
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<|][fiu][14])', 'fortran_order': (?:False|True), "
+    rb"'shape': \((\d{1,15}),\), \} *\n",
     re.DOTALL,
 )
+#: The types of numbers in a compressed model, and how many arrays it has at most.
+_PACKED_TYPES, _PACKED_ARRAYS = ("<f4", "|i1", "<u4"), 3
 _MAX_HEADER_BYTES = 256
 
 
@@ -125,6 +129,8 @@ class Answer:
     timing: Mapping[str, float] = field(default_factory=dict)
     #: Freshet's version on the device.
     software: str = __version__
+    #: With compressed models: the digest of the model that the device now holds.
+    holds: str = ""
 
 
 # ---- server to device
@@ -148,19 +154,19 @@ def order_record(order: Order) -> RecordDict:
         "hurries": channel.hurries,
         "seconds": -1.0 if order.seconds is None else float(order.seconds),
     }
-    return _records("train", scalars, a.weights, a.vectors, {"instruction": a.instruction})
+    return _records("train", scalars, a, {"instruction": a.instruction})
 
 
 def delivery_record(delivery: FreshDelivery) -> RecordDict:
     fresh = delivery.fresh
     scalars: dict[str, Any] = {"session": delivery.session, "ticket": delivery.ticket, "slot": delivery.slot}
     if fresh is None:
-        return _records("onward", scalars, None, NO_VECTORS, {})
-    return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh.weights, fresh.vectors, {})
+        return _records("onward", scalars, None, {})
+    return _records("onward", scalars | {"version": fresh.version, "age": fresh.age}, fresh, {})
 
 
 def over_record(over: RunOver) -> RecordDict:
-    return _records("over", {"session": over.session}, None, NO_VECTORS, {})
+    return _records("over", {"session": over.session}, None, {})
 
 
 def read_order(content: RecordDict) -> Order | FreshDelivery | RunOver:
@@ -171,14 +177,14 @@ def read_order(content: RecordDict) -> Order | FreshDelivery | RunOver:
         got = _scalars(content, "onward")
         fresh = None
         if "model" in content:
-            fresh = Fresh(integer(got, "version"), integer(got, "age"), *_arrays(content))
+            fresh = Fresh(integer(got, "version"), integer(got, "age"), *_model(content, got))
         return FreshDelivery(short_text(got, "session"), short_text(got, "ticket"), integer(got, "slot"), fresh)
     got = _scalars(content, "train")
-    weights, vectors = _arrays(content)
+    weights, vectors, packed = _model(content, got)
     device, trip, version, age = (integer(got, key) for key in ("device", "trip", "version", "age"))
     instruction = _numbers(content, "instruction")
     epochs, lr = integer(got, "epochs"), finite_float(got, "lr")
-    assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors)
+    assignment = Assignment(device, trip, version, age, weights, epochs, lr, instruction, vectors, packed)
     kind, certificate = short_text(got, "way"), got.get("certificate")
     if kind not in ("side", "messages", "none") or not isinstance(certificate, str):
         raise MalformedMessage("way or certificate is invalid")
@@ -200,17 +206,18 @@ def answer_record(answer: Answer) -> RecordDict:
         "samples": answer.samples,
         "unreached": answer.unreached[:MAX_TEXT],
         "software": answer.software[:MAX_TEXT],
+        "holds": answer.holds,
     }
     numbers: dict[str, Mapping[str, Number]] = {"timing": answer.timing}
     if answer.upload is None:
         if answer.slot is not None:
             scalars |= {"epoch": answer.slot.epoch, "by": answer.slot.by, "action": answer.slot.action}
-        return _records("answer", scalars | {"lost": answer.lost[:MAX_TEXT]}, None, NO_VECTORS, numbers)
+        return _records("answer", scalars | {"lost": answer.lost[:MAX_TEXT]}, None, numbers)
     up = answer.upload
     scalars |= {"device": up.device, "trip": up.trip, "base": up.base, "steps": up.steps}
     scalars["merges"] = [merge.version for merge in up.merges]
     numbers |= {f"merge{place}": merge.numbers for place, merge in enumerate(up.merges)}
-    return _records("answer", scalars, up.weights, up.vectors, numbers | {"report": up.report})
+    return _records("answer", scalars, up, numbers | {"report": up.report})
 
 
 def read_answer(content: RecordDict) -> Answer:
@@ -219,12 +226,14 @@ def read_answer(content: RecordDict) -> Answer:
     ticket, samples, unreached = short_text(got, "ticket"), integer(got, "samples"), short_text(got, "unreached")
     timing = {name: float(value) for name, value in _numbers(content, "timing").items()}
     software = short_text(got, "software") if "software" in got else ""  # older devices do not say
+    holds = short_text(got, "holds") if "holds" in got else ""
     common: dict[str, Any] = {"samples": samples, "unreached": unreached, "timing": timing, "software": software}
+    common["holds"] = holds
     if "model" in content:
-        weights, vectors = _arrays(content)
+        weights, vectors, packed = _model(content, got)
         device, trip, base = (integer(got, key) for key in ("device", "trip", "base"))
         steps, report, merges = integer(got, "steps"), _numbers(content, "report"), _merges(got, content)
-        return Answer(ticket, Upload(device, trip, base, weights, steps, report, merges, vectors), **common)
+        return Answer(ticket, Upload(device, trip, base, weights, steps, report, merges, vectors, packed), **common)
     if "epoch" in got:
         return Answer(ticket, slot=Slot(integer(got, "epoch"), short_text(got, "by"), integer(got, "action")), **common)
     return Answer(ticket, lost=short_text(got, "lost") or "the device gave no reason", **common)
@@ -251,14 +260,17 @@ def _flower() -> Any:
 def _records(
     name: str,
     scalars: Mapping[str, Any],
-    weights: Vector | None,
-    vectors: Vectors,
+    message: Assignment | Fresh | Upload | None,
     numbers: Mapping[str, Mapping[str, Number]],
 ) -> RecordDict:
+    """``message`` holds the model and the vectors."""
     app = _flower()
-    records: dict[str, Any] = {name: app.ConfigRecord(dict(scalars))}
-    if weights is not None:
-        records["model"] = app.ArrayRecord({"weights": app.Array(np.asarray(weights))})
+    packed, vectors = (None, NO_VECTORS) if message is None else (message.packed, message.vectors)
+    named = {} if packed is None else {"codec": packed.codec, "difference_to": packed.base}
+    records: dict[str, Any] = {name: app.ConfigRecord({**scalars, **named})}
+    if message is not None:
+        model = {"weights": message.weights} if packed is None else packed.arrays
+        records["model"] = app.ArrayRecord({key: app.Array(np.asarray(array)) for key, array in model.items()})
     if vectors:
         records["vectors"] = app.ArrayRecord({key: app.Array(np.asarray(vector)) for key, vector in vectors.items()})
     for key, values in numbers.items():
@@ -289,28 +301,53 @@ def _numbers(content: RecordDict, name: str) -> dict[str, Number]:
     return found
 
 
-def _arrays(content: RecordDict) -> tuple[Vector, dict[str, Vector]]:
+def _model(content: RecordDict, got: Mapping[str, Any]) -> tuple[Vector, dict[str, Vector], Packed | None]:
+    """The weights of a model, the vectors with it, and the model's arrays if it is compressed."""
     kind, model, others = _flower().ArrayRecord, content.get("model"), content.get("vectors")
-    if not isinstance(model, kind) or set(model) != {"weights"}:
-        raise MalformedMessage("model is not a single array of weights")
+    if not isinstance(model, kind):
+        raise MalformedMessage("model is not a record of arrays")
     if others is not None and not isinstance(others, kind):
         raise MalformedMessage("vectors are not arrays")
-    return vector("model", model["weights"]), {name: vector(name, each) for name, each in (others or {}).items()}
+    vectors = {name: vector(name, each) for name, each in (others or {}).items()}
+    if "codec" in got:
+        arrays = {
+            name: flat_array(name, each, _PACKED_TYPES) for name, each in list(model.items())[: _PACKED_ARRAYS + 1]
+        }
+        packed = Packed(short_text(got, "codec"), short_text(got, "difference_to"), arrays)
+        return UNREAD, vectors, check_packed(packed)
+    if set(model) != {"weights"}:
+        raise MalformedMessage("model is not a single array of weights")
+    return vector("model", model["weights"]), vectors, None
+
+
+def check_packed(packed: Packed) -> Packed:
+    """A compressed model of few arrays with short names. What they hold is checked where it is decoded."""
+    if len(packed.arrays) > _PACKED_ARRAYS or any(len(name) > MAX_TEXT for name in packed.arrays):
+        raise MalformedMessage("the compressed model has too many arrays")
+    return packed
 
 
 def vector(name: str, array: Any) -> Vector:
-    """Read a flat float32 array. Its header is checked first: no pickle, no archive, no size that does not match.
+    """Read a flat float32 array."""
+    found: Vector = flat_array(name, array, ("<f4",))
+    return found
+
+
+def flat_array(name: str, array: Any, types: tuple[str, ...]) -> NDArray[Any]:
+    """Read a flat array. Its header is checked first: no pickle, no archive, no size that does not match.
 
     The header is compared, not parsed: numpy's own reader passes it to Python's tokenizer.
     """
     data = array.data
     start = 10 + int.from_bytes(data[8:10], "little")
     found = _HEADER.fullmatch(data[:start]) if array.stype == "numpy.ndarray" and start <= _MAX_HEADER_BYTES else None
-    if found is None:
-        raise MalformedMessage(f"{name:.40} is not a flat array of float32")
-    if len(data) - start != 4 * int(found[1]):
-        raise MalformedMessage(f"{name:.40} has {len(data) - start} bytes for {int(found[1])} numbers")
-    return np.frombuffer(data, np.float32, offset=start).copy()
+    kind = "" if found is None else found[1].decode()
+    if found is None or kind not in types:
+        names = " or ".join(np.dtype(each).name for each in types)
+        raise MalformedMessage(f"{name:.40} is not a flat array of {names}")
+    if len(data) - start != np.dtype(kind).itemsize * int(found[2]):
+        raise MalformedMessage(f"{name:.40} has {len(data) - start} bytes for {int(found[2])} numbers")
+    return np.frombuffer(data, kind, offset=start).copy()
 
 
 def integer(got: Mapping[str, Any], key: str) -> int:

@@ -291,14 +291,15 @@ class FedASMU(Method):
 
         After several merges the base is the anchor, which took part in all of them (``Upload.anchor``).
         """
-        base, store = server.store.get(trip.base), server.store
+        base = server.store.get(trip.base)
         if not upload.merges:
             return base, base, 0.0
+        fresh = server.merged_models(upload)
         if len(upload.merges) == 1:
             (merge,) = upload.merges
             beta = float(merge.numbers.get("beta", 0.0))
-            return base, base if beta == 0.0 else store.get(merge.version), beta
-        moved = upload.anchor(base, {merge.version: store.get(merge.version) for merge in upload.merges})
+            return base, base if beta == 0.0 else fresh[merge.version], beta
+        moved = upload.anchor(base, fresh)
         return moved, moved, 0.0
 
     def _remember(self, server: Server, device: int, past: PastUpload, alpha: float, step: Vector) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 For every method the audit checks that line numbers have no gaps, time never goes back, versions grow by one per
 aggregation, staleness follows from the versions, a trip is triggered before it requests, merges or uploads, a merge
 comes later than its request (or, over an unlimited link, no sooner), and each verdict follows an upload. A learning
-rate that follows time is recomputed. Each method brings the formulas for its weights.
+rate that follows time is recomputed, and so is the choice of the layers of a fresh model. Each method brings the
+formulas for its weights.
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from freshet.core import defence, events
+from freshet.core.compression import LAYERS_NOTE, audit_layers
 from freshet.core.events import (
     Aggregated,
     DevicesEvaluated,
@@ -90,13 +92,18 @@ class _Replay:
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
     #: What the defence against poisoned updates measured of the last uploads.
     judged: defence.RecentUploads = field(default_factory=defence.RecentUploads)
+    #: If fresh models are sent in layers: the budget of bytes in the configuration.
+    budget: int | None = None
+    #: The layers of the model, and the devices and fresh models whose layers are logged.
+    sizes: list[int] | None = None
+    layers_known: set[tuple[int, int]] = field(default_factory=set)
     #: The last logged upload, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
 
 def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = ignore_bytes) -> Audit:
     """Check every line of a run's log. A method that is not built in is imported only if the user names it here."""
-    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run)), dict[Any, Any]()
+    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run), budget=_layers_budget(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(on_bytes), 1):
         try:
@@ -172,6 +179,15 @@ def _rate_by_time(run: RunDirectory) -> Callable[[float], float] | None:
     except (ConfigError, ValidationError):
         raise RunError(f"{run.directory} cannot be audited: [training] in its config.toml is not valid") from None
     return lambda time: schedule(time / options.schedule_seconds)
+
+
+def _layers_budget(run: RunDirectory) -> int | None:
+    """The budget of a fresh model's layers; None if fresh models are not sent in layers."""
+    links = run.config().get("links", {})
+    budget = links.get("budget", 0)
+    if not isinstance(budget, int):
+        raise RunError(f"{run.directory} cannot be audited: [links] in its config.toml is not valid")
+    return budget if links.get("fresh") == "layers" else None
 
 
 def _why_unaudited(name: str, named: str | None) -> str:
@@ -251,6 +267,8 @@ def _check_merge(replay: _Replay, event: Merged) -> None:
         raise Mismatch(f"merged version {event.fresh}, but got {got}")
     if not (replay.time > sent.time or event.device in replay.instant):
         raise Mismatch("merged at the time of the request: a download takes time")
+    if replay.budget is not None and (event.device, event.fresh) not in replay.layers_known:
+        raise Mismatch(f"no line says which layers of version {event.fresh} were sent")
     if event.numbers.get("diverged"):
         replay.diverged.add((event.device, event.trip))
 
@@ -272,7 +290,8 @@ def _check_lost(replay: _Replay, event: Lost) -> None:
 def _end_trip(replay: _Replay, device: int) -> None:
     del replay.trips[device]
     replay.requested.discard(device)
-    replay.fresh_sent.pop(device, None)
+    versions = replay.fresh_sent.pop(device, {})
+    replay.layers_known -= {(device, version) for version in versions}
 
 
 def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
@@ -364,6 +383,21 @@ def _check_note(replay: _Replay, event: Noted) -> None:
             raise Mismatch("probabilities do not add up to 1")
     elif event.about == defence.NOTE_ABOUT:
         defence.audit_note(event, replay.judged)
+    elif event.about == LAYERS_NOTE:
+        _check_layers(replay, event)
+
+
+def _check_layers(replay: _Replay, event: Noted) -> None:
+    device, fresh, sizes = event.numbers["device"], event.numbers["fresh"], event.numbers["sizes"]
+    if replay.budget is None:
+        raise Mismatch("layers are sent, but links.fresh does not say so")
+    if fresh not in replay.fresh_sent.get(device, {}):
+        raise Mismatch(f"device {device} was not sent version {fresh}")
+    replay.sizes = replay.sizes or sizes
+    if sizes != replay.sizes:
+        raise Mismatch(f"the layers have {sizes} entries, before they had {replay.sizes}")
+    audit_layers(event.numbers, replay.budget)
+    replay.layers_known.add((device, fresh))
 
 
 def _trip_in_flight(replay: _Replay, event: Requested | Pushed | Merged | Uploaded | Lost | Hurried) -> Triggered:

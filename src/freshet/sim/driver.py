@@ -33,7 +33,7 @@ import numpy as np
 from freshet.compute.executor import DeferredFuture, Executor, Future
 from freshet.core.coordinator import Coordinator, Effects, next_multiple
 from freshet.core.events import DevicesEvaluated
-from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Request, Slot, Upload
+from freshet.core.messages import CONTROL_BYTES, Assignment, Fresh, Packed, Request, Slot, Upload
 from freshet.core.method import Memory
 from freshet.core.saving import Tree
 from freshet.core.server import Server
@@ -246,7 +246,7 @@ def trip_state(trip: SimTrip) -> Tree:
         "epochs": trip.assignment.epochs,
         "instruction": dict(trip.assignment.instruction),
         "vectors": dict(trip.assignment.vectors),
-        "packed": _packed_model(trip.assignment),
+        "packed": _packed_state(trip.assignment),
         "slots": [list(slot) for slot in trip.slots],
         "fresh": [None if each is None else _fresh_state(each) for each in trip.fresh],
         "merged": trip.merged,
@@ -260,12 +260,16 @@ def trip_state(trip: SimTrip) -> Tree:
 
 def _fresh_state(fresh: Fresh) -> Tree:
     saved = {"version": fresh.version, "age": fresh.age, "vectors": dict(fresh.vectors)}
-    return saved | {"packed": _packed_model(fresh)}
+    return saved | {"packed": _packed_state(fresh)}
 
 
-def _packed_model(message: Assignment | Fresh) -> list[Any]:
-    """Size and weights of a compressed model. Empty for one that equals a version of the server."""
-    return [message.packed, message.weights] if message.packed else []
+def _packed_state(message: Assignment | Fresh) -> list[Any]:
+    """A compressed model and its weights. Empty for one that equals a version of the server."""
+    return [] if message.packed is None else [*message.packed, message.weights]
+
+
+def _packed_from(saved: list[Any]) -> Packed | None:
+    return Packed(saved[0], saved[1], copy_arrays(saved[2])) if saved else None
 
 
 def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
@@ -276,12 +280,12 @@ def restore_trip(server: Server, device: int, saved: Tree) -> SimTrip:
         trip=active.trip,
         version=active.base,
         age=active.age,
-        weights=np.array(packed[1]) if packed else store.get(active.base),  # compressed: not the server's version
+        weights=np.array(packed[3]) if packed else store.get(active.base),  # compressed: not the server's version
         epochs=saved["epochs"],
         lr=active.lr,
         instruction=saved["instruction"],
         vectors=copy_arrays(saved["vectors"]),
-        packed=packed[0] if packed else 0,
+        packed=_packed_from(packed),
     )
     return SimTrip(
         assignment,
@@ -300,9 +304,9 @@ def _restore_fresh(server: Server, saved: Tree) -> Fresh:
     return Fresh(
         version=saved["version"],
         age=saved["age"],
-        weights=np.array(packed[1]) if packed else server.store.get(saved["version"]),
+        weights=np.array(packed[3]) if packed else server.store.get(saved["version"]),
         vectors=copy_arrays(saved["vectors"]),
-        packed=packed[0] if packed else 0,
+        packed=_packed_from(packed),
     )
 
 
@@ -620,8 +624,7 @@ class Simulation:
         outcome, trip.future = trip.future.result(), None
         if outcome.memory:
             self.devices.put(trip.assignment.device, outcome.memory)
-        upload = outcome.upload(trip.assignment)
-        return upload if self.links is None else self.links.decode_upload(upload, self.server.start_of(upload))
+        return outcome.upload(trip.assignment)
 
     def _on_lost(self, scheduled: Scheduled) -> None:
         now, _, device, number = scheduled

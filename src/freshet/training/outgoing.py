@@ -18,7 +18,7 @@ from pydantic import Field
 
 from freshet.core.compression import LinkOptions, encode_upload
 from freshet.core.layout import Layout
-from freshet.core.messages import Assignment, Merge, Number
+from freshet.core.messages import UNREAD, Assignment, Merge, Number
 from freshet.core.method import Options
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, combine
@@ -118,8 +118,9 @@ class Outgoing:
             weights = flip_update(self.attack, outcome.weights, start, layout.learnable)
             outcome = outcome._replace(weights=weights)
         if self.links.up != "none":
-            weights, size, memory = encode_upload(self.links, layout, outcome.weights, start, outcome.memory)
-            outcome = outcome._replace(weights=weights, packed=size, memory=memory)
+            trip, told, weights = assignment.trip, assignment.instruction, outcome.weights
+            packed, memory = encode_upload(self.links, layout, weights, start, outcome.memory, trip, told)
+            outcome = outcome._replace(weights=UNREAD, packed=packed, memory=memory)
         return outcome
 
 

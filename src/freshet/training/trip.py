@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from freshet.core.events import OWN_KEYS, Merged
-from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Merge, Number, Slot, Upload
+from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Merge, Number, Packed, Slot, Upload
 from freshet.core.method import OWN_PARTS, LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite, mix
@@ -45,8 +45,8 @@ class TripOutcome(NamedTuple):
     vectors: dict[str, Vector]
     memory: Memory
     diverged: bool = False
-    #: Bytes of the model if it goes up as a compressed difference (``core/compression.py``).
-    packed: int = 0
+    #: The model if it goes up as a compressed difference (``core/compression.py``). Then ``weights`` is ``UNREAD``.
+    packed: Packed | None = None
 
     def upload(self, assignment: Assignment) -> Upload:
         """The message to the server. The memory stays on the device."""
