@@ -37,6 +37,7 @@ from freshet.core.server import NO_TRIP
 from freshet.errors import ConfigError, RunError
 from freshet.methods import builtin_about, class_and_preset, method_options
 from freshet.methods.loading import CUSTOM
+from freshet.privacy import CLIP_NOTE, NOISE_NOTE, PrivacyOptions, SumAudit
 from freshet.runs.reader import OnBytes, RunDirectory, ignore_bytes, same_class
 
 
@@ -90,13 +91,15 @@ class _Replay:
     uploads: Counter[tuple[int, int]] = field(default_factory=Counter)
     #: What the defence against poisoned updates measured of the last uploads.
     judged: defence.RecentUploads = field(default_factory=defence.RecentUploads)
+    #: Clipping and noise by the server; None if the run has none.
+    sums: SumAudit | None = None
     #: The last logged upload, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
 
 def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = ignore_bytes) -> Audit:
     """Check every line of a run's log. A method that is not built in is imported only if the user names it here."""
-    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run)), dict[Any, Any]()
+    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run), sums=_sum_audit(run)), dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(on_bytes), 1):
         try:
@@ -124,7 +127,7 @@ def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = igno
         found.events += 1
         found.aggregations += isinstance(event, Aggregated)
         found.merges += isinstance(event, Merged)
-    found.problem = _check_summary(run, found)
+    found.problem = _check_summary(run, found) or _check_spent(run, replay.sums)
     return found
 
 
@@ -172,6 +175,31 @@ def _rate_by_time(run: RunDirectory) -> Callable[[float], float] | None:
     except (ConfigError, ValidationError):
         raise RunError(f"{run.directory} cannot be audited: [training] in its config.toml is not valid") from None
     return lambda time: schedule(time / options.schedule_seconds)
+
+
+def _sum_audit(run: RunDirectory) -> SumAudit | None:
+    """What checks the server's clipping and noise; None if it adds none."""
+    from pydantic import ValidationError
+
+    try:
+        options = PrivacyOptions(**run.config().get("privacy", {}))
+    except (TypeError, ValidationError):
+        raise RunError(f"{run.directory} cannot be audited: [privacy] in its config.toml is not valid") from None
+    return SumAudit(options) if options.on_server else None
+
+
+def _check_spent(run: RunDirectory, sums: SumAudit | None) -> str | None:
+    """Check that the summary of a finished run counts every noised sum of the log for every device."""
+    if sums is None or not run.finished():
+        return None
+    stated = run.summary().get("privacy", {}).get("spent", {})
+    found = {str(device): cost for device, cost in sums.spent.items()}
+    wrong = [name for name in stated.keys() | found.keys() if not _is_close(stated.get(name), found.get(name))]
+    return f"summary.json has another cost in privacy for device {min(wrong)} than the log" if wrong else None
+
+
+def _is_close(stated: object, found: float | None) -> bool:
+    return isinstance(stated, int | float) and found is not None and math.isclose(stated, found, rel_tol=1e-9)
 
 
 def _why_unaudited(name: str, named: str | None) -> str:
@@ -290,6 +318,8 @@ def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
         if part.staleness != expected:
             raise Mismatch(f"staleness is {part.staleness}, expected {expected}")
         _consume_upload(replay, part.device, part.base)
+    if replay.sums is not None:
+        replay.sums.expect_note(event.version, event.contributions)
     replay.version += 1
 
 
@@ -364,6 +394,10 @@ def _check_note(replay: _Replay, event: Noted) -> None:
             raise Mismatch("probabilities do not add up to 1")
     elif event.about == defence.NOTE_ABOUT:
         defence.audit_note(event, replay.judged)
+    elif replay.sums is not None and event.about == CLIP_NOTE:
+        replay.sums.check_clip(event.numbers)
+    elif replay.sums is not None and event.about == NOISE_NOTE:
+        replay.sums.check_noise(event.numbers)
 
 
 def _trip_in_flight(replay: _Replay, event: Requested | Pushed | Merged | Uploaded | Lost | Hurried) -> Triggered:
