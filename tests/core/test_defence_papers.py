@@ -96,7 +96,7 @@ def move_of(rule: str, steps: Steps, root: np.ndarray, byzantine: float) -> np.n
     return server.weights.astype(np.float64) - START
 
 
-@pytest.mark.parametrize(("seed", "poisoned"), itertools.product(range(4), (0, 2, 3)))
+@pytest.mark.parametrize(("seed", "poisoned"), list(itertools.product(range(4), (0, 2, 3))))
 def test_round_moves_as_the_papers_say(seed: int, poisoned: int) -> None:
     steps, root = steps_of(seed, poisoned), root_of(seed)
     twins: dict[str, Callable[[], np.ndarray]] = {

@@ -202,7 +202,7 @@ def test_a_device_whose_training_diverges_counts_with_a_step_of_0(federate: Fede
     """Its rejection would change the weights of the others, and so reveal it."""
     pytest.importorskip("dp_accounting")
     run = {"diverged": "continue"}
-    made = federate("fedavg", privacy=SERVER, training={"lr": 1e30}, run=run)
+    made = federate("fedavg", privacy=SERVER, training={"lr": 1e38}, run=run)
     result = made.run(60, out=tmp_path / "run")
     notes = [event for event in RunDirectory(tmp_path / "run").events() if event["kind"] == "note"]
     clipped = [note for note in notes if note["about"] == "clip"]
