@@ -4,7 +4,9 @@ Fashion-MNIST: LeNet5, 5,000 training and 1,000 test samples, 40 devices (Dirich
 time (defences: 200 s), one seed. Digits: all samples, the same fleet, 300 s (multi-Krum: 2,000 s). Existing runs are
 reused, so the script can be stopped and restarted.
 
-    python benchmarks/protection.py links|fresh|defence|absent|skewed|krum|privacy|attacks [--out FOLDER] [--seed N]
+    python benchmarks/protection.py SUITE [--out FOLDER] [--seed N]
+
+SUITE is links, fresh, defence, absent, skewed, krum, attacks, privacy or sums.
 
 ``attacks`` is the table of attacks and defences: FedAvg (10 of 40 devices per round) and FedBuff on the digits, 8 of 40
 devices attack. Those of "a little is enough" and "inner product" know the honest devices' latest steps.
@@ -17,12 +19,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import freshet
 from freshet import Federation
-from freshet.core.admission import Admission, Admitted
+from freshet.core.admission import Admission
 from freshet.core.defence import NOTE_ABOUT, Decision, Defence
 from freshet.core.events import Rejected
 from freshet.core.messages import FreshModels, Upload
@@ -175,45 +176,34 @@ def krum() -> Iterator[Case]:
 
 
 RULES = ("none", "clip", "median-distance", "multi-krum", "trimmed-mean", "median", "root")
-#: Attacks that the simulator has no setting for. They replace the attackers' uploads where these arrive.
-KNOWING = ("little", "inner product", "free-rider")
-#: "A little is enough" stays this many standard deviations from the honest mean. "Inner product" reverses this share.
-LITTLE, INNER = 1.5, 0.5
+#: Further attacks: stay 1.5 standard deviations from the honest mean, reverse half of it, send the model back.
+FURTHER: dict[str, dict[str, Any]] = {
+    "little": {"kind": "little-is-enough", "strength": 1.5},
+    "inner product": {"kind": "inner-product", "strength": 0.5},
+    "free-rider": {"kind": "free-rider"},
+}
 
 
 def attacks() -> Iterator[Case]:
     for method in ("fedavg", "fedbuff"):
-        for attack in (*ATTACKS, *KNOWING):
+        for attack, how in (ATTACKS | FURTHER).items():
             for rule in RULES if method == "fedavg" else [each for each in RULES if each != "multi-krum"]:
-                given = {"attack": ATTACKS.get(attack, {}), "defence": {"rule": rule}, "method": {"name": method}}
+                given = {"attack": how, "defence": {"rule": rule}, "method": {"name": method}}
                 run = {"until": 1000.0 if method == "fedavg" else 300.0, "eval_every": 50.0}
                 yield f"{method}, {attack}, {rule}", DIGITS | given | {"run": run}
 
 
-@contextmanager
-def knowing(attack: str, devices: frozenset[int]) -> Iterator[None]:
-    """Replace the uploads of these devices by those of attackers who know the latest steps of all others."""
-    original, latest = Admission.admit, dict[int, Vector]()
-
-    def admit(
-        self: Admission, upload: Upload, device: int, active: ActiveTrip, base: Vector, fresh: FreshModels
-    ) -> Admitted:
-        start, n = upload.anchor(base, fresh), self.layout.learnable
-        if device not in devices:
-            latest[device] = upload.weights[:n] - start[:n]
-        elif len(latest) > 1:
-            weights, steps = upload.weights.copy(), np.stack(list(latest.values()))
-            mean, spread = steps.mean(axis=0), steps.std(axis=0)
-            step = {"little": mean - LITTLE * spread, "inner product": -INNER * mean, "free-rider": 0.0 * mean}[attack]
-            weights[:n] = start[:n] + step
-            upload = upload._replace(weights=weights)
-        return original(self, upload, device, active, base, fresh)
-
-    Admission.admit = admit  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Admission.admit = original  # type: ignore[method-assign]
+def sums() -> Iterator[Case]:
+    """Noise on the server, with buffers of 10 and of 40 uploads."""
+    worlds: dict[str, dict[str, Any]] = {
+        "fedbuff, 10": {"method": {"name": "fedbuff"}, "run": {"until": 300.0}},
+        "fedbuff, 40": {"method": {"name": "fedbuff", "K": 40}, "run": {"until": 600.0, "in_flight": 40}},
+    }
+    for world, sections in worlds.items():
+        yield f"{world}, no noise", DIGITS | sections
+        for noise in (0.3, 1.0, 3.0):
+            given = {"privacy": {"where": "server", "clip": 1.0, "noise": noise}}
+            yield f"{world}, noise {noise:g}", DIGITS | sections | given
 
 
 def privacy() -> Iterator[Case]:
@@ -244,9 +234,8 @@ def figures(result: Any, made: Federation) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "suite", choices=["links", "fresh", "defence", "absent", "skewed", "krum", "privacy", "attacks"]
-    )
+    suites = ["links", "fresh", "defence", "absent", "skewed", "krum", "attacks", "privacy", "sums"]
+    parser.add_argument("suite", choices=suites)
     parser.add_argument("--out", type=Path, default=Path("runs/protection"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -255,9 +244,6 @@ def main() -> None:
         made = federation(given.seed, **sections)
         bad = choose_attackers(AttackOptions(kind="label-flip"), given.seed, made.config.fleet.devices)
         around = {"absent": without(bad), "skewed": only_watching()}.get(given.suite, nullcontext())
-        attack = name.split(", ")[1] if given.suite == "attacks" else ""
-        if attack in KNOWING:
-            around = knowing(attack, bad)
         with around:
             result = freshet.load(folder) if (folder / "summary.json").is_file() else made.run(out=folder)
         more = rejected_by_direction(RunDirectory(result.directory), bad) if given.suite == "skewed" else {}

@@ -7,6 +7,7 @@ bit. Inputs outside memory count with an even sample, their labels in full.
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -49,7 +50,7 @@ from freshet.data.sources import load
 from freshet.errors import ConfigError
 from freshet.methods._shared.rounds import RoundMethod
 from freshet.models.registry import build
-from freshet.privacy import Accountant
+from freshet.privacy import Accountant, NoisedSum
 from freshet.runs.lifecycle import RunPlan
 from freshet.runs.records import Metric
 from freshet.runs.segments import rotation_bytes
@@ -504,7 +505,14 @@ class Assembly:
             None if config.links.plain else Links(config.links, layout),
             self._defence(),
             config.training.round_seconds,
+            self._sum_noise(),
         )
+
+    def _sum_noise(self) -> NoisedSum | None:
+        """Noise on sums. Devices know the seed of a deployment, so its noise has a key that only the server knows."""
+        config = self.config
+        key = secrets.randbits(128) if self.deployed else config.run.seed
+        return NoisedSum(config.privacy, key) if config.privacy.on_server else None
 
     def _defence(self) -> Defence | None:
         config, layout = self.config, self.layout
@@ -670,7 +678,11 @@ def _check_needs_no_classes(config: Config) -> None:
     """Raise one sentence for settings that need one class label per sample."""
     for key, value, off in (
         ("run.evaluate_devices", config.run.evaluate_devices, ("never",)),
-        ("attack.kind", config.attack.kind, ("none", "sign-flip")),
+        (
+            "attack.kind",
+            config.attack.kind,
+            ("none", "little-is-enough", "inner-product", "free-rider", "sign-flip"),
+        ),
     ):
         if value not in off:
             raise ConfigError(key, f"needs one class label per sample, and these have none; set it to {off[-1]}")

@@ -28,7 +28,7 @@ from freshet.privacy import PrivacyOptions
 from freshet.sim.fleet import FleetOptions
 from freshet.sim.traces import read_trace
 from freshet.training.options import TrainingOptions
-from freshet.training.outgoing import AttackOptions
+from freshet.training.outgoing import COLLUDING, AttackOptions
 
 #: Stands for data, a model, a fleet or a function given from Python.
 CUSTOM = "custom"
@@ -386,6 +386,8 @@ def _with_defaults(section: str, tables: Mapping[str, Any]) -> dict[str, Any]:
         private = tables.get("privacy", {}).get("clip", 0.0)  # it does not cover scores of the devices
         if tables.get("model", {}).get("local") and classes and not private:
             given.setdefault("evaluate_devices", "end")
+        if private and tables["privacy"].get("where") == "server":
+            given.setdefault("gate", "off")  # clipping bounds every step, and nothing may depend on single ones
         devices = tables.get("fleet", {}).get("devices", FleetOptions().devices)
         if isinstance(devices, int) and devices >= 1:
             given.setdefault("per_round", min(10, devices))
@@ -624,6 +626,8 @@ def check_protection(config: Config) -> None:
     kind, task = config.attack.kind, config.training.task
     if kind in ("label-flip", "backdoor") and task != "classification":
         raise ConfigError("attack.kind", f"{kind} is for classification, but the task is {task}; use sign-flip")
+    if kind in COLLUDING and config.links.up != "none":
+        raise ConfigError("attack.kind", f'{kind} forges whole models; set links.up to "none"')
     if config.run.selection != "uniform" and overrides(config.method_class, Method, "select"):
         raise ConfigError("run.selection", f"{config.method_name} selects devices itself; leave it at uniform")
     if config.privacy.on:
@@ -632,8 +636,10 @@ def check_protection(config: Config) -> None:
 
 def _check_private(config: Config) -> None:
     """All that leaves a device is covered by the noise, or does not depend on its samples."""
+    if config.privacy.on_server:
+        _check_private_sum(config)
     leak = config.method_class.rule(config.method).leak()
-    if leak is not None:
+    if leak is not None and config.privacy.on_devices:
         raise ConfigError("privacy.clip", f"does not cover all that {config.method_name} sends: {leak}")
     if config.run.selection in BY_LOSSES:
         problem = f"does not cover the losses that run.selection = {config.run.selection} asks for; use uniform"
@@ -641,6 +647,26 @@ def _check_private(config: Config) -> None:
     if config.run.evaluate_devices != "never":
         problem = 'does not cover scores of the devices; set run.evaluate_devices to "never"'
         raise ConfigError("privacy.clip", problem)
+
+
+def _check_private_sum(config: Config) -> None:
+    """The model depends on uploads only through a sum with weights that do not depend on samples."""
+    name, sends = config.method_name, config.method_class.rule(config.method).sends
+    beyond = config.method_class.beyond_sum(config.method)
+    if sends:
+        beyond = f"its devices send {', '.join(sends)} beside the model"
+    if beyond is not None:
+        problem = f"server does not protect {name}: {beyond}; use devices, or a method such as fedavg or fedbuff"
+        raise ConfigError("privacy.where", problem)
+    for key, value, off in (("defence.rule", config.defence.rule, "none"), ("run.gate", config.run.gate, "off")):
+        if value != off:
+            problem = f'judges uploads by their content, so noise on the sum cannot cover it; set it to "{off}"'
+            raise ConfigError(key, problem)
+    if config.links.up != "none":
+        problem = (
+            'cannot encode a model that is not finite, and noise on the sum cannot cover a rejection; set it to "none"'
+        )
+        raise ConfigError("links.up", f'{problem}; set it to "none"')
 
 
 def check_layout(config: Config, layout: Layout) -> None:

@@ -39,6 +39,7 @@ from freshet.sim.driver import EvaluationSchedule, Simulation, check_state
 from freshet.sim.fleet import Fleet
 from freshet.training.batches import with_channels_last
 from freshet.training.network import Factory, as_factory
+from freshet.training.outgoing import Collusion
 from freshet.training.own_loop import TrainingLoop
 from freshet.training.task import Task, takes_whole_batch
 
@@ -351,6 +352,9 @@ class Federation:
                 device_memory=config.run.device_memory_mb * 2**20,
                 device_evaluations=EvaluationSchedule.from_options(config.run.evaluate_devices, config.run.personalise),
                 own_parts=bool(config.model.local),
+                collusion=Collusion.from_options(
+                    config.attack, config.run.seed, config.fleet.devices, assembly.layout.learnable
+                ),
             )
             with closing(simulation):
                 yield OpenRun(simulation, coordinator.server, writer)

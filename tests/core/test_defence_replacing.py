@@ -79,6 +79,7 @@ def test_trimmed_mean_is_that_of_the_paper(n: int, share: float, rule: str, seed
 
 def test_number_of_trimmed_values() -> None:
     assert [trimmed_count(n, 0.2, "trimmed-mean") for n in (1, 4, 5, 10)] == [0, 0, 1, 2]
+    assert trimmed_count(100, 0.29, "trimmed-mean") == 29, "0.29 * 100 is a little less in binary"
     assert [trimmed_count(n, 0.2, "median") for n in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
 
 

@@ -57,6 +57,7 @@ class FakeFederation:
         wait_for: int = 1,
         training: Mapping[str, Any] | None = None,
         links: Mapping[str, Any] | None = None,
+        privacy: Mapping[str, Any] | None = None,
         **run: Any,
     ) -> None:
         training = {"epochs": 2, "batch_size": 32} | dict(training or {})
@@ -65,6 +66,7 @@ class FakeFederation:
         options = {"K": 2} if name in ("port", "fedbuff") else {}
         tables = {"method": given | options, "fleet": {"devices": devices}, "training": training}
         tables |= {"data": {"train_samples": 200, "test_samples": 100}, "links": dict(links or {})}
+        tables |= {"privacy": dict(privacy or {})}
         kind = {"trigger": "concurrency"} if class_and_preset(name)[0].about.kind != "sync" else {}
         config = resolve(tables | {"run": {"until": 1000.0, "period": 1.0} | kind | run})
         self.assembly = Assembly(config, deployed=True).check().begin()

@@ -125,3 +125,86 @@ def test_a_crashed_run_resumes_with_the_same_noise(federate: Federate, tmp_path:
         made().run(60, out=tmp_path / "cut", observers=[Crash(total // 2)])
     made().resume(tmp_path / "cut")
     assert outputs(tmp_path / "cut") == outputs(whole.directory)
+
+
+# ---- noise on the server
+
+SERVER = {"where": "server", "clip": 0.5, "noise": 0.5}
+#: FedASMU and FedSSMU with learned slots. Nothing but the sum is noised, so only the server sees when devices ask.
+LEARNED = {"dynamic_server": False, "slot": "rl"}
+SUMS = ["fedavg", "fednova", "fedopt", "fedbuff", "fadas", "fedstaleweight", "fedasmu-fresh", "fedssmu-fresh"]
+
+
+def with_learned_slots(method: str) -> dict:
+    return {"name": method} | (LEARNED if method.endswith("-fresh") else {})
+
+
+@pytest.mark.parametrize("method", SUMS)
+def test_sums_with_noise_are_audited_and_the_run_says_its_epsilon(
+    method: str, federate: Federate, tmp_path: Path
+) -> None:
+    pytest.importorskip("dp_accounting")
+    messages: list[str] = []
+
+    class Listener(Observer):
+        def on_message(self, message: str) -> None:
+            messages.append(message)
+
+    made = federate(with_learned_slots(method), privacy=SERVER, run={"diverged": "continue"})
+    result = made.run(60, out=tmp_path / "run", observers=[Listener()])
+    run = RunDirectory(tmp_path / "run")
+    found = audit(run)
+    assert found.passed, found.problem
+    events = list(run.events())
+    assert result.summary["rejected"] == 0 and result.summary["aggregations"] > 0
+    said = result.summary["privacy"]
+    assert said["where"] == "server" and said["epsilon"] == max(said["by_device"].values()) > 0
+    took_part = {part["device"] for event in events if event["kind"] == "aggregate" for part in event["contributions"]}
+    assert {int(device) for device in said["spent"]} == took_part
+    notes = [event for event in events if event["kind"] == "note"]
+    assert sum(note["about"] == "noise" for note in notes) == result.summary["aggregations"]
+    assert sum(note["about"] == "clip" for note in notes) == result.summary["uploads"]
+    assert sum("against whoever sees models" in message for message in messages) == 1
+    assert not any("reward" in event or "loss_before" in event for event in events if event["kind"] == "merge")
+
+
+def test_an_audit_finds_a_forged_cost(federate: Federate, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    federate("fedbuff", privacy=SERVER).run(60, out=tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    device = next(iter(summary["privacy"]["spent"]))
+    summary["privacy"]["spent"][device] *= 0.5
+    path.write_text(json.dumps(summary))
+    found = audit(RunDirectory(tmp_path / "run"))
+    assert found.problem == f"summary.json has another cost in privacy for device {device} than the log"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbuff", "fedasmu-fresh"])
+def test_a_crashed_run_resumes_with_the_same_noise_on_the_server(
+    method: str, federate: Federate, tmp_path: Path
+) -> None:
+    pytest.importorskip("dp_accounting")
+
+    def made() -> Federation:
+        return federate(with_learned_slots(method), privacy=SERVER, run={"checkpoint_every": 5.0})
+
+    whole = made().run(60, out=tmp_path / "whole")
+    total = len((whole.directory / "events.jsonl").read_bytes().splitlines())
+    with pytest.raises(CrashError):
+        made().run(60, out=tmp_path / "cut", observers=[Crash(total // 2)])
+    resumed = made().resume(tmp_path / "cut")
+    assert outputs(tmp_path / "cut") == outputs(whole.directory)
+    assert resumed.summary["privacy"] == whole.summary["privacy"]
+
+
+def test_a_device_whose_training_diverges_counts_with_a_step_of_0(federate: Federate, tmp_path: Path) -> None:
+    """Its rejection would change the weights of the others, and so reveal it."""
+    pytest.importorskip("dp_accounting")
+    run = {"diverged": "continue"}
+    made = federate("fedavg", privacy=SERVER, training={"lr": 1e38}, run=run)
+    result = made.run(60, out=tmp_path / "run")
+    notes = [event for event in RunDirectory(tmp_path / "run").events() if event["kind"] == "note"]
+    clipped = [note for note in notes if note["about"] == "clip"]
+    assert any(note["length"] is None and note["share"] == 0.0 for note in clipped)
+    assert result.summary["rejected"] == 0 and audit(RunDirectory(tmp_path / "run")).passed

@@ -24,9 +24,10 @@ steps, the number of samples processed replaces |w_o|.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet.core import saving
 from freshet.core.defence import Defence
@@ -309,6 +310,22 @@ def _lengths_from(saved: Any, factor: float) -> RecentLengths:
 # ---- all of it
 
 
+class SumNoise(Protocol):
+    """Differential privacy by a trusted server (``freshet.privacy.NoisedSum``)."""
+
+    def clip_upload(self, upload: Upload, start: Vector) -> tuple[Upload, Noted]: ...
+
+    def release(
+        self, total: NDArray[np.float64], parts: Sequence[Contribution], version: int
+    ) -> NDArray[np.float64]: ...
+
+    def take_note(self) -> Noted | None: ...
+
+    def state(self) -> saving.Tree: ...
+
+    def restore(self, tree: saving.Tree) -> None: ...
+
+
 class Admitted(NamedTuple):
     """What the method gets to see of an upload (None: nothing yet), or why it is rejected; notes for the log."""
 
@@ -330,11 +347,12 @@ class Admission:
         gate: float | None,
         defence: Defence | None,
         links: "Links | None" = None,
+        noise: SumNoise | None = None,
     ) -> None:
         context = method.context
         self.method, self.rule, self.samples, self.layout = method, rule, context.samples, context.layout
         self.gate = None if gate is None else NormGate(gate, context.layout, rule.sends)
-        self.defence, self.links = defence, links
+        self.defence, self.links, self.noise = defence, links, noise
 
     def admit(self, upload: Upload, device: int, active: "ActiveTrip", base: Vector, fresh: FreshModels) -> Admitted:
         """Decide on an upload. Its device was given ``base`` and, in mid-training, the newer models in ``fresh``."""
@@ -342,9 +360,14 @@ class Admission:
             upload = self._decode(upload, device, active, base, fresh)
         except ValueError as problem:
             return Admitted(None, Rejected(str(problem), device, active.trip))
+        notes: tuple[Noted, ...] = ()
+        if self.noise is not None and self._form_problem(upload, device, active, fresh) is None:
+            start = upload.anchor(base, fresh) if self.rule.anchored else base
+            upload, note = self.noise.clip_upload(upload, start)
+            notes = (note,)
         rejection = self.rejection(upload, device, active, base, fresh)
         if rejection is not None or self.defence is None:
-            return Admitted(upload, rejection)
+            return Admitted(upload, rejection, notes)
         decision = self.defence.judge(upload, active, base, fresh)
         if decision.problem is not None:
             rejection = Rejected(decision.problem, device, active.trip)
@@ -366,9 +389,7 @@ class Admission:
     ) -> Rejected | None:
         """Why the upload fails the checks or the norm gate, or None."""
         gate, trip = self.gate, active.trip
-        problem = origin_problem(upload, device, trip, active.base)
-        problem = problem or vector_problem("model", upload.weights, self.layout.size, finite=False)
-        problem = problem or merges_problem(upload.merges, fresh.keys())
+        problem = self._form_problem(upload, device, active, fresh)
         if problem is not None:
             return Rejected(problem, device, trip)
         moved = [] if gate is None else gate.step_lengths(upload, base, fresh)
@@ -383,6 +404,12 @@ class Admission:
         excess = gate.find_excess(lengths, base, active.epochs * self.samples.item(device))
         gate.remember(device, lengths)
         return None if excess is None else Rejected(excess.reason, device, trip, excess.numbers)
+
+    def _form_problem(self, upload: Upload, device: int, active: "ActiveTrip", fresh: FreshModels) -> str | None:
+        """Why this is not an upload of the trip, with a model of the right size and merges of models it was sent."""
+        problem = origin_problem(upload, device, active.trip, active.base)
+        problem = problem or vector_problem("model", upload.weights, self.layout.size, finite=False)
+        return problem or merges_problem(upload.merges, fresh.keys())
 
     def release(self) -> tuple[list[tuple[Upload, "ActiveTrip"]], tuple[Noted, ...]]:
         """The round is over: return the uploads that the defence held back and keeps, and notes for the log."""

@@ -444,7 +444,7 @@ def byzantine_count(count: int, share: float) -> int:
 def trimmed_count(count: int, share: float, rule: str) -> int:
     """k, the number of largest and of smallest values to leave out. The median leaves one or two in the middle."""
     most = max(0, (count - 1) // 2)
-    return most if rule == "median" else min(math.floor(share * count), most)
+    return most if rule == "median" else min(math.floor(share * count + 1e-9), most)  # 0.29 * 100 < 29 in binary
 
 
 def trimmed_mean(steps: Sequence[Vector], k: int) -> Vector:

@@ -369,6 +369,14 @@ class Method:
         """The device rule."""
         return LocalRule()
 
+    @classmethod
+    def beyond_sum(cls, options: Any) -> str | None:
+        """How uploads reach the model other than by a sum with public weights (``Server.release``), or None.
+
+        Noise on the server (``[privacy] where = "server"``) covers nothing else.
+        """
+        return "it does not say that it uses uploads only in a sum with public weights"
+
     def epochs(self, server: "Server", device: int) -> int:
         """Local epochs of the trip that is about to start."""
         own = self.context.own_epochs

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet.core import admission, saving
-from freshet.core.admission import GATE_FACTOR, Admission
+from freshet.core.admission import GATE_FACTOR, Admission, SumNoise
 from freshet.core.compression import Links
 from freshet.core.defence import Defence
-from freshet.core.events import Aggregated, Discarded, Event, Lost, Rejected
+from freshet.core.events import Aggregated, Contribution, Discarded, Event, Lost, Noted, Rejected
 from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, FreshModels, Request, Slot, Upload
 from freshet.core.method import Aggregate, Discard, Method, MethodContext, Reject, Verdict, Wait, overrides
 from freshet.core.scheduling import LastReport, PowerOfChoice, Selection, View, selector
@@ -151,6 +152,7 @@ class Server:
         links: Links | None = None,
         defence: Defence | None = None,
         round_seconds: float | None = None,
+        noise: SumNoise | None = None,
     ) -> None:
         self.method = method
         self.synchronous = method.about.kind == "sync"
@@ -178,7 +180,9 @@ class Server:
         numbers = context.layout.size + len(self.rule.sends) * context.layout.learnable
         #: Bytes of an upload: the model, and the vectors that the device rule sends with it.
         self.upload_bytes = admission.FLOAT32.itemsize * numbers
-        self.admission = Admission(method, self.rule, gate, defence, links)
+        #: Clips uploads and adds noise to their sums, if the server is to protect the devices.
+        self.noise = noise
+        self.admission = Admission(method, self.rule, gate, defence, links, noise)
         #: Compression of models on the network, if any.
         self.links = links
         if links is not None:
@@ -343,6 +347,13 @@ class Server:
         store, links = self.store, self.links
         fresh = store.get(version)
         return fresh if links is None else links.received_model(device, store.get(base), fresh, version)
+
+    def release(self, total: NDArray[np.float64], parts: Sequence[Contribution]) -> NDArray[np.float64]:
+        """The sum of an aggregation as the model may depend on it: with noise under ``[privacy] where = "server"``.
+
+        ``total`` is the sum of ``part.weight (u - start_of(u))`` over the learnable weights, up to its sign.
+        """
+        return total if self.noise is None else self.noise.release(total, parts, self.store.current)
 
     def push_due(self, device: int, trip: int) -> bool:
         """Whether to send the current model to a device in flight: it is far enough behind, and nothing is pending."""
@@ -520,6 +531,7 @@ class Server:
             "entrance": self.admission.state(),
             "method": self._method_state(),
             "links": {} if self.links is None else self.links.state(),
+            "noise": {} if self.noise is None else self.noise.state(),
         }
 
     def restore(self, tree: saving.Tree) -> None:
@@ -539,6 +551,8 @@ class Server:
         saving.restore(self.method.state, tree["method"])
         if self.links is not None:
             self.links.restore(tree["links"])
+        if self.noise is not None:
+            self.noise.restore(tree["noise"])
 
     # ---- inside
 
@@ -554,7 +568,7 @@ class Server:
                 return [Discarded(device, active.trip, verdict.reason, self.version, active.base, staleness)]
             if isinstance(verdict, Reject):
                 self.waiting.clear()  # the aggregation that they waited for will not happen
-                return [Rejected(verdict.reason, device, trip)]
+                return [Rejected(verdict.reason, device, trip), *self._noise_notes()]
             answer = " ".join(repr(verdict).split())[:80]
             raise RunError(f"{self._name} returned {answer}; expected Aggregate, Discard, Reject or Wait")
         problem = admission.aggregate_problem(verdict, self.context.layout.size)
@@ -566,16 +580,24 @@ class Server:
             length = distance(new, old) if n == len(new) else distance(new[:n], old[:n])
         if not verdict.contributions and (device is not None or length):
             raise RunError(f"{self._name} returned an Aggregate without contributions")
+        noised = self._noise_notes()
+        if self.noise is not None and verdict.contributions and not noised:
+            raise RunError(f"{self._name} aggregated without server.release(), so its sum has no noise ([privacy])")
         if admission.overflows(verdict.weights, length):
             self.waiting.clear()
-            return [Rejected(NOT_FINITE, device, trip)]
+            return [Rejected(NOT_FINITE, device, trip), *noised]
         round_ = self.round if self.synchronous else None
         parts = tuple(verdict.contributions)
         event = Aggregated(self.store.current, length, parts, device, trip, round_, verdict.numbers)
         self.store.advance(verdict.weights)
         self.waiting.clear()
         lost = [each for device in verdict.cancel for each in self._cancel(device)]
-        return [event, *verdict.notes, *lost]
+        return [event, *noised, *verdict.notes, *lost]
+
+    def _noise_notes(self) -> list[Noted]:
+        """What the log must know about the sum that was just released, if noise was added to one."""
+        note = None if self.noise is None else self.noise.take_note()
+        return [] if note is None else [note]
 
     def _method_state(self) -> saving.Tree:
         state, place = self.method.state, f"{self._name}: self.state"

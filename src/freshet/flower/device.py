@@ -177,7 +177,7 @@ class Device:
         try:
             return self._handle(order, config, node, node_id)
         except Exception:
-            if not config.privacy.on:
+            if not config.privacy.on_devices:
                 raise
             _log.exception("the trip failed")
             return wire.Answer(order.ticket, lost="the device's app failed")
@@ -255,7 +255,7 @@ class _Worker:
 
     def _reported_timing(self) -> dict[str, float]:
         """Seconds by phase, unless [privacy] forbids reporting them."""
-        return {} if self._config.privacy.on else self._timing
+        return {} if self._config.privacy.on_devices else self._timing
 
     def train(self, order: wire.Order) -> wire.Answer:
         """Train to the end, or up to a slot whose fresh model comes by message."""

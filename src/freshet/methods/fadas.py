@@ -105,6 +105,10 @@ class FADAS(Method):
     def rule(cls, options: FADASOptions) -> LocalRule:
         return with_fresh(options, LocalRule())
 
+    @classmethod
+    def beyond_sum(cls, options: FADASOptions) -> str | None:
+        return None
+
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         layout, u, buffer = self.context.layout, upload.weights, self.state.buffer
         delta = u[: layout.learnable].astype(np.float64) - server.start_of(upload)[: layout.learnable]
@@ -115,7 +119,8 @@ class FADAS(Method):
         o, state, x, layout = self.options, self.state, server.weights, self.context.layout
         n, buffer = layout.learnable, state.buffer
         state.buffer = UploadBuffer.empty(layout)
-        delta = buffer.B / o.M
+        parts = [Contribution(*who, 1.0 / o.M) for who in buffer.arrived]
+        delta = server.release(buffer.B / o.M, parts)
         m = o.beta1 * state.m + (1.0 - o.beta1) * delta
         v = o.beta2 * state.v + (1.0 - o.beta2) * delta * delta
         v_hat = np.maximum(state.v_hat, v)
@@ -126,7 +131,6 @@ class FADAS(Method):
         if overflows(new, length):
             return Reject(NOT_FINITE)
         state.m, state.v, state.v_hat = m, v, v_hat
-        parts = [Contribution(*who, 1.0 / o.M) for who in buffer.arrived]
         norms = {"delta_norm": float(np.linalg.norm(delta)), "m_norm": float(np.linalg.norm(m))}
         return Aggregate(new, parts, {"alpha": eta_t, "eta_t": eta_t, "tau_max": tau_max} | norms, length)
 

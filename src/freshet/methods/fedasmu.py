@@ -63,7 +63,7 @@ from freshet.core.events import Contribution, Event, Noted
 from freshet.core.messages import Number, Upload
 from freshet.core.method import Aggregate, Discard, LocalRule, Method, MethodContext, Options, Reject, Verdict
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
-from freshet.core.vectors import Vector, mix
+from freshet.core.vectors import Vector, distance, mix
 from freshet.methods.asmu import replay
 from freshet.methods.asmu.rule import ASMUOptions, FreshModelRule
 from freshet.methods.asmu.staleness import (
@@ -142,6 +142,15 @@ class ServerState:
     skipped: int = 0
 
 
+def _noised_model(server: Server, upload: Upload, part: Contribution) -> tuple[Vector, float]:
+    """``w + alpha d`` with noise, for an upload that was clipped on arrival; and the length of the step."""
+    w, start = server.weights, server.start_of(upload)
+    step = server.release(part.weight * (upload.weights.astype(np.float64) - start), [part])
+    with np.errstate(over="ignore"):  # the caller refuses a model that is not finite
+        new: Vector = (w + step).astype(np.float32)
+    return new, distance(new, w)
+
+
 class FedASMU(Method):
     """The server's part."""
 
@@ -204,6 +213,20 @@ class FedASMU(Method):
     def rule(cls, options: ASMUOptions) -> LocalRule:
         return FreshModelRule(options) if options.adaptive_device else LocalRule()
 
+    @classmethod
+    def beyond_sum(cls, options: ASMUOptions) -> str | None:
+        """An upload is a sum of one if its weight is not learned and the server adds what training produced.
+
+        Slots may be learned: only their device and the server see them, since rewards are withheld.
+        """
+        o = options
+        if o.dynamic_server or o.apply != "progress":
+            remedy = 'set method.apply to "progress" and method.dynamic_server to false'
+            return f"it mixes whole models, with weights learned from them; {remedy}"
+        if o.adaptive_device and o.merge != "rebase":
+            return 'a merge in a learned slot moves the model by more than training; set method.merge to "rebase"'
+        return FreshModelRule(o.model_copy(update={"slot": "last"})).leak() if o.adaptive_device else None
+
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         learned = self.options.adaptive_device and self.options.slot == "rl"
         return {"meta_slot": self.state.meta.best_slot(self.epochs(server, device))} if learned else {}
@@ -236,11 +259,13 @@ class FedASMU(Method):
             numbers["forgotten"] = True  # dropped to stay within the budget: one adaptation is skipped
         xi = staleness_weight(c, server.age, s, o.xi_min)
         alpha = saturate(o.mu_alpha, xi)
-        new = np.empty_like(w)
+        part, new, norm = Contribution(upload.device, trip.base, s, alpha), np.empty_like(w), alpha * length
         move_along(w[:n], step, alpha, new[:n])
         mix(w[n:], upload.weights[n:], alpha, out=new[n:])
         self.context.layout.max_counters(new, w, upload.weights)
-        if not math.isfinite(length + (judged.product or 0.0)) or overflows(new, alpha * length):
+        if server.noise is not None:
+            new, norm = _noised_model(server, upload, part)
+        if not math.isfinite(length + (judged.product or 0.0)) or overflows(new, norm):
             return Reject(NOT_FINITE)
         # Only accepted uploads change the state.
         state.adaptations += numbers["adapted"]
@@ -252,8 +277,7 @@ class FedASMU(Method):
         )
         news = self._learn_slot(upload, trip)
         numbers |= {"lambda": c.lambda_, "sigma": c.sigma, "iota": c.iota, "xi": xi, "alpha": alpha}
-        part = Contribution(upload.device, trip.base, s, alpha)
-        return Aggregate(new, (part,), numbers, alpha * length, news)
+        return Aggregate(new, (part,), numbers, norm, news)
 
     def _device(self, device: int) -> DeviceControl:
         return self.state.devices.get(device) or DeviceControl(self._first_control())

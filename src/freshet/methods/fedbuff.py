@@ -93,6 +93,10 @@ class FedBuff(Method):
     def rule(cls, options: FedBuffOptions) -> LocalRule:
         return with_fresh(options, LocalRule())
 
+    @classmethod
+    def beyond_sum(cls, options: FedBuffOptions) -> str | None:
+        return None
+
     def discard_early(self, server: Server, trip: ActiveTrip) -> Discard | None:
         s = server.staleness(trip)
         return Discard("too stale") if self.options.is_too_stale(s - 1) else None
@@ -113,7 +117,9 @@ class FedBuff(Method):
         o, layout, w, buffer = self.options, self.context.layout, server.weights, self.state
         self.state = MomentumBuffer.empty(layout)
         self.state.m = buffer.m
-        step = buffer.B / o.K
+        discounts = [polynomial_discount(s - 1, o.exponent) for _, _, s in buffer.arrived]
+        parts = [Contribution(*who, discount / o.K) for who, discount in zip(buffer.arrived, discounts, strict=True)]
+        step = server.release(buffer.B / o.K, parts)
         if o.beta and buffer.m is not None:
             step = o.beta * buffer.m + step
         new = buffer.model(layout, w[: layout.learnable] - o.eta_g * step)
@@ -122,8 +128,6 @@ class FedBuff(Method):
             return Reject(NOT_FINITE)
         if o.beta:
             self.state.m = step
-        discounts = [polynomial_discount(s - 1, o.exponent) for _, _, s in buffer.arrived]
-        parts = [Contribution(*who, discount / o.K) for who, discount in zip(buffer.arrived, discounts, strict=True)]
         numbers = {"alpha": o.eta_g * sum(part.weight for part in parts), "discounts": discounts}
         return Aggregate(new, parts, numbers, length)
 

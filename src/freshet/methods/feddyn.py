@@ -83,6 +83,10 @@ class FedDyn(RoundMethod):
     def rule(cls, options: FedDynOptions) -> LocalRule:
         return DualRule() if options.alpha else LocalRule()
 
+    @classmethod
+    def beyond_sum(cls, options: FedDynOptions) -> str | None:
+        return "its devices keep sums of their own updates, which the server's sum with noise does not match"
+
     def instruct(self, server: Server, device: int) -> dict[str, Number]:
         if not self.options.alpha:
             return {}

@@ -66,6 +66,10 @@ class FedExP(RoundMethod):
         super().__init__(options, context)
         self.state = FedExPState()
 
+    @classmethod
+    def beyond_sum(cls, options: FedExPOptions) -> str | None:
+        return "the length of its step follows from the length of each update"
+
     def aggregate(
         self, server: Server, members: list[RoundUpload], shares: list[float]
     ) -> tuple[Vector, dict[str, Any]]:

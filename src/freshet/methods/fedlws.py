@@ -85,6 +85,10 @@ class FedLWS(FedAvg):
     Options: ClassVar[type[Options]] = FedLWSOptions
     options: FedLWSOptions
 
+    @classmethod
+    def beyond_sum(cls, options: FedLWSOptions) -> str | None:
+        return "it shrinks layers by the distance of each update from the mean"
+
     def aggregate(
         self, server: Server, members: list[RoundUpload], shares: list[float]
     ) -> tuple[Vector, dict[str, Any]]:

@@ -102,6 +102,10 @@ class FedStaleWeight(Method):
     def rule(cls, options: FedStaleWeightOptions) -> LocalRule:
         return with_fresh(options, LocalRule())
 
+    @classmethod
+    def beyond_sum(cls, options: FedStaleWeightOptions) -> str | None:
+        return None
+
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         self.state.buffer.append(arrival_of(server, upload, trip, server.start_of(upload)))
         return self._step(server) if len(self.state.buffer) == self.options.K else Wait()
@@ -116,11 +120,12 @@ class FedStaleWeight(Method):
         step = np.zeros(layout.learnable)
         for p_k, each in zip(p, buffer, strict=True):
             step += p_k * each.progress
+        parts = [Contribution(b.device, b.base, t + 1, p_k) for b, t, p_k in zip(buffer, taus, p, strict=True)]
+        step = server.release(step, parts)
         new, length = stepped_model(layout, server.weights, step, [each.weights for each in buffer])
         if overflows(new, length):
             return Reject(NOT_FINITE)
         self.state.windows = windows
-        parts = [Contribution(b.device, b.base, t + 1, p_k) for b, t, p_k in zip(buffer, taus, p, strict=True)]
         return Aggregate(new, parts, {"alpha": 1.0, "sigma": sigma}, length)
 
     @classmethod

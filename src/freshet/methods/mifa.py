@@ -121,6 +121,10 @@ class MIFA(RoundMethod):
             return [1.0 / self.context.devices] * len(members)
         return [self.alpha(member) / self.participation(member.device) for member in members]
 
+    @classmethod
+    def beyond_sum(cls, options: MIFAOptions) -> str | None:
+        return "it keeps each device's last update and uses it again"
+
     def aggregate(
         self, server: Server, members: list[RoundUpload], shares: list[float]
     ) -> tuple[Vector, dict[str, Any]]:

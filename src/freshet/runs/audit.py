@@ -39,6 +39,7 @@ from freshet.core.server import NO_TRIP
 from freshet.errors import ConfigError, RunError
 from freshet.methods import builtin_about, class_and_preset, method_options
 from freshet.methods.loading import CUSTOM
+from freshet.privacy import CLIP_NOTE, NOISE_NOTE, PrivacyOptions, SumAudit
 from freshet.runs.reader import OnBytes, RunDirectory, ignore_bytes, same_class
 
 
@@ -97,13 +98,16 @@ class _Replay:
     #: The layers of the model, and the devices and fresh models whose layers are logged.
     sizes: list[int] | None = None
     layers_known: set[tuple[int, int]] = field(default_factory=set)
+    #: Clipping and noise by the server; None if the run has none.
+    sums: SumAudit | None = None
     #: The last logged upload, and the learning rate of its trip.
     arrived: tuple[Uploaded, float] | None = None
 
 
 def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = ignore_bytes) -> Audit:
     """Check every line of a run's log. A method that is not built in is imported only if the user names it here."""
-    replay, memory = _Replay(_instant_devices(run), _rate_by_time(run), budget=_layers_budget(run)), dict[Any, Any]()
+    replay = _Replay(_instant_devices(run), _rate_by_time(run), budget=_layers_budget(run), sums=_sum_audit(run))
+    memory = dict[Any, Any]()
     found, formulas = _formulas(run, method)
     for number, line in enumerate(run.events(on_bytes), 1):
         try:
@@ -131,7 +135,7 @@ def audit(run: RunDirectory, method: str | None = None, on_bytes: OnBytes = igno
         found.events += 1
         found.aggregations += isinstance(event, Aggregated)
         found.merges += isinstance(event, Merged)
-    found.problem = _check_summary(run, found)
+    found.problem = _check_summary(run, found) or _check_spent(run, replay.sums)
     return found
 
 
@@ -188,6 +192,31 @@ def _layers_budget(run: RunDirectory) -> int | None:
     if not isinstance(budget, int):
         raise RunError(f"{run.directory} cannot be audited: [links] in its config.toml is not valid")
     return budget if links.get("fresh") == "layers" else None
+
+
+def _sum_audit(run: RunDirectory) -> SumAudit | None:
+    """What checks the server's clipping and noise; None if it adds none."""
+    from pydantic import ValidationError
+
+    try:
+        options = PrivacyOptions(**run.config().get("privacy", {}))
+    except (TypeError, ValidationError):
+        raise RunError(f"{run.directory} cannot be audited: [privacy] in its config.toml is not valid") from None
+    return SumAudit(options) if options.on_server else None
+
+
+def _check_spent(run: RunDirectory, sums: SumAudit | None) -> str | None:
+    """Check that the summary of a finished run counts every noised sum of the log for every device."""
+    if sums is None or not run.finished():
+        return None
+    stated = run.summary().get("privacy", {}).get("spent", {})
+    found = {str(device): cost for device, cost in sums.spent.items()}
+    wrong = [name for name in stated.keys() | found.keys() if not _is_close(stated.get(name), found.get(name))]
+    return f"summary.json has another cost in privacy for device {min(wrong)} than the log" if wrong else None
+
+
+def _is_close(stated: object, found: float | None) -> bool:
+    return isinstance(stated, int | float) and found is not None and math.isclose(stated, found, rel_tol=1e-9)
 
 
 def _why_unaudited(name: str, named: str | None) -> str:
@@ -309,6 +338,8 @@ def _check_aggregate(replay: _Replay, event: Aggregated) -> None:
         if part.staleness != expected:
             raise Mismatch(f"staleness is {part.staleness}, expected {expected}")
         _consume_upload(replay, part.device, part.base)
+    if replay.sums is not None:
+        replay.sums.expect_note(event.version, event.contributions)
     replay.version += 1
 
 
@@ -385,6 +416,10 @@ def _check_note(replay: _Replay, event: Noted) -> None:
         defence.audit_note(event, replay.judged)
     elif event.about == LAYERS_NOTE:
         _check_layers(replay, event)
+    elif replay.sums is not None and event.about == CLIP_NOTE:
+        replay.sums.check_clip(event.numbers)
+    elif replay.sums is not None and event.about == NOISE_NOTE:
+        replay.sums.check_noise(event.numbers)
 
 
 def _check_layers(replay: _Replay, event: Noted) -> None:

@@ -19,7 +19,7 @@ from freshet.core.events import Noted, Record
 from freshet.core.server import Server
 from freshet.core.vectors import Vector
 from freshet.errors import RunError
-from freshet.privacy import Accountant
+from freshet.privacy import Accountant, NoisedSum
 from freshet.runs import checkpoint
 from freshet.runs.checkpoint import Tree
 from freshet.runs.reader import ENDED
@@ -85,7 +85,7 @@ class RunPlan:
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     #: Bytes of log per compressed segment, once no resume can truncate them (0: no compression).
     rotate_bytes: int = 0
-    #: Accounts for the privacy that the devices' noise guarantees, if they add noise.
+    #: Accounts for the privacy that noise guarantees, if there is any.
     accountant: Accountant | None = None
     #: The software that computes the run, for its checkpoints.
     software: Mapping[str, str] = field(default_factory=dict)
@@ -238,7 +238,7 @@ def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | N
             summary |= {"changes": changes} if changes else {}
             summary |= {"stopped": writer.stop_reason} if status == "stopped" else {}
             summary |= writer.best.summary() if writer.best is not None else {}
-            summary |= {"privacy": plan.accountant.summary(server.trips)} if plan.accountant is not None else {}
+            summary |= {"privacy": _privacy(plan.accountant, server)} if plan.accountant is not None else {}
             for remark in remarks(summary, writer.metrics):
                 writer.say(remark)
             if status == "interrupted" and not writer.observers:  # else a script would take it for a finished run
@@ -251,6 +251,13 @@ def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | N
                 cleanup = partial(checkpoints.prune, keep=1 if keep else 0)
             writer.close(summary, server.context.layout, weights, plan.frozen, committed, cleanup)
     return RunOutcome(writer.directory, summary, writer.metrics, weights)
+
+
+def _privacy(accountant: Accountant, server: Server) -> dict[str, Any]:
+    """What the noise of the devices, or that of the server, guarantees."""
+    if isinstance(server.noise, NoisedSum):
+        return accountant.summary_of_sums(server.noise.account)
+    return accountant.summary(server.trips)
 
 
 def _restore(driver: Driver, tree: Tree, until: float) -> None:

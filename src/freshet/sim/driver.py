@@ -38,11 +38,13 @@ from freshet.core.method import Memory
 from freshet.core.saving import Tree
 from freshet.core.server import Server
 from freshet.core.streams import stream
+from freshet.core.vectors import Vector
 from freshet.runs.checkpoint import copy_arrays
 from freshet.runs.writer import RunWriter
 from freshet.sim.device_memory import DEFAULT_LIMIT_BYTES, DeviceStore
 from freshet.sim.fleet import Fleet
 from freshet.training.device_eval import DeviceEvaluation, DeviceScores, summarise_scores
+from freshet.training.outgoing import Collusion
 from freshet.training.task import Score
 from freshet.training.trainer import TripInput
 from freshet.training.trip import TripOutcome
@@ -325,7 +327,9 @@ class Simulation:
         device_memory: int = DEFAULT_LIMIT_BYTES,
         device_evaluations: EvaluationSchedule | None = None,
         own_parts: bool = False,
+        collusion: Collusion | None = None,
     ) -> None:
+        self._collusion = collusion
         self.coordinator, self.server, self.fleet = coordinator, coordinator.server, fleet
         self.executor, self.writer = executor, writer
         self.eval_every, self._stop_diverged = eval_every, stop_diverged
@@ -624,7 +628,12 @@ class Simulation:
         outcome, trip.future = trip.future.result(), None
         if outcome.memory:
             self.devices.put(trip.assignment.device, outcome.memory)
-        return outcome.upload(trip.assignment)
+        upload = outcome.upload(trip.assignment)
+        return upload if self._collusion is None else self._collusion.forge(upload, self._anchor(upload))
+
+    def _anchor(self, upload: Upload) -> Vector:
+        """The model that the upload's training starts from, with its merges."""
+        return upload.anchor(self.server.store.get(upload.base), self.server.merged_models(upload))
 
     def _on_lost(self, scheduled: Scheduled) -> None:
         now, _, device, number = scheduled
@@ -693,11 +702,14 @@ class Simulation:
             "last_exam": self.last_device_evaluation,
             "journeys": {str(device): trip_state(trip) for device, trip in self.trips.items()},
             "log": self.writer.position(),
+            "collusion": {} if self._collusion is None else self._collusion.state(),
         }
 
     def restore(self, tree: Tree, until: float) -> None:
         """Resume from a saved state, with every device in flight."""
         self.coordinator.restore(tree["coordinator"])
+        if self._collusion is not None:
+            self._collusion.restore(tree["collusion"])
         self.devices.restore(tree["devices"])
         self.heap = EventHeap(tree["heap"], tree["now"])
         self.last_test, self.last_device_evaluation = tree["last_test"], tree.get("last_exam", -1.0)

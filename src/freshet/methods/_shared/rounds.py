@@ -15,7 +15,7 @@ from freshet.core.admission import overflows
 from freshet.core.defence import bounded_notes, bounded_samples, share_of
 from freshet.core.events import Aggregated, Contribution, Event, Noted
 from freshet.core.messages import NOTHING, Number, Upload
-from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait, expect
+from freshet.core.method import Aggregate, Memory, Method, MethodContext, Reject, Verdict, Wait, expect, overrides
 from freshet.core.server import NOT_FINITE, ActiveTrip, Server
 from freshet.core.vectors import Vector, combine, distance
 
@@ -69,6 +69,11 @@ class RoundMethod(Method):
         super().__init__(options, context)
         self.state = Round()
 
+    @classmethod
+    def beyond_sum(cls, options: Any) -> str | None:
+        own = [name for name in ("receive", "finish_round") if overrides(cls, RoundMethod, name)]
+        return f"its own {own[0]}() sees single uploads" if own else None
+
     def receive(self, server: Server, upload: Upload, trip: ActiveTrip) -> Verdict:
         self.state.members[upload.device] = RoundUpload(
             device=upload.device,
@@ -87,8 +92,15 @@ class RoundMethod(Method):
         self.state.members.clear()
         if not members:  # all devices were lost: the round counts, the model stays
             return Aggregate(server.weights, (), {"alpha": 0.0, "samples": []}, length=0.0)
+        models = [m.weights for m in members]
+        if server.noise is not None:  # nothing but their noised mean decides anything
+            members = [m._replace(weights=server.weights, vectors={}, share=1.0) for m in members]
         members, notes = self._with_bounded_samples(members)
         before, shares = replace(self.state), self.shares(members)
+        parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
+        if server.noise is not None:
+            noised = self._noised_mean(server, models, parts)
+            members = [m._replace(weights=noised) for m in members]
         with np.errstate(over="ignore"):  # a model that is not finite is refused below
             new, more = self.aggregate(server, members, shares)
         self.context.layout.max_counters(new, *(m.weights for m in members))
@@ -97,9 +109,20 @@ class RoundMethod(Method):
         if overflows(new, length) or not self.is_sane():
             self.state = before
             return Reject(NOT_FINITE)
-        parts = [Contribution(m.device, server.version, 1, share) for m, share in zip(members, shares, strict=True)]
         numbers = {"alpha": 1.0, "samples": [m.samples for m in members], **more}
         return Aggregate(new, parts, numbers, length, notes)
+
+    def _noised_mean(self, server: Server, models: list[Vector], parts: list[Contribution]) -> Vector:
+        """``w + S / sum of p_k`` with the noised sum S of ``p_k (u_k - w)``: a mean of it with weights p_k moves by S.
+
+        Every member gets this model, so that ``aggregate`` sees nothing else of the uploads.
+        """
+        w, total = server.weights.astype(np.float64), np.zeros(len(server.weights))
+        for part, model in zip(parts, models, strict=True):
+            total += part.weight * (model - w)
+        step = server.release(total, parts) / sum(part.weight for part in parts)
+        with np.errstate(over="ignore"):  # a model that is not finite is refused below
+            return (w + step).astype(np.float32)
 
     def _with_bounded_samples(self, members: list[RoundUpload]) -> tuple[list[RoundUpload], tuple[Noted, ...]]:
         """Let no device have more than its share of the round by the samples that it claims."""
