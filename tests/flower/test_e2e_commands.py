@@ -79,9 +79,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         each.send_signal(signal.SIGTERM)
     for each in started:
         each.wait(TIMEOUT_SECONDS)
-    assert not find_processes("freshet.flower.node", str(tmp_path)) and not find_processes(
-        "freshet.flower.superlink_auth", str(tmp_path)
-    )
+    for name in ("node", "superlink_auth", "warm"):
+        assert not find_processes(f"freshet.flower.{name}", str(tmp_path))
 
 
 def deploy(*words: str) -> list[str]:
