@@ -185,10 +185,15 @@ class NodeTask:
 
 
 class TrainerProcess:
-    """A trainer and the tasks given to it. ``app`` is the hash of its app, once one is chosen."""
+    """A trainer and the tasks given to it. ``app`` is the hash of its app, once one is chosen.
+
+    It reads a task when it has loaded its libraries and started the task before. Until then it is not ``ready``, and
+    the executor must not wait for it, because heartbeats are due.
+    """
 
     def __init__(self, threads: int, app: str = "", prepares: bool = True) -> None:
-        self.app, self.tasks = app, dict[int, NodeTask]()
+        self.app, self.tasks, self.ready = app, dict[int, NodeTask](), False
+        self._queue: list[NodeTask] = []
         self.connection, theirs = Pipe()
         words = [sys.executable, "-m", MODULE, "trainer", str(theirs.fileno()), str(threads), str(int(prepares))]
         with theirs:
@@ -197,10 +202,21 @@ class TrainerProcess:
             )
 
     def give(self, task: NodeTask) -> None:
+        """Send a task as soon as the trainer is ready."""
         self.tasks[task.number] = task
-        with contextlib.suppress(OSError):  # it has died; the end of the connection says so
-            for part in task.packed():
-                self.connection.send_bytes(part)
+        self._queue.append(task)
+        self._send()
+
+    def become_ready(self) -> None:
+        self.ready = True
+        self._send()
+
+    def _send(self) -> None:
+        if self.ready and self._queue:
+            self.ready = False
+            with contextlib.suppress(OSError):  # it has died; the end of the connection says so
+                for part in self._queue.pop(0).packed():
+                    self.connection.send_bytes(part)
 
     def end(self) -> int:
         """Kill the process. Returns how it ended."""
@@ -247,14 +263,16 @@ class WarmExecutor:
         return [self._trainer, *self._old]
 
     def _take_tasks(self) -> None:
-        """Fill the free trainers. The node that was served last is asked last."""
-        free = self._most - sum(len(trainer.tasks) for trainer in self._all())
+        """Take a task if the trainer can start one. The node that was served last is asked last."""
+        if not self._trainer.ready or sum(len(trainer.tasks) for trainer in self._all()) >= self._most:
+            return
         for node in list(self._nodes):
-            if free > 0 and node.task is None and (task := node.take_task(self._count)) is not None:
-                free, self._count = free - 1, self._count + 1
+            if node.task is None and (task := node.take_task(self._count)) is not None:
+                self._count += 1
                 self._nodes.remove(node)
                 self._nodes.append(node)
                 self._give(task)
+                return
 
     def _give(self, task: NodeTask) -> None:
         app = str(task.given.run.fab_hash)
@@ -280,9 +298,13 @@ class WarmExecutor:
         except (EOFError, OSError):
             self._on_death(trainer)
             return
+        if kind == "ready":
+            trainer.become_ready()
+            return
         task = trainer.tasks[number]
         if kind == "started":
             task.pid = value
+            trainer.become_ready()
         elif kind == "ended":
             self._on_end(trainer, task, value)
         else:  # "changed": a file; "threads": what the data's loader has left running
@@ -326,6 +348,7 @@ class ForkingTrainer:
         self._connection, self._threads, self._prepares = connection, threads, prepares and PRELOADS
         self._numbers: dict[int, int] = {}
         self._app: Any = None
+        self._loaded: list[Mapping[str, Any]] = []
         self._files = WatchedFiles()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -335,6 +358,7 @@ class ForkingTrainer:
     def run(self, parent: int) -> None:
         """Fork on request until the executor has ended."""
         control = self._connection.fileno()
+        self._say("ready", 0, 0)
         while os.getppid() == parent:
             ready, _, _ = select.select([control, self._woken], [], [], PARENT_SECONDS)
             if self._woken in ready:
@@ -358,8 +382,9 @@ class ForkingTrainer:
                 return
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        trainer, pid = os.getpid(), os.fork()
         if pid == 0:
+            exit_with_parent(trainer)
             self._work(task, *answers)
         self._numbers[pid] = task["number"]
         self._say("started", task["number"], pid)
@@ -370,6 +395,9 @@ class ForkingTrainer:
         from flwr.clientapp.utils import get_load_client_app_fn
         from flwr.common.serde import context_from_proto
 
+        node = context_from_proto(given.context).node_config
+        if node in self._loaded:
+            return
         try:
             if self._app is None:
                 install_from_fab(given.fab.content, skip_prompt=True)
@@ -378,7 +406,8 @@ class ForkingTrainer:
                     load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
                     self._app = load(given.run.fab_id, given.run.fab_version, given.fab.hash_str)
                 if hasattr(self._app, "prepare"):
-                    self._app.prepare(context_from_proto(given.context).node_config)
+                    self._app.prepare(node)
+            self._loaded.append(node)
         except BaseException:  # of the user's code, which may even exit
             traceback.print_exc()
         gc.collect()
@@ -390,7 +419,6 @@ class ForkingTrainer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            exit_with_parent(os.getppid())
             self._connection.close()
             os.close(self._woken)
             os.close(self._wake)
