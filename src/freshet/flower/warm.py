@@ -49,6 +49,14 @@ HEARTBEAT_SECONDS, PARENT_SECONDS = 5.0, 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 #: Seconds that a SuperNode may take to answer, and to store the message of a task that it has announced.
 CALL_SECONDS, MESSAGE_SECONDS = 10.0, 10.0
+#: What every trip imports, some of it late. The last two hold compiled kernels.
+MODULES = (
+    "flwr.supernode.runtime.run_clientapp",
+    "freshet.flower.device",
+    "freshet.flower.fresh",
+    "freshet.core.kernels",
+    "freshet.training.fast.layer_kernels",
+)
 #: This module, for commands.
 MODULE = "freshet.flower.warm"
 #: The environment variable with the process id of the supervisor with which a process ends.
@@ -502,7 +510,7 @@ def other_threads() -> list[str]:
 def preload() -> None:
     """Import what every trip needs."""
     gc.disable()  # imports make many objects and no garbage
-    for name in ("flwr.supernode.runtime.run_clientapp", "freshet.flower.device", "freshet.flower.fresh"):
+    for name in MODULES:
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)
     gc.enable()
