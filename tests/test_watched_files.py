@@ -75,8 +75,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_change_is_noticed(case: str, tmp_path: Path) -> None:
     before, load, change, noticed = CASES[case]
-    lines = [HEAD, before, f"with watched.recording():\n    {load}", "early = watched.changed()", change]
-    lines.append("print(repr(early), bool(watched.changed()))")
+    lines = [HEAD, before, f"with watched.recording():\n    {load}", "early = watched.first_change()", change]
+    lines.append("print(repr(early), bool(watched.first_change()))")
     words = [sys.executable, "-c", "\n".join(lines), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == f"'' {noticed}\n"

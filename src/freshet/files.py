@@ -156,7 +156,7 @@ class WatchedFiles:
                     self._seen.setdefault(path, _identity(path))
             self._seen = {path: seen for path, seen in self._seen.items() if Path(path).exists()}  # no temporary files
 
-    def changed(self) -> str:
+    def first_change(self) -> str:
         """The first file or folder that differs from when it was read, or the empty string."""
         return next((path for path, before in self._seen.items() if _identity(path) != before), "")
 

@@ -468,9 +468,9 @@ from flwr.common.serde import context_to_proto
 given = SimpleNamespace(context=context_to_proto(Context(1, 7, {"partition-id": 4}, RecordDict(), {})))
 trainer._prepare(given)
 trainer._prepare(given)
-print(calls, trainer._files.changed() == "")
+print(calls, trainer._files.first_change() == "")
 open(sys.argv[1], "w").write("other")
-print(trainer._files.changed() == sys.argv[1])
+print(trainer._files.first_change() == sys.argv[1])
 given = SimpleNamespace(context=context_to_proto(Context(1, 7, {"partition-id": 5}, RecordDict(), {})))
 trainer._prepare(given)
 print(len(calls), trainer._loaded)
@@ -490,5 +490,5 @@ def test_task_is_packed_without_pickle() -> None:
     """A trainer reads JSON and Flower's own messages."""
     message = SimpleNamespace(SerializeToString=lambda: b"proto")
     task = NodeTask(3, SimpleNamespace(port=9), "t", None, message, message, 1.5)  # type: ignore[arg-type]
-    head, *rest = task.packed()
+    head, *rest = task.parts()
     assert json.loads(head) == {"number": 3, "port": 9, "token": "t", "taken_at": 1.5} and rest == [b"proto"] * 2

@@ -154,7 +154,7 @@ class NodeTask:
     pid: int = 0
     beats_at: float = field(default_factory=time.monotonic)
 
-    def packed(self) -> list[bytes]:
+    def parts(self) -> list[bytes]:
         """The task as a trainer reads it."""
         head = {"number": self.number, "port": self.node.port, "token": self.token, "taken_at": self.taken_at}
         return [json.dumps(head).encode(), self.given.SerializeToString(), self.found.SerializeToString()]
@@ -223,7 +223,7 @@ class TrainerProcess:
         if self.ready and self._queue:
             self.ready = False
             with contextlib.suppress(OSError):  # it has died; the end of the connection says so
-                for part in self._queue.pop(0).packed():
+                for part in self._queue.pop(0).parts():
                     self.connection.send_bytes(part)
 
     def end(self) -> int:
@@ -379,7 +379,7 @@ class ForkingTrainer:
         from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PullTaskInputResponse
 
         task = json.loads(head)
-        if changed := self._files.changed():
+        if changed := self._files.first_change():
             self._say("changed", task["number"], changed)
             return
         answers = (PullTaskInputResponse.FromString(given), PullAppMessagesResponse.FromString(found))
